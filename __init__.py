@@ -1,0 +1,23 @@
+"""Stoker keeps the GPUs of a host busy: an embedded, SQL-backed workflow engine for deep-learning training.
+
+For training scripts: ``stoker.report(step=…, loss=…)``, ``stoker.should_stop()`` and
+``stoker.checkpoint_dir()``; outside Stoker they do nothing, so a script runs unchanged without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["checkpoint_dir", "report", "should_stop"]
+
+if TYPE_CHECKING:
+    from .runners.script import checkpoint_dir, report, should_stop
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from .runners import script
+
+        return getattr(script, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,131 @@
+"""A small HTTP client of the daemon: Unix socket or TCP, JSON in and out, errors as StokerError. Standard library only.
+
+Where the daemon is: ``STOKER_URL`` (``http://host:port``, with ``STOKER_TOKEN``) or the socket of the home.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import KINDS, StokerError, Unreachable
+from .home import Home
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Client:
+    """One connection to the daemon, kept open; not to be shared between threads."""
+
+    def __init__(self, home: Home | None = None, url: str | None = None, token: str | None = None, timeout: float = 30.0):
+        self.home = home or Home.default()
+        self.url = url or os.environ.get("STOKER_URL")
+        self.token = token or os.environ.get("STOKER_TOKEN")
+        self.timeout = timeout
+        self._connection: http.client.HTTPConnection | None = None
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            if self.url:
+                where = urllib.parse.urlsplit(self.url)
+                self._connection = http.client.HTTPConnection(where.hostname or "localhost", where.port or 80, timeout=self.timeout)
+            else:
+                self._connection = _UnixConnection(self.home.socket, self.timeout)
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, query: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> http.client.HTTPResponse:
+        """Send one request; a connection that the daemon closed while idle is opened again once.
+
+        Raises Unreachable when nobody answers, and the daemon's own error when it refuses.
+        """
+        if query:
+            path += "?" + urllib.parse.urlencode({key: value for key, value in query.items() if value is not None})
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        reused = self._connection is not None
+        while True:
+            connection = self._connect()
+            connection.timeout = timeout or self.timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(connection.timeout)
+            try:
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                break
+            except (ConnectionError, FileNotFoundError, http.client.HTTPException, TimeoutError, OSError) as error:
+                self.close()
+                # Only what surely was not acted on is sent again: a GET, or a connection gone before it was used.
+                if reused and (method == "GET" or isinstance(error, (http.client.CannotSendRequest, BrokenPipeError))):
+                    reused = False
+                    continue
+                raise Unreachable(self._nobody(error)) from None
+        if response.status >= 400:
+            raise self._error(response.status, response.read())
+        return response
+
+    def _nobody(self, error: Exception) -> str:
+        where = self.url or str(self.home.socket)
+        if isinstance(error, TimeoutError):
+            return f"the daemon at {where} did not answer in time; look at it with 'stoker doctor'"
+        return f"no daemon answers at {where}; start it with 'stoker up --detach' ({error.__class__.__name__})"
+
+    @staticmethod
+    def _error(status: int, body: bytes) -> StokerError:
+        try:
+            said = json.loads(body)["error"]
+            return KINDS.get(said["code"], StokerError)(said["message"])
+        except (ValueError, KeyError, TypeError):
+            return StokerError(f"the daemon answered {status}: {body[:200]!r}")
+
+    def get(self, path: str, timeout: float | None = None, **query: Any) -> Any:
+        return json.loads(self.request("GET", path, query=query, timeout=timeout).read())
+
+    def post(self, path: str, message: Any = None, timeout: float | None = None) -> Any:
+        return json.loads(self.request("POST", path, json.dumps(message).encode(), timeout=timeout).read())
+
+    def post_raw(self, path: str, body: bytes, timeout: float | None = None) -> bytes:
+        """Post an encoded message, for callers that encode with msgspec."""
+        return self.request("POST", path, body, timeout=timeout).read()
+
+    def wait_until_up(self, seconds: float) -> Any:
+        """Status of the daemon, as soon as it answers within ``seconds``."""
+        end = time.monotonic() + seconds
+        for pause in _pauses():
+            try:
+                return self.get("/v1/status", timeout=5.0)
+            except Unreachable:
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _pauses() -> Iterator[float]:
+    pause = 0.02
+    while True:
+        yield pause
+        pause = min(pause * 1.3, 0.5)

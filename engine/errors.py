@@ -1,0 +1,75 @@
+"""Errors that people see: one line, what was wrong and what to do. Each kind has its exit code and HTTP status."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StokerError(Exception):
+    """Something went wrong that the person at the keyboard can act on."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+
+class UsageError(StokerError):
+    """The request itself is wrong: a bad spec, option or statement."""
+
+    code, exit_code, http_status = "bad-request", 2, 400
+
+
+class NotFound(StokerError):
+    """No such job, runner, policy or file."""
+
+    code, exit_code, http_status = "not-found", 3, 404
+
+
+class Conflict(StokerError):
+    """The request is well formed, but not possible in the present state."""
+
+    code, exit_code, http_status = "conflict", 4, 409
+
+
+class Unauthorized(StokerError):
+    """No token, a wrong token, or a role that may not do this."""
+
+    code, exit_code, http_status = "unauthorized", 5, 403
+
+
+class Unreachable(StokerError):
+    """No daemon answers."""
+
+    code, exit_code, http_status = "unreachable", 6, 503
+
+
+class LimitExceeded(StokerError):
+    """A time, row, memory or size limit cut the request off."""
+
+    code, exit_code, http_status = "limit", 7, 422
+
+
+class StoreError(StokerError):
+    """The database file cannot be used: corrupt, newer than the program, locked, or the disk is full."""
+
+    code, exit_code, http_status = "store", 8, 503
+
+
+class Stale(StokerError):
+    """The fencing number or session is not the current one: stop, what you report is not taken."""
+
+    code, exit_code, http_status = "stale", 9, 409
+
+
+KINDS: dict[str, type[StokerError]] = {
+    kind.code: kind for kind in (StokerError, UsageError, NotFound, Conflict, Unauthorized, Unreachable, LimitExceeded, StoreError, Stale)
+}
+
+
+def nearest(word: str, known: object) -> str:
+    """' (did you mean X?)' when a known name is near ``word``, else ''."""
+    import difflib
+
+    names = [str(name) for name in known]  # type: ignore[attr-defined]
+    near = difflib.get_close_matches(word, names, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,57 @@
+"""The state directory of one Stoker: where the database, the socket, logs and backups are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ENV_HOME = "STOKER_HOME"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """``$STOKER_HOME``, by default ``$XDG_STATE_HOME/stoker`` or ``~/.local/state/stoker``."""
+
+    path: Path
+
+    @classmethod
+    def default(cls) -> Home:
+        if given := os.environ.get(ENV_HOME):
+            return cls(Path(given).expanduser().absolute())
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return cls(Path(state) / "stoker")
+
+    def create(self) -> Home:
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self
+
+    @property
+    def database(self) -> Path:
+        return self.path / "stoker.duckdb"
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "stoker.sock"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def backups(self) -> Path:
+        return self.path / "backups"
+
+    @property
+    def archive(self) -> Path:
+        """Parquet files of exported events and metrics."""
+        return self.path / "archive"
+
+    @property
+    def snapshots(self) -> Path:
+        """Copied trees of `submit --snapshot`."""
+        return self.path / "snapshots"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"

@@ -1,0 +1,143 @@
+"""Messages between the daemon and its runners, and where their endpoints are. JSON by msgspec.
+
+The daemon answers a poll with ALL the leases that the node should have (desired state); the runner
+makes it so: it starts what it lacks, stops what is marked, kills what is not listed. Every message
+carries the node's session; every report carries the lease, which is the fencing number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
+
+HELLO, POLL, REPORT = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report"
+
+
+class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str  #: UUID, or NODE/cpuN for a CPU slot
+    index: int
+    kind: Literal["cuda", "cpu"]
+    name: str
+    memory: int = 0  #: bytes
+    health: Literal["ok", "dirty", "quarantined", "missing"] = "ok"
+    note: str | None = None
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner registers. Its former session is ended; its live workers are adopted from ``leases``."""
+
+    protocol: int
+    version: str
+    node: str
+    host: str
+    boot_id: str
+    pid: int
+    pid_started: float
+    home: str
+    address: str
+    pool: str
+    gpus: list[GpuInfo]
+    leases: list[int]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    session: int
+    telemetry_interval: float  #: seconds between GPU samples
+    heartbeat: float  #: longest wait of a poll, seconds
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    session: int
+    version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
+    wait: float
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease on this node. ``stop`` set: end it with that reason, within ``grace`` seconds."""
+
+    lease: int
+    job: int
+    attempt: int
+    spec: dict[str, Any]  #: JobSpec
+    gpus: list[str]  #: of this node
+    world_size: int  #: GPUs of the whole gang = ranks
+    node_rank: int = 0
+    nodes: int = 1
+    rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes
+    snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
+    resume: int = 0  #: attempts that ran before
+    stop: str | None = None
+    grace: float = 30.0
+
+
+class Assignments(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    leases: list[Assignment]
+    shutdown: str | None = None  #: the runner is to leave: 'stop' after its workers have ended, None to go on
+
+
+class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a worker. Sent until acknowledged; taken at most once a state."""
+
+    lease: int
+    state: Literal["starting", "running", "exited"]
+    ts: float
+    pid: int | None = None
+    pid_started: float | None = None
+    boot_id: str | None = None
+    run_dir: str | None = None
+    exit_code: int | None = None  #: negative: signal
+    outcome: str | None = None  #: exited: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
+    message: str | None = None  #: what happened and the remedy, in words
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
+
+    seq: int
+    ts: float
+    step: int
+    values: dict[str, float] = {}
+    total: int | None = None  #: steps in all, when the job knows
+    checkpoint: int | None = None  #: step of the checkpoint that has just been made durable
+    memory: int | None = None  #: peak GPU memory, bytes
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True):
+    lease: int
+    rank: int
+    records: list[Record]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of a GPU (NVML) or of a CPU slot's worker."""
+
+    ts: float
+    gpu: str
+    lease: int | None = None
+    utilisation: float | None = None  #: 0 to 1
+    memory_used: int | None = None
+    power: float | None = None
+    temperature: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a runner has to tell; committed whole before it is answered."""
+
+    node: str
+    session: int
+    workers: list[WorkerUpdate] = []
+    records: list[Records] = []
+    samples: list[Sample] = []
+    gpus: list[GpuInfo] = []  #: those whose health changed
+    left: bool = False  #: the runner leaves after this report
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """``stale``: leases that are not (or no longer) this node's: end their workers, drop their files."""
+
+    stale: list[int] = []

@@ -1,0 +1,120 @@
+"""The job spec: what a person submits, validated and normalised. Built by `load`, stored as JSON in `jobs.spec`.
+
+Durations are seconds, times are seconds since the epoch (UTC), memory is bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Kind = Literal["train", "finetune", "prompt", "infer"]
+
+
+class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One step of a demand: done by ``deadline``, worth ``reward``."""
+
+    deadline: float
+    reward: float = 1.0
+
+
+class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is wanted of time: nothing, a strict deadline (one tier), or soft steps (002 ch. 5.3)."""
+
+    kind: Literal["best-effort", "soft", "strict"] = "best-effort"
+    tiers: tuple[Tier, ...] = ()  #: earliest first
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stopping rule: a number of iterations, or a metric's target with a maximum of iterations."""
+
+    iterations: int | None = None  #: the maximum, when a metric is given
+    metric: str | None = None
+    target: float | None = None
+    mode: Literal["max", "min"] = "max"  #: whether the metric must rise to the target or fall to it
+
+
+class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Attempts after failures of the job's own; preemptions and lost runners never count."""
+
+    limit: int = 0
+    backoff: float = 10.0  #: before the first retry
+    factor: float = 2.0
+    max_backoff: float = 3600.0
+    never_on: tuple[int, ...] = ()  #: exit codes that are final
+
+
+class Dependency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another job, by number, name or idempotency key, that must end first."""
+
+    job: str
+    mode: Literal["ok", "any"] = "ok"
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job. Exactly one of ``recipe``, ``command`` and ``entrypoint`` is given."""
+
+    name: str
+    kind: Kind = "train"
+    pool: str = "default"
+    user: str = ""
+    priority: int = 0
+    gpus_min: int = 1
+    gpus_max: int = 1
+    gpu_memory: int = 0
+    demand: Demand = Demand()
+    stop: Stop = Stop()
+    recipe: str | None = None
+    command: tuple[str, ...] | None = None  #: argv; a string in YAML is run by /bin/sh -c
+    entrypoint: str | None = None  #: module:function
+    params: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    env_file: str | None = None  #: read by the runner when it starts the job; values are never stored
+    workdir: str = ""  #: absolute; where the job runs
+    retries: Retries = Retries()
+    timeout: float | None = None  #: of one attempt
+    grace: float = 30.0  #: between the request to stop and the kill
+    hang_after: float | None = None  #: no report for so long, while the GPU idles, means it hangs; None: 600 s once it has reported
+    estimate: float | None = None  #: duration the submitter expects
+    idempotency_key: str | None = None
+    labels: dict[str, str] = {}
+    after: tuple[Dependency, ...] = ()
+    hold: bool = False
+    array_index: int | None = None  #: set on the tasks of an array job
+    array_size: int | None = None
+    array_cap: int | None = None
+    cron: str | None = None  #: recurring: five fields, UTC
+
+    @property
+    def model(self) -> str:
+        """What is trained, as far as estimates may be shared: see `jobs.model`."""
+        if self.recipe:
+            backbone = self.params.get("model") or self.params.get("backbone")
+            return f"{self.recipe}/{backbone}" if backbone else self.recipe
+        if self.entrypoint:
+            return self.entrypoint
+        return "command/" + self.name
+
+    @property
+    def deadline(self) -> float | None:
+        return self.demand.tiers[-1].deadline if self.demand.tiers else None
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a submission came from, so that what runs is what was submitted."""
+
+    argv: list[str]
+    cwd: str
+    git_commit: str | None = None
+    git_diff: str | None = None
+    snapshot: str | None = None
+    client: str = ""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to `POST /v1/jobs`: a job, or all the tasks of an array job, or a recurring job."""
+
+    jobs: list[JobSpec]
+    provenance: Provenance
+    dry_run: bool = False

@@ -1,0 +1,217 @@
+"""The contract between the engine and every policy: a View in, a Plan out.
+
+A policy is a pure decision: it sees a frozen, columnar picture of one pool and answers with the state
+it wants. It has no database, no clock and no torch, so the daemon and the simulator call the very same
+code. All arrays of a table have one row a job (or GPU, or node); times are seconds since the epoch of
+``View.now``'s clock, durations are seconds, memory is bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Strings = NDArray[np.object_]
+
+
+class Phase(IntEnum):
+    """Where a schedulable job stands, as a policy sees it."""
+
+    PENDING = 0  #: waits for GPUs, holds none
+    ACTIVE = 1  #: assigned, starting, running or profiling: holds the GPUs of its allocation
+    STOPPING = 2  #: told to stop, still holds its GPUs; nothing can be planned for it
+
+
+class Demand(IntEnum):
+    """What the submitter wants of time (002 ch. 5.3)."""
+
+    BEST_EFFORT = 0
+    SOFT = 1
+    STRICT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Schedulable jobs of the pool, in submission order. ``n`` rows; every array has length ``n``.
+
+    ``alloc_start``/``alloc_gpus`` hold the current allocations in CSR form: job ``i`` holds the GPUs
+    ``alloc_gpus[alloc_start[i]:alloc_start[i + 1]]`` (row numbers of ``Gpus``). ``tier_start`` with
+    ``tier_deadline`` and ``tier_reward`` hold the soft deadline steps in the same form, earliest first;
+    a strict deadline is one tier.
+    """
+
+    id: Ints
+    submitted_at: Floats
+    phase: Ints  #: Phase
+    gpus_min: Ints  #: a gang: fewer than this is never given
+    gpus_max: Ints  #: more than this is of no use
+    priority: Ints  #: larger is more urgent
+    demand: Ints  #: Demand
+    deadline: Floats  #: the last deadline, inf when there is none
+    attained: Floats  #: attained service, GPU-seconds
+    run_time: Floats  #: seconds run so far, over all leases
+    lease_time: Floats  #: seconds since the current lease was granted, 0 when it holds none
+    remaining: Floats  #: estimated seconds of work left on ``gpus_min`` GPUs, NaN when unknown
+    gpu_memory: Floats  #: bytes needed on each GPU, 0 when unknown
+    preemptions: Ints
+    user: Ints  #: code of the user
+    model: Ints  #: code of the model (recipe and backbone); equal codes may share profiles
+    alloc_start: Ints  #: length n + 1
+    alloc_gpus: Ints
+    tier_start: Ints  #: length n + 1
+    tier_deadline: Floats
+    tier_reward: Floats
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def allocation(self, row: int) -> Ints:
+        """Rows of ``Gpus`` that job ``row`` holds now."""
+        return self.alloc_gpus[self.alloc_start[row] : self.alloc_start[row + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """GPUs (or CPU slots) of the pool, ordered by node and index within the node."""
+
+    id: Strings  #: UUID
+    node: Ints  #: row of ``Nodes``
+    index: Ints  #: position within the node, what buddy cells are made of
+    usable: Bools  #: False: dirty, quarantined, or its node is draining or silent: nothing new may start on it
+    memory: Floats  #: total bytes, 0 when unknown
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Hosts of the pool."""
+
+    id: Strings
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known now of one pool."""
+
+    now: float
+    pool: str
+    jobs: Jobs
+    gpus: Gpus
+    nodes: Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The right of a job to a set of GPUs.
+
+    ``gpus`` are rows of ``View.gpus``; ``lease_end`` is the time at which the lease expires and the job
+    is suspended unless a later Plan renews it, None when it holds until the job ends or a Plan takes it.
+    """
+
+    gpus: tuple[int, ...]
+    lease_end: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why jobs wait. ``code`` is a stable word for queries, ``text`` a sentence for a person.
+
+    Keep texts free of what moves at every tick (positions, times): each change of a text is a write.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Jobs (ids) that wait for one and the same reason, in the order in which the policy would serve them."""
+
+    reason: Reason
+    jobs: Sequence[int] | Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that share their GPUs: ``kind`` is ``merged``, ``packed`` or ``lockstep``."""
+
+    kind: str
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The desired state. A schedulable job that is in ``allocations`` runs there; one that is not, waits.
+
+    Leaving out a job that holds GPUs asks for its preemption; naming it with other GPUs asks for a move.
+    Jobs in Phase.STOPPING are left out. ``allocations`` maps a job's id to its allocation.
+    """
+
+    allocations: Mapping[int, Allocation]
+    waiting: Sequence[Waiting] = ()
+    groups: Sequence[Group] = ()
+    warm: Mapping[str, int] = field(default_factory=dict)  #: backbone to warm workers wanted
+    status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
+    gap: float | None = None  #: relative optimality gap, where a solver certifies one
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A scheduling policy. One instance serves one pool; it may keep caches between calls, no facts."""
+
+    Config: ClassVar[type]
+    name: ClassVar[str]
+
+    def __init__(self, config: Any) -> None: ...
+
+    def plan(self, view: View) -> Plan: ...
+
+
+def tunable(default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
+    """A field of a policy's Config with its meaning and range, from which search spaces are read.
+
+    The type is the annotation of the field: bool, int, float or str (with ``choices``).
+    """
+    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
+
+
+def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
+    """Build and check a Config from plain values; ValueError names the key, what was wrong and the remedy."""
+    fields = {f.name: f for f in dataclasses.fields(config_type)}
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields) or 'none'}"
+            raise ValueError(f"{key}: unknown configuration key; {hint}")
+    return config_type(**{key: _coerce(fields[key], value) for key, value in values.items()})
+
+
+def _coerce(spec: dataclasses.Field[Any], value: Any) -> Any:
+    kind: type = type(spec.default)
+    try:
+        value = {"true": True, "false": False}[str(value).lower()] if kind is bool else kind(value)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{spec.name}: {value!r} is not a {kind.__name__}") from None
+    low, high, choices = (spec.metadata.get(key) for key in ("low", "high", "choices"))
+    number = isinstance(value, int | float)
+    if number and (math.isnan(value) or (low is not None and value < low) or (high is not None and value > high)):
+        raise ValueError(f"{spec.name}: {value!r} is outside its range {low} to {high}")
+    if choices and value not in choices:
+        raise ValueError(f"{spec.name}: {value!r} is not one of {', '.join(map(str, choices))}")
+    return value

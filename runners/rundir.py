@@ -1,0 +1,91 @@
+"""The directory of one lease on one node: how agent, supervisor and worker hand things to each other.
+
+    HOME/jobs/<job>/checkpoints/          belongs to the job, outlives leases
+    HOME/jobs/<job>/run-<lease>/          belongs to one lease
+        assignment.json                   written by the agent before it starts the supervisor
+        supervisor.json                   created exclusively by the supervisor: a lease is started at most once
+        output.log, output.log.1          stdout and stderr of all ranks, kept within a size limit
+        reports-<rank>.jsonl              protocol.Record lines, appended by each rank
+        stop.json                         written by the agent before it signals the supervisor
+        stop-seen                         made by a rank whose should_stop() answered True
+        exit.json                         written atomically by the supervisor when all processes are gone
+        acked.json                        offsets of what the daemon has acknowledged
+
+Files, not pipes: whichever process is killed, the others and the next agent find everything in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left because it was asked to
+
+# The environment of a worker.
+ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
+ENV_RUN_DIR, ENV_CHECKPOINTS = "STOKER_RUN_DIR", "STOKER_CHECKPOINT_DIR"
+ENV_RESUME = "STOKER_RESUME_COUNT"  #: attempts that ran before this one
+ENV_TAG = "STOKER_TAG"  #: '<home>:<lease>', by which leftovers are found
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths and atomic files of one lease on this node."""
+
+    home: Path
+    job: int
+    lease: int
+
+    @property
+    def path(self) -> Path:
+        return self.home / "jobs" / str(self.job) / f"run-{self.lease}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.home / "jobs" / str(self.job) / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "output.log"
+
+    @property
+    def tag(self) -> str:
+        return f"{self.home}:{self.lease}"
+
+    def reports(self, rank: int) -> Path:
+        return self.path / f"reports-{rank}.jsonl"
+
+    def read(self, name: str) -> Any | None:
+        """Contents of a JSON file of the directory, None when it is not there."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file of the directory so that a reader sees all of it or none, also after a crash."""
+        write_atomically(self.path / name, json.dumps(content).encode())
+
+    @classmethod
+    def find(cls, home: Path) -> list[RunDir]:
+        """All run directories below a home."""
+        found = (home / "jobs").glob("*/run-*")
+        return sorted((cls(home, int(p.parent.name), int(p.name[4:])) for p in found), key=lambda run: run.lease)
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write, fsync, rename, fsync the directory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
