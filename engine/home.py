@@ -48,6 +48,11 @@ class Home:
         return self.path / "archive"
 
     @property
+    def scratch(self) -> Path:
+        """Where the database makes files that are sent on, such as Parquet answers."""
+        return self.path / "scratch"
+
+    @property
     def snapshots(self) -> Path:
         """Copied trees of `submit --snapshot`."""
         return self.path / "snapshots"

@@ -1,0 +1,169 @@
+"""Endpoints about jobs: submit, list, show, explain, logs, and what people do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import NotFound, UsageError, nearest
+from ..explain import explain as explain_job
+from ..logfile import read_tail
+from ..spec.model import JobSpec, Submission
+from ..spec.secrets import redact
+from ..states import FINAL
+from ..store.store import Store
+from ..workflow.control import Control, control
+from ..workflow.settings import NewSchedule, add_schedule
+from ..workflow.submit import SubmitRequest, check, submit
+from .app import Call, endpoint
+from .rows import objects
+
+ACTIONS = ("cancel", "hold", "release", "priority")
+MAX_LOG_WAIT = 25.0  #: seconds
+
+
+def resolve(store: Store, word: str) -> int:
+    """Number of the job that ``word`` names: its number, its name (the newest of it), or the unambiguous beginning of a name."""
+    found = store.rows("api/resolve", word)
+    if not found:
+        names = [row[0] for row in store.rows("api/recent_names")]
+        near = nearest(word, names) if not word.isdigit() else ""
+        raise NotFound(f"there is no job {word!r}{near}; 'stoker ps --all' shows them")
+    best = min(row[2] for row in found)
+    candidates = [row for row in found if row[2] == best]
+    if best == 2 and len({row[1] for row in candidates}) > 1:
+        some = ", ".join(f"{name} ({job})" for job, name, _ in candidates[:5])
+        raise UsageError(f"{word!r} is the beginning of several names: {some}; give more of the name, or the number")
+    return int(candidates[0][0])
+
+
+async def _resolve(call: Call) -> int:
+    return await asyncio.to_thread(resolve, call.daemon.store, call.path("ref"))
+
+
+async def submit_jobs(call: Call) -> dict[str, Any]:
+    submission = await call.message(Submission)
+    if not submission.jobs:
+        raise UsageError("jobs: there is none in this submission")
+    if submission.dry_run:
+        return await asyncio.to_thread(_dry_run, call, submission)
+    store = call.daemon.store
+    if cron := submission.jobs[0].cron:
+        spec = msgspec.json.encode(submission).decode()
+        new = NewSchedule(submission.jobs[0].name, cron, spec, call.who.user)
+        schedule = await asyncio.wrap_future(store.submit(add_schedule, new))
+        return {"jobs": [], "schedule": schedule, "dry_run": False}
+    jobs = await asyncio.wrap_future(store.submit(submit, SubmitRequest(submission, call.who.user)))
+    return {"jobs": jobs, "schedule": None, "dry_run": False}
+
+
+def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
+    store = call.daemon.store
+    check(submission.jobs, dict(store.rows("store/pool_sizes")))
+    jobs = []
+    for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
+        state = "submitted" if spec.hold or spec.after else "pending"
+        jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start})
+    return {"jobs": jobs, "schedule": None, "dry_run": True}
+
+
+async def list_jobs(call: Call) -> dict[str, Any]:
+    states = [state for state in (call.query("state") or "").split(",") if state]
+    everything = call.query("all") in ("1", "true") or bool(states)
+    arrays = call.query("arrays") in ("1", "true")
+    limit = int(call.number("limit") or 1000)
+    rows = await asyncio.to_thread(
+        objects, call.daemon.store, "api/jobs", everything, time.time() - 3600.0, call.query("user"), states or None, not arrays, limit
+    )
+    return {"jobs": rows}
+
+
+async def show(call: Call) -> dict[str, Any]:
+    job = await _resolve(call)
+
+    def read() -> dict[str, Any]:
+        store = call.daemon.store
+        (row,) = objects(store, "api/job", job)
+        row["spec"] = msgspec.to_builtins(redact(msgspec.convert(row["spec"], JobSpec)))
+        provenance = objects(store, "api/provenance", job)
+        progress = objects(store, "api/progress", job)
+        waiting = objects(store, "api/waiting", job)
+        return {
+            "job": row,
+            "tiers": objects(store, "api/tiers", job),
+            "dependencies": objects(store, "api/dependencies", job),
+            "provenance": provenance[0] if provenance else None,
+            "progress": progress[0] if progress else None,
+            "leases": objects(store, "api/leases", job),
+            "waiting": waiting[0] if waiting else None,
+            "events": objects(store, "api/events", job),
+        }
+
+    return await asyncio.to_thread(read)
+
+
+async def explain(call: Call) -> dict[str, Any]:
+    job = await _resolve(call)
+    return await asyncio.to_thread(explain_job, call.daemon.store, job)
+
+
+async def logs(call: Call) -> dict[str, Any]:
+    job = await _resolve(call)
+    given, offset, wait = call.number("lease"), call.number("offset"), call.number("wait") or 0.0
+    end = time.monotonic() + min(wait, MAX_LOG_WAIT)
+    while True:
+        answer = await asyncio.to_thread(_read_log, call.daemon.store, job, None if given is None else int(given), offset)
+        if answer["text"] or answer["done"] or time.monotonic() >= end:
+            return answer
+        offset = answer["offset"]
+        await asyncio.sleep(0.2)
+
+
+def _read_log(store: Store, job: int, lease: int | None, offset: float | None) -> dict[str, Any]:
+    rows = objects(store, "api/log_dirs", job)
+    if lease is not None:
+        rows = [row for row in rows if row["lease"] == lease]
+    state = dict(store.rows("store/job_states", [job]))[job]
+    if not rows:
+        if lease is not None:
+            raise NotFound(f"job {job} has no lease {lease} with a log; 'stoker show {job}' lists its leases")
+        return {"text": "", "offset": 0, "done": state in FINAL, "lease": None, "path": None}
+    newest = rows[0]
+    path = Path(newest["run_dir"]) / "output.log"
+    text, position = read_tail(path, None if offset is None else int(offset))
+    # The lease has ended before the file was read to its end, so nothing can follow what was read.
+    done = newest["ended"] and (lease is not None or state in FINAL) and not text
+    return {"text": text, "offset": position, "done": done, "lease": newest["lease"], "path": str(path)}
+
+
+def _controller(action: str) -> Any:
+    async def act(call: Call) -> dict[str, Any]:
+        body = await call.message(dict[str, Any] | None) or {}
+        job = await _resolve(call)
+        jobs = [job]
+        if body.get("array"):
+            jobs = [row[0] for row in await asyncio.to_thread(call.daemon.store.rows, "api/array_tasks", job)] or [job]
+        priority = body.get("priority", 0)
+        if not isinstance(priority, int):
+            raise UsageError(f"priority: {priority!r} is not a whole number")
+        request = Control(action, tuple(jobs), call.who.user, priority)  # type: ignore[arg-type]
+        return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}
+
+    return act
+
+
+ENDPOINTS = [
+    endpoint("/v1/jobs", "submit", submit_jobs, ["POST"]),
+    endpoint("/v1/jobs", "read", list_jobs),
+    endpoint("/v1/jobs/{ref}", "read", show),
+    endpoint("/v1/jobs/{ref}/explain", "read", explain),
+    endpoint("/v1/jobs/{ref}/logs", "read", logs),
+    *(
+        endpoint(f"/v1/jobs/{{ref}}/{action}", "submit", _controller(action), ["POST"])
+        for action in ("cancel", "hold", "release", "priority")
+    ),
+]

@@ -1,0 +1,270 @@
+"""Endpoints for operators: status, runners, policies, SQL, schedules, tokens, backups, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ... import __version__
+from ...policies import registry
+from ...policies.contract import make_config
+from ..errors import UsageError
+from ..schema_text import schema as schema_tables
+from ..store.maintenance import backup as back_up
+from ..store.maintenance import compact as compact_database
+from ..workflow.leases import Stop, stop
+from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
+from .app import Call, endpoint
+from .auth import GRANTS, digest, new_token
+from .prometheus import exposition
+from .query import FORMATS, answer
+from .rows import objects
+
+
+async def healthz(call: Call) -> dict[str, Any]:
+    return {"ok": call.daemon.store.failed is None}
+
+
+async def metrics(call: Call) -> Response:
+    text = await asyncio.to_thread(exposition, call.daemon)
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+async def status(call: Call) -> dict[str, Any]:
+    return await asyncio.to_thread(_status, call)
+
+
+def _status(call: Call) -> dict[str, Any]:
+    daemon, store = call.daemon, call.daemon.store
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "home": str(daemon.home.path),
+        "started_at": daemon.started_at,
+        "now": time.time(),
+        "database": {
+            "path": str(store.path),
+            "bytes": store.path.stat().st_size,
+            "schema": store.rows("api/schema_version")[0][0],
+        },
+        "jobs": dict(store.rows("api/job_counts")),
+        "runners": objects(store, "api/runners"),
+        "pools": _pools(call),
+        "tasks": [
+            {"name": t.name, "last_run": t.last_run, "last_seconds": t.last_seconds, "errors": t.errors, "last_error": t.last_error,
+             "stuck": t.stuck}
+            for t in daemon.tasks.states()
+        ],
+    }  # fmt: skip
+
+
+def _pools(call: Call) -> list[dict[str, Any]]:
+    use = {row["pool"]: row for row in objects(call.daemon.store, "api/pool_use")}
+    empty = {"gpus": 0, "busy": 0}
+    pools = call.daemon.scheduling.in_force()
+    return [{"pool": p["pool"], "policy": p["policy"], "interval": p["interval"],
+             **{key: use.get(p["pool"], empty)[key] for key in empty}} for p in pools]  # fmt: skip
+
+
+async def top(call: Call) -> dict[str, Any]:
+    def read() -> dict[str, Any]:
+        store = call.daemon.store
+        return {
+            "now": time.time(),
+            "gpus": objects(store, "api/top_gpus"),
+            "running": objects(store, "api/top_running"),
+            "queue": objects(store, "api/top_queue"),
+            "counts": dict(store.rows("api/job_counts")),
+        }
+
+    return await asyncio.to_thread(read)
+
+
+async def list_runners(call: Call) -> dict[str, Any]:
+    return {"runners": await asyncio.to_thread(objects, call.daemon.store, "api/runners")}
+
+
+async def drain(call: Call) -> dict[str, Any]:
+    body = await call.message(dict[str, Any] | None) or {}
+    await asyncio.to_thread(_drain, call, bool(body.get("now")))
+    return {"ok": True}
+
+
+def _drain(call: Call, now: bool) -> None:
+    node = call.path("node")
+    call.daemon.fleet.change(node, "draining", call.who.user, f"drained by {call.who.user}")
+    if now:
+        leases = call.daemon.store.rows("store/node_leases", node)
+        call.daemon.store.write(_stop_leases, [Stop(row[0], "drain", call.who.user) for row in leases])
+
+
+def _stop_leases(tx: Any, batch: Any) -> list[None]:
+    for stops in batch:
+        stop(tx, stops)
+    return [None] * len(batch)
+
+
+async def resume(call: Call) -> dict[str, Any]:
+    node = call.path("node")
+    call.daemon.fleet.stay(node)
+    await asyncio.to_thread(call.daemon.fleet.change, node, "up", call.who.user, f"resumed by {call.who.user}")
+    return {"ok": True}
+
+
+async def stop_runner(call: Call) -> dict[str, Any]:
+    body = await call.message(dict[str, Any] | None) or {}
+    node = call.path("node")
+    call.daemon.fleet.leave(node)
+    await asyncio.to_thread(_drain, call, bool(body.get("now")))
+    call.daemon.board.refresh()
+    return {"ok": True}
+
+
+async def forget(call: Call) -> dict[str, Any]:
+    await asyncio.to_thread(call.daemon.fleet.forget, call.path("node"), call.who.user)
+    return {"ok": True}
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    query: str
+    limit: int | None = None
+    timeout: float | None = None
+    format: str = "json"
+
+
+async def sql(call: Call) -> Any:
+    asked = await call.message(Query)
+    if asked.format not in FORMATS:
+        raise UsageError(f"format: {asked.format!r} is not one of {', '.join(FORMATS)}")
+    return await asyncio.to_thread(answer, call.daemon.store, asked.query, asked.format, asked.limit, asked.timeout)
+
+
+async def schema(call: Call) -> dict[str, Any]:
+    def read() -> list[dict[str, Any]]:
+        with call.daemon.store.read() as con:
+            return schema_tables(con)
+
+    return {"tables": await asyncio.to_thread(read)}
+
+
+async def policies(call: Call) -> dict[str, Any]:
+    history = await asyncio.to_thread(objects, call.daemon.store, "api/policy_history")
+    return {"policies": registry.describe(), "pools": call.daemon.scheduling.in_force(), "history": history}
+
+
+class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    pool: str = "default"
+    interval: float | None = None
+    config: dict[str, Any] = {}
+
+
+async def change_policy(call: Call) -> dict[str, Any]:
+    asked = await call.message(PolicyChange)
+    interval = asked.interval if asked.interval is not None else call.daemon.scheduling.interval(asked.pool)
+    if not 0.05 <= interval <= 3600:
+        raise UsageError(f"interval: {interval} s is outside its range 0.05 to 3600")
+    try:
+        make_config(registry.load(asked.policy).Config, asked.config)
+    except (ValueError, KeyError) as error:
+        raise UsageError(str(error.args[0])) from None
+    setting = PolicySetting(asked.pool, asked.policy, interval, asked.config, call.who.user)
+    await asyncio.wrap_future(call.daemon.store.submit(set_policy, setting))
+    return next(row for row in await asyncio.to_thread(objects, call.daemon.store, "api/policies") if row["pool"] == asked.pool)
+
+
+async def schedules(call: Call) -> dict[str, Any]:
+    rows = await asyncio.to_thread(objects, call.daemon.store, "api/schedules")
+    return {"schedules": [{**row, "next_at": call.daemon.recurring.next_run(row["id"])} for row in rows]}
+
+
+async def remove_schedule(call: Call) -> dict[str, Any]:
+    change = ScheduleChange(_number(call, "id"), call.who.user)
+    await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change))
+    return {"ok": True}
+
+
+def _number(call: Call, name: str) -> int:
+    given = call.path(name)
+    if not given.isdigit():
+        raise UsageError(f"{name}: {given!r} is not a number")
+    return int(given)
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    role: str
+
+
+async def create_token(call: Call) -> dict[str, Any]:
+    asked = await call.message(TokenRequest)
+    roles = [role for role in GRANTS if role != "none"]
+    if asked.role not in roles:
+        raise UsageError(f"role: {asked.role!r} is not one of {', '.join(roles)}")
+    token = new_token()
+    number = await asyncio.wrap_future(call.daemon.store.submit(add_token, NewToken(asked.name, asked.role, digest(token), call.who.user)))
+    return {"id": number, "token": token}
+
+
+async def list_tokens(call: Call) -> dict[str, Any]:
+    return {"tokens": await asyncio.to_thread(objects, call.daemon.store, "api/token_list")}
+
+
+async def remove_token(call: Call) -> dict[str, Any]:
+    await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user)))
+    return {"ok": True}
+
+
+class BackupRequest(msgspec.Struct, frozen=True, kw_only=True):
+    path: str | None = None
+
+
+async def backup(call: Call) -> dict[str, Any]:
+    asked = await call.message(BackupRequest)
+    return await asyncio.to_thread(back_up, call.daemon.store, call.daemon.home, Path(asked.path) if asked.path else None)
+
+
+async def compact(call: Call) -> dict[str, Any]:
+    return await asyncio.to_thread(compact_database, call.daemon.store, call.daemon.home)
+
+
+class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True):
+    runners: bool = False
+    workers: bool = False
+
+
+async def shutdown(call: Call) -> dict[str, Any]:
+    asked = await call.message(ShutdownRequest | None) or ShutdownRequest()
+    await asyncio.to_thread(call.daemon.request_stop, runners=asked.runners, workers=asked.workers, actor=call.who.user)
+    return {"ok": True}
+
+
+ENDPOINTS = [
+    endpoint("/healthz", "none", healthz),
+    endpoint("/metrics", "read", metrics),
+    endpoint("/v1/status", "read", status),
+    endpoint("/v1/top", "read", top),
+    endpoint("/v1/runners", "read", list_runners),
+    endpoint("/v1/runners/{node}/drain", "admin", drain, ["POST"]),
+    endpoint("/v1/runners/{node}/resume", "admin", resume, ["POST"]),
+    endpoint("/v1/runners/{node}/stop", "admin", stop_runner, ["POST"]),
+    endpoint("/v1/runners/{node}/forget", "admin", forget, ["POST"]),
+    endpoint("/v1/sql", "read", sql, ["POST"]),
+    endpoint("/v1/schema", "read", schema),
+    endpoint("/v1/policy", "read", policies),
+    endpoint("/v1/policy", "admin", change_policy, ["POST"]),
+    endpoint("/v1/schedules", "read", schedules),
+    endpoint("/v1/schedules/{id}/remove", "submit", remove_schedule, ["POST"]),
+    endpoint("/v1/tokens", "admin", list_tokens),
+    endpoint("/v1/tokens", "admin", create_token, ["POST"]),
+    endpoint("/v1/tokens/{id}/revoke", "admin", remove_token, ["POST"]),
+    endpoint("/v1/backup", "admin", backup, ["POST"]),
+    endpoint("/v1/compact", "admin", compact, ["POST"]),
+    endpoint("/v1/shutdown", "admin", shutdown, ["POST"]),
+]

@@ -1,0 +1,36 @@
+"""Rows of a query as JSON objects: times as seconds since the epoch, JSON columns as what they hold."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..sqlfiles import sql
+from ..store.store import Store
+
+
+def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:
+    """Rows of ``sql/NAME.sql``."""
+    with store.read() as con:
+        result = con.execute(sql(name), list(parameters))
+        columns = [(column[0], str(column[1])) for column in result.description or ()]
+        rows = result.fetchall()
+    return [{name: plain(value, kind) for (name, kind), value in zip(columns, row, strict=True)} for row in rows]
+
+
+def plain(value: Any, kind: str = "") -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, datetime.datetime):
+        return value.replace(tzinfo=datetime.UTC).timestamp()
+    if isinstance(value, str) and kind == "JSON":
+        return json.loads(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    return value

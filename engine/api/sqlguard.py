@@ -1,0 +1,258 @@
+"""Ad-hoc SQL is held to an allow-list before it runs.
+
+Two parsers look at the very same text: sqlglot here (`guard`), and DuckDB's own (`check_parsed`, on what its
+``json_serialize_sql`` makes of the text). Both hold the tree to the same lists of tables and functions, so a
+text that the two read differently gains nothing: what runs is the text that DuckDB itself was seen to
+understand. The connection behind it (`query.py`) is the third wall.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import Token, TokenType
+
+from ..errors import UsageError, nearest
+from .sqlnames import FUNCTIONS, GROWING, TABLE_FUNCTIONS
+
+MAX_LENGTH = 20_000  #: characters
+MAX_DEPTH = 40  #: brackets inside brackets
+MAX_TABLES = 30  #: the join order search is not interrupted
+MAX_GROWTH = 12  #: each may double a value: at most a factor of 4096
+MAX_CUBE = 6  #: 2^n grouping sets
+
+#: Exist in the file, but are nobody's business.
+HIDDEN = frozenset({"tokens"})
+
+_FIRST = {"select", "with", "from", "values", "table", "describe", "desc", "summarize", "show", "pivot", "unpivot", "("}
+_FIRST_HELP = "one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN"
+#: A CTE named so could hide a catalog view behind its name outside its own scope.
+_RESERVED = re.compile(r"(duckdb|pg|sqlite|pragma|information)_")
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+
+_NODES: tuple[type[exp.Expression], ...] = (
+    exp.Query, exp.Values, exp.Tuple, exp.Table, exp.TableAlias, exp.CTE, exp.With, exp.From, exp.Join, exp.Where, exp.Group,
+    exp.Having, exp.Qualify, exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Distinct, exp.Window, exp.WindowSpec, exp.Filter,
+    exp.Column, exp.Identifier, exp.Star, exp.Literal, exp.Null, exp.Boolean, exp.Alias, exp.Aliases, exp.Paren, exp.DataType,
+    exp.DataTypeParam, exp.Interval, exp.Var, exp.Bracket, exp.Slice, exp.PropertyEQ, exp.Cube, exp.Rollup, exp.GroupingSets,
+    exp.TableSample, exp.Describe, exp.Summarize, exp.Show, exp.Lateral, exp.JSONPath, exp.JSONPathPart, exp.Binary, exp.Unary,
+    exp.Predicate, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, exp.AtTimeZone, exp.Pivot, exp.UnpivotColumns, exp.All,
+    exp.Any, exp.PivotAlias, exp.RawString, exp.Heredoc, exp.ByteString, exp.HexString, exp.UnicodeString, exp.HistoricalData,
+)  # fmt: skip
+#: Functions in sqlglot's eyes that are syntax in DuckDB's.
+_SYNTAX: tuple[type[exp.Expression], ...] = (
+    exp.Cast, exp.TryCast, exp.Case, exp.If, exp.And, exp.Or, exp.Xor, exp.Exists, exp.Coalesce, exp.Array, exp.Struct, exp.ToMap,
+    exp.Map, exp.Extract, exp.JSONExtract, exp.JSONExtractScalar, exp.Columns, exp.RegexpLike, exp.RegexpFullMatch, exp.Unnest,
+    exp.CurrentDate, exp.CurrentTime, exp.CurrentTimestamp, exp.Grouping, exp.ArrayContainsAll, exp.ArrayOverlaps, exp.Try,
+    exp.JSONCast, exp.TsOrDsToDate, exp.GroupConcat, exp.ParseJSON, exp.GenerateSeries,
+)  # fmt: skip
+_CLASSES = frozenset(
+    """
+    BETWEEN CASE CAST COLLATE COLUMN_REF COMPARISON CONJUNCTION CONSTANT DEFAULT FUNCTION OPERATOR POSITIONAL_REFERENCE STAR SUBQUERY
+    TYPE WINDOW
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement that has passed: ``text`` without its semicolon and outer comments."""
+
+    text: str
+    explain: bool  #: the plan of ``text`` is wanted, not its rows
+    wrappable: bool  #: may stand in brackets as a subquery
+
+
+def guard(sql: str, tables: Collection[str]) -> Statement:
+    """The statement in ``sql``, when it only reads ``tables`` by allowed functions; else UsageError says what is not allowed."""
+    if len(sql) > MAX_LENGTH:
+        raise UsageError(f"query: {len(sql)} characters; at most {MAX_LENGTH} are taken")
+    if "\0" in sql:
+        raise UsageError("query: contains a NUL character: remove it")
+    tokens = _tokens(sql)
+    explain = tokens[0].text.lower() == "explain"
+    if explain:  # sqlglot takes what follows as one opaque token
+        sql = sql[tokens[0].start + len("explain") :]
+        tokens = _tokens(sql)
+    first = tokens[0].text.lower()
+    if first not in _FIRST:
+        _refuse(f"{tokens[0].text!r} can't be run here: only {_FIRST_HELP}; this endpoint only reads")
+    text = sql[tokens[0].start : tokens[-1].end + 1]
+    _check_tree(_parse(text), tables)
+    return Statement(text, explain, first not in ("describe", "desc", "summarize", "show"))
+
+
+def check_parsed(document: str, tables: Collection[str]) -> None:
+    """Hold DuckDB's own parse of a statement (``json_serialize_sql``) to the lists; UsageError when it does not pass."""
+    tree = json.loads(document)
+    if tree["error"]:
+        message = str(tree.get("error_message", "")).split("\n", maxsplit=1)[0]
+        if "Only SELECT" in message:
+            message = f"only {_FIRST_HELP} can be run here; of PIVOT, the form with IN (…) inside a SELECT"
+        _refuse(message)
+    if len(tree["statements"]) != 1:
+        _refuse("one statement at a time: remove what follows the semicolon")
+    nodes = list(_objects(tree["statements"]))
+    names = _Names(tables, (entry["key"] for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())))
+    growth = 0
+    scope = {id(node["function"]) for node in nodes if node.get("type") == "TABLE_FUNCTION"}
+    for node in nodes:
+        kind = node.get("class")
+        # a -> b is a LAMBDA to the parser, and JSON access to the binder, which takes lambdas in their new syntax only.
+        if kind is not None and kind not in _CLASSES and node.get("syntax_type") != "SINGLE_ARROW":
+            _refuse(f"{kind.lower()} expressions are not allowed")
+        if node.get("type") in ("BASE_TABLE", "SHOW_REF") and node.get("table_name"):
+            names.check_table(node["table_name"], node.get("schema_name", ""), node.get("catalog_name", ""), node.get("show_type"))
+        if kind in ("FUNCTION", "WINDOW"):
+            names.check_function(node["function_name"], node.get("is_operator", False), id(node) in scope)
+            growth += _growth(node)
+    if growth > MAX_GROWTH:
+        _refuse(f"it joins strings or lists {growth} times, at most {MAX_GROWTH} are taken: select the parts as columns instead")
+
+
+class _Names:
+    """What a statement may name: our tables, and its own CTEs."""
+
+    def __init__(self, tables: Collection[str], ctes: Iterable[str]) -> None:
+        self._tables = {table.lower() for table in tables} - HIDDEN
+        self._ctes = {cte.lower() for cte in ctes}
+        for cte in self._ctes:
+            if cte in HIDDEN or _RESERVED.match(cte) or not _PLAIN.fullmatch(cte):
+                _refuse(f"{cte!r} can't be the name of a WITH query: use letters, digits and '_'")
+
+    def check_table(self, table: str, schema: str, catalog: str, show: str | None = None) -> None:
+        if show is not None and table.strip('"').lower() == "tables":
+            return
+        if catalog or schema.lower() not in ("", "main"):
+            _refuse(f"table {'.'.join(filter(None, (catalog, schema, table)))}: only the tables of 'stoker schema' can be read")
+        if table.lower() not in self._tables | (self._ctes if not schema else set()):
+            _refuse(f"table {table!r}: not known{nearest(table.lower(), self._tables)}; 'stoker schema' lists what can be read")
+
+    def check_function(self, function: str, operator: bool, in_from: bool) -> None:
+        name = function.lower()
+        if operator and not re.search(r"[a-z]", name):
+            return
+        allowed = TABLE_FUNCTIONS if in_from else FUNCTIONS
+        if name not in allowed:
+            hint = "use it in FROM" if name in TABLE_FUNCTIONS else nearest(name, allowed).strip() or "docs/sql.md lists what can be called"
+            _refuse(f"function {function}: not allowed here; {hint}")
+
+
+def _refuse(message: str) -> Any:
+    raise UsageError(f"query: {message}")
+
+
+def _tokens(sql: str) -> list[Token]:
+    """Tokens without comments and final semicolons; refuses several statements and brackets too deep for recursive parsers."""
+    try:
+        tokens = sqlglot.tokenize(sql, dialect="duckdb")
+    except SqlglotError as error:
+        raise UsageError(f"query: {_one_line(error)}") from None
+    while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
+        tokens.pop()
+    if not tokens:
+        _refuse(f"nothing to run: write {_FIRST_HELP}")
+    depth = deepest = 0
+    for token in tokens:
+        if token.token_type == TokenType.SEMICOLON:
+            _refuse("one statement at a time: remove what follows the semicolon")
+        depth += (token.text in "([{") - (token.text in ")]}") if len(token.text) == 1 else 0
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        _refuse(f"brackets are nested {deepest} deep, at most {MAX_DEPTH} are taken: use WITH")
+    return tokens
+
+
+def _parse(text: str) -> exp.Expression:
+    try:
+        statements = sqlglot.parse(text, dialect="duckdb")
+    except RecursionError:
+        raise UsageError("query: nested too deeply: use WITH") from None
+    except SqlglotError as error:
+        raise UsageError(f"query: {_one_line(error)}") from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Expression):
+        _refuse("one statement at a time")
+    return statements[0]  # type: ignore[return-value]
+
+
+def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
+    nodes = list(tree.walk())
+    names = _Names(tables, (cte.alias for cte in tree.find_all(exp.CTE)))
+    functions = _function_classes()
+    for node in nodes:
+        if isinstance(node, exp.Table):
+            if isinstance(node.this, exp.Identifier):
+                names.check_table(node.name, node.db, node.catalog)
+            elif not isinstance(node.this, exp.Func):
+                _refuse(f"{node.sql('duckdb')[:60]!r} can't be read")
+        elif isinstance(node, exp.Anonymous):
+            names.check_function(node.name, operator=False, in_from=isinstance(node.parent, exp.Table | exp.Lateral))
+        elif isinstance(node, exp.Show) and node.name.upper() != "TABLES":
+            _refuse("only SHOW TABLES; DESCRIBE shows one")
+        elif not isinstance(node, _NODES + _SYNTAX) and type(node) not in functions:
+            _refuse(f"{_named(node)} is not allowed")
+    if sum(isinstance(node, exp.Table) for node in nodes) > MAX_TABLES:
+        _refuse(f"it names more than {MAX_TABLES} tables")
+    sets = [node for node in nodes if isinstance(node, exp.Cube | exp.Rollup | exp.GroupingSets)]
+    if len(sets) > 2 or sum(len(node.expressions) for node in sets) > MAX_CUBE:
+        _refuse(f"CUBE, ROLLUP and GROUPING SETS take at most {MAX_CUBE} columns here")
+
+
+@functools.cache
+def _function_classes() -> frozenset[type[exp.Expression]]:
+    """sqlglot's classes for the allowed functions, found by parsing a call of each."""
+    found: set[type[exp.Expression]] = set()
+    for name in FUNCTIONS | TABLE_FUNCTIONS:
+        for arguments in ("", "a", "a, b", "a, b, c"):
+            try:
+                call = sqlglot.parse_one(f"SELECT {name}({arguments})", dialect="duckdb")
+            except SqlglotError:
+                continue  # not a number of arguments that this function takes
+            found.update(type(node) for node in call.find_all(exp.Func) if not isinstance(node, exp.Anonymous))
+    return frozenset(found)
+
+
+def _growth(node: dict[str, Any]) -> int:
+    """How often a call may double its input: one less than its arguments that are not constants, at least 1 for what rewrites."""
+    name = node["function_name"].lower()
+    if name not in GROWING:
+        return 0
+    if name in ("hex", "to_json"):
+        return 1
+    arguments = [argument["expression"] for argument in node.get("arguments", ())]
+    varying = [argument for argument in arguments if argument["class"] != "CONSTANT"]
+    if name not in ("replace", "regexp_replace", "translate"):
+        return max(0, len(varying) - 1)
+    replacement = arguments[2] if len(arguments) > 2 else {}
+    text = str(replacement.get("literal", {}).get("text", ""))
+    if replacement.get("class") != "CONSTANT" or len(text) > 16 or text.count("\\") > 1:
+        _refuse(f"the replacement of {name} must be a string of at most 16 characters with at most one '\\'")
+    return min(3, len(text))
+
+
+def _objects(tree: Any) -> Iterator[dict[str, Any]]:
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _named(node: exp.Expression) -> str:
+    name = node.sql_names()[0].lower() if isinstance(node, exp.Func) else type(node).__name__
+    return f"{name!r}"
+
+
+def _one_line(error: Exception) -> str:
+    return re.sub(r"\x1b\[\d*m", "", " ".join(str(error).split()))[:300]

@@ -1,0 +1,95 @@
+"""The daemon's configuration: ``HOME/config.toml``. Every option is documented here; all have sensible defaults."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import msgspec
+
+from .errors import UsageError
+from .home import Home
+
+
+class PolicyDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy of pools for which none has been set by 'stoker policy set'."""
+
+    name: str = "priority"
+    interval: float = 5.0  #: seconds between ticks; events wake it at once
+
+
+class Guards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What no policy can override (docs/concepts.md, preemption)."""
+
+    min_run_time: float = 30.0  #: seconds a job runs before it may be preempted
+    max_preemptions: int | None = 10  #: of one job; None: no limit
+    cooldown: float = 60.0  #: seconds in which a preempted job may not displace the job it made way for
+
+
+class RetentionDays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Days; see Retention in engine/store/maintenance.py."""
+
+    telemetry_full: float = 2.0
+    telemetry: float = 30.0
+    metrics_full: float = 14.0
+    decisions: float = 30.0
+    events: float = 365.0
+
+
+class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command that is run on events: completed, failed, cancelled, deadline-at-risk, runner-suspect, task-error."""
+
+    on: tuple[str, ...]
+    command: str  #: for /bin/sh; the event is in STOKER_EVENT, STOKER_JOB_ID, STOKER_JOB_NAME, STOKER_REASON and as JSON on its input
+    timeout: float = 30.0  #: seconds
+
+
+HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "runner-suspect", "task-error")
+
+
+class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Backups that the daemon makes by itself; the newest seven are kept."""
+
+    cron: str = "30 3 * * *"  #: UTC; empty: none
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    memory: str = "2GiB"  #: that DuckDB may use
+    query_seconds: float = 30.0  #: of one ad-hoc statement
+    query_rows: int = 100_000
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    policy: PolicyDefault = PolicyDefault()
+    guards: Guards = Guards()
+    retention: RetentionDays = RetentionDays()
+    hooks: tuple[Hook, ...] = ()
+    backup: Backup = Backup()
+    limits: Limits = Limits()
+
+
+def load(home: Home) -> Config:
+    """The configuration of a home; UsageError names the file, the key, and the nearest known one."""
+    try:
+        text = home.config.read_bytes()
+    except FileNotFoundError:
+        return Config()
+    try:
+        config = msgspec.toml.decode(text, type=Config)
+    except msgspec.DecodeError as error:  # ValidationError is one too
+        raise UsageError(f"{home.config}: {_words(str(error))}") from None
+    for hook in config.hooks:
+        for event in hook.on:
+            if event not in HOOK_EVENTS:
+                raise UsageError(f"{home.config}: hooks.on: {event!r} is not one of {', '.join(HOOK_EVENTS)}")
+    return config
+
+
+def _words(message: str) -> str:
+    """msgspec's message with the nearest known key."""
+    unknown = re.search(r"unknown field `(\w+)`", message)
+    if not unknown:
+        return message
+    known = {name for kind in (Config, PolicyDefault, Guards, RetentionDays, Hook, Backup, Limits) for name in kind.__struct_fields__}
+    near = difflib.get_close_matches(unknown[1], known, n=1)
+    return message + (f" (did you mean {near[0]!r}?)" if near else "")

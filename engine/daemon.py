@@ -1,0 +1,268 @@
+"""The daemon: one process that owns the database, serves the API and runs the policies.
+
+    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT]
+
+Exit codes: 0 stopped, 2 bad configuration, 4 another daemon has this home, 8 the database can't be used,
+70 the database failed while running (restart: nothing acknowledged is lost).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import uvicorn
+
+from .api.app import application
+from .api.auth import Tokens
+from .board import Board
+from .config import Config
+from .config import load as load_config
+from .deadlines import DeadlineWatch
+from .errors import Conflict, StokerError, UsageError
+from .fleet import Fleet
+from .home import Home
+from .hooks import Hooks
+from .recurring import Recurring
+from .scheduling import Scheduling
+from .store.lockdown import lock_down
+from .store.maintenance import Retention, export_events, nightly_backup, thin
+from .store.store import Committed, Store
+from .tasks import Tasks
+from .workflow.leases import Stop
+from .workflow.settings import Note, note
+from .workflow.watch import run_out, stop_all
+
+FAILED_EXIT = 70  #: EX_SOFTWARE
+LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """Everything that lives in the daemon's process; `run` serves until it is told to stop."""
+
+    def __init__(self, home: Home, config: Config) -> None:
+        self.home = home
+        self.config = config
+        self.started_at = time.time()
+        directories = [home.backups, home.archive, home.scratch]
+        for directory in directories:
+            directory.mkdir(exist_ok=True, mode=0o700)
+        self.store = Store.open(
+            home.database,
+            backups=home.backups,
+            config={"memory_limit": config.limits.memory, "threads": min(4, os.cpu_count() or 1)},
+            prepare=lambda con: lock_down(con, directories, [home.database]),
+        )
+        self.tokens = Tokens(self.store)
+        self.tokens.refresh()
+        self.fleet = Fleet(self.store)
+        self.board = Board(self.store, self.fleet.shutdown)
+        self.board.refresh()
+        self.tasks = Tasks(self._on_task)
+        self.recurring = Recurring(self.store, self.tasks)
+        self.hooks = Hooks(self.store, config.hooks)
+        self.scheduling = Scheduling(self.store, self.tasks, config)
+        self.deadlines = DeadlineWatch(self.store)
+        self.exit_code = 0
+        self._servers: list[uvicorn.Server] = []
+
+    def start(self) -> None:
+        """Listen to commits and start the periodic tasks."""
+        self.store.listen(self._committed)
+        self.store.listen(self.hooks.committed)
+        self.tasks.start()
+        self.tasks.every("policies", 3600.0, self.scheduling.reload)
+        self.tasks.every("recurring", 3600.0, self.recurring.reload)
+        self.tasks.every("lease clock", LEASE_CLOCK, lambda: self.store.write(run_out, None))
+        self.tasks.every("runner watch", 10.0, self.fleet.watch)
+        self.tasks.every("deadline watch", 5.0, self.deadlines.look)
+        self.tasks.every("retention", 3600.0, self._retain)
+        if self.config.backup.cron:
+            self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
+        self.scheduling.start()
+        self.recurring.reload()
+
+    def _retain(self) -> None:
+        days = self.config.retention
+        keep = Retention(days.telemetry_full, days.telemetry, days.metrics_full, days.decisions, days.events)
+        self.store.write(thin, keep)
+        export_events(self.store, self.home, keep)
+
+    def _committed(self, commit: Committed) -> None:
+        """After each commit, on the writer's thread: bring what is kept in memory up to date."""
+        if "fatal" in commit.topics:
+            self.exit_code = FAILED_EXIT
+            self.stop_serving()
+            return
+        if commit.topics & {"leases", "nodes"}:
+            self.board.refresh()
+        if "nodes" in commit.topics:
+            self.fleet.reload()
+        if "tokens" in commit.topics:
+            self.tokens.refresh()
+        if "schedules" in commit.topics:
+            self.tasks.wake("recurring")
+
+    def _on_task(self, kind: str, task: str, words: str) -> None:
+        with contextlib.suppress(StokerError):
+            self.store.submit(note, Note(kind, "daemon", f"{task}: {words}", {"task": task}))
+
+    def request_stop(self, *, runners: bool, workers: bool, actor: str) -> None:
+        """End after the answer has gone out; with ``runners`` they leave first, with ``workers`` running jobs are stopped too."""
+        nodes = [row[0] for row in self.store.rows("api/live_nodes")] if runners or workers else []
+        for node in nodes:
+            self.fleet.leave(node)
+            self.fleet.change(node, "draining", actor, "stoker is going down")
+        if workers:
+            self.store.write(stop_all, Stop(0, "drain", actor))
+        self.board.refresh()
+        asyncio.run_coroutine_threadsafe(self._stop_when_left(nodes), self._loop)
+
+    async def _stop_when_left(self, nodes: list[str]) -> None:
+        """Stop serving once the runners have reported that they leave; at the latest after the longest grace period."""
+        end = time.monotonic() + 120.0
+        while nodes and time.monotonic() < end:
+            states = dict(await asyncio.to_thread(self.store.rows, "api/node_states"))
+            if all(states.get(node) == "stopped" for node in nodes):
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
+        self.stop_serving()
+
+    def stop_serving(self) -> None:
+        for server in self._servers:
+            server.should_exit = True
+        self.board.wake_all()
+
+    def close(self) -> None:
+        """Stop the tasks, write what is folded, checkpoint."""
+        self.tasks.stop()
+        self.hooks.close()
+        if self.store.failed is None:
+            self.scheduling.flush()
+        self.store.close()
+
+    async def serve(self, tcp: tuple[str, int] | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.board.attach(self._loop)
+        sockets = [(unix_socket(self.home.socket), False)]
+        if tcp is not None:
+            sockets.append((tcp_socket(*tcp), True))
+        self._servers = [_server(application(self, tcp=over_tcp)) for _, over_tcp in sockets]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self.stop_serving)
+        self.start()
+        log.info("serving at %s", self.home.socket, extra={"action": "daemon.up"})
+        try:
+            await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(self._servers, sockets, strict=True)))
+        finally:
+            self.home.socket.unlink(missing_ok=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: one process may run several listeners."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: object) -> _Server:
+    return _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off", ws="none"))  # type: ignore[arg-type]
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A listening socket that only its owner can open. One left by a daemon that was killed is replaced; a live one is not."""
+    if len(os.fsencode(path)) > 100:
+        raise UsageError(f"{path}: too long for a Unix socket (100 bytes); choose a shorter home with --home or STOKER_HOME")
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.connect(str(path))
+        raise Conflict(f"{path}: something answers on this socket; is another daemon running? ('stoker status')")
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+    finally:
+        probe.close()
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(before)
+    sock.listen(512)
+    return sock
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as error:
+        raise Conflict(f"--tcp {host}:{port}: {error.strerror or error}; choose another port, or end what holds it") from None
+
+
+@contextlib.contextmanager
+def only_one(home: Home) -> Iterator[IO[str]]:
+    """Hold the home's lock; the kernel releases it whatever happens to this process."""
+    with open(home.path / "daemon.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise Conflict(f"{home.path}: a daemon is already running here (pid {file.read().strip() or 'unknown'})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield file
+
+
+def run(home: Home, tcp: tuple[str, int] | None = None) -> int:
+    """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
+    home.create()
+    with only_one(home):
+        daemon = Daemon(home, load_config(home))
+        try:
+            asyncio.run(daemon.serve(tcp))
+        finally:
+            daemon.close()
+        return daemon.exit_code
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--tcp: {text!r} is not HOST:PORT, for example 127.0.0.1:7465")
+    return host.strip("[]"), int(port)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stoker.engine.daemon", description="Run the Stoker daemon in the foreground.")
+    parser.add_argument("--home", type=Path, help="state directory (default: $STOKER_HOME or ~/.local/state/stoker)")
+    parser.add_argument("--tcp", metavar="HOST:PORT", help="also listen on TCP; every request there needs a token")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    options = parser.parse_args()
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    try:
+        home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
+        return run(home, parse_address(options.tcp) if options.tcp else None)
+    except StokerError as error:
+        sys.stderr.write(f"stoker: error: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

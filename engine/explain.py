@@ -1,0 +1,72 @@
+"""Why a job waits, runs or ended as it did, from what the tables say: `stoker explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .api.rows import objects
+from .states import FINAL, State
+from .store.store import Store
+
+
+def explain(store: Store, job: int) -> dict[str, Any]:
+    """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md."""
+    (row,) = objects(store, "api/job", job)
+    waiting = (objects(store, "api/waiting", job) or [None])[0]
+    decisions = [_decision(job, found) for found in objects(store, "api/job_decisions", job)]
+    blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
+    return {
+        "job": {"id": job, "name": row["name"], "state": row["state"]},
+        "summary": _summary(row, waiting),
+        "waiting": waiting,
+        "decisions": decisions,
+        "blockers": blockers,
+        "deadline": _deadline(store, row, waiting),
+    }
+
+
+def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    state = row["state"]
+    if state in (State.PENDING, State.SUBMITTED):
+        why = waiting["reason"] if waiting else row["state_reason"] or "the policy has not looked at it yet"
+        place = f" (place {waiting['position']} in the queue)" if waiting and waiting["position"] else ""
+        return f"waits: {why}{place}"
+    if state in FINAL:
+        return f"{state}: {row['state_reason']}"
+    return f"{state} since its {_ordinal(row['attempts'])} lease: {row['state_reason']}"
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
+    """What a decision meant for this job."""
+    plan = row.pop("plan")
+    what, why = "waits", plan["deferred"].get(str(job), "")
+    for start in plan["starts"]:
+        if start["job"] == job:
+            what, why = f"starts on {', '.join(start['gpus'])}", f"lease {start['lease']}"
+    for stop in plan["stops"]:
+        if stop["lease"] in row["leases"]:
+            what, why = f"stops ({stop['reason']})", f"for job {stop['for']}" if stop["for"] else ""
+    return {"ts": row["ts"], "policy": row["policy"], "outcome": row["outcome"], "what": what, "why": why}
+
+
+def _deadline(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> dict[str, Any] | None:
+    if row["deadline"] is None:
+        return None
+    if row["finished_at"] is not None:
+        met = row["state"] == State.COMPLETED and row["finished_at"] <= row["deadline"]
+        return {"at": row["deadline"], "estimate": row["finished_at"], "verdict": "met" if met else "missed"}
+    remaining = store.rows("api/remaining", row["id"])[0][0]
+    start = waiting["est_start"] if waiting else store.rows("api/now")[0][0]
+    if remaining is None or start is None:
+        return {
+            "at": row["deadline"],
+            "estimate": None,
+            "verdict": "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)",
+        }
+    estimate = start + remaining
+    return {"at": row["deadline"], "estimate": estimate, "verdict": "on time" if estimate <= row["deadline"] else "at risk"}

@@ -1,0 +1,118 @@
+"""Which runners are heard of, and what the daemon concludes from silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import Conflict, NotFound, Stale
+from .store.store import Store
+from .workflow.runners import NodeChange, change_node, seen
+
+SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect: three missed polls
+
+
+class Fleet:
+    """Sessions and last words of runners, in memory; written to `nodes` now and then.
+
+    Silence is not death: a silent runner's jobs may well be running, so nothing of it is started elsewhere until
+    its processes are proved dead (another boot, or it says so itself) or a person declares it dead.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        rows = store.rows("api/fleet")
+        self._sessions: dict[str, int] = {node: session for node, session, _ in rows}
+        self._states: dict[str, str] = {node: state for node, _, state in rows}
+        now = clock()
+        self._heard: dict[str, float] = dict.fromkeys(self._sessions, now)  # a fresh daemon gives everybody the full time
+        self._leaving: set[str] = set()
+
+    def registered(self, node: str, session: int) -> None:
+        with self._lock:
+            self._sessions[node] = session
+            self._heard[node] = self._clock()
+            self._leaving.discard(node)
+
+    def current(self, node: str, session: int) -> bool:
+        return self._sessions.get(node) == session
+
+    def hear(self, node: str, session: int) -> None:
+        """A word of a runner. Stale: it must register (again)."""
+        if not self.current(node, session):
+            raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
+        self._heard[node] = self._clock()
+
+    def reload(self) -> None:
+        """States as committed, after something has changed them."""
+        with self._lock:
+            self._states = {node: state for node, _, state in self._store.rows("api/fleet")}
+
+    def shutdown(self, node: str) -> str | None:
+        """What polls of this runner are told about leaving."""
+        return "stop" if node in self._leaving else None
+
+    def leave(self, node: str) -> None:
+        self._require(node)
+        self._leaving.add(node)
+
+    def stay(self, node: str) -> None:
+        self._leaving.discard(node)
+
+    def watch(self) -> None:
+        """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
+        now = self._clock()
+        with self._lock:
+            heard, states = dict(self._heard), dict(self._states)
+        self._store.write(seen, heard)
+        busy = {row[0] for row in self._store.rows("api/busy_nodes")}
+        for node, state in states.items():
+            silent = now - heard.get(node, now)
+            if state == "up" and silent > SILENT_AFTER:
+                self.change(
+                    node, "suspect", "daemon", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running"
+                )
+            elif state == "suspect" and silent < SILENT_AFTER:
+                self.change(node, "up", "daemon", "it is heard again")
+            elif state == "draining" and node not in busy:
+                self.change(node, "drained", "daemon", "its last job has left")
+
+    def change(self, node: str, state: str, actor: str, reason: str) -> None:
+        self._require(node)
+        self._store.write(change_node, NodeChange(node, state, actor, reason))
+
+    def forget(self, node: str, actor: str) -> None:
+        """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""
+        self._require(node)
+        if self._clock() - self._heard.get(node, 0.0) < SILENT_AFTER:
+            raise Conflict(f"runner {node} was heard a moment ago: stop it with 'stoker runner stop {node}', or wait until it is silent")
+        for pid, started, boot in self._store.rows("api/node_processes", node):
+            if boot == boot_id() and alive(pid, started):
+                raise Conflict(f"runner {node}: its process {pid} is alive on this host; end it first, so that no job runs twice")
+        self.change(node, "gone", actor, f"declared dead by {actor}")
+
+    def _require(self, node: str) -> None:
+        if node not in self._sessions:
+            raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def alive(pid: int, started: float) -> bool:
+    """Whether the very process lives: same pid and same start."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

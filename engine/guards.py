@@ -1,0 +1,235 @@
+"""What is done now to go from the view to the plan, within guards that no policy can override.
+
+A policy says what it wants; each eviction costs somebody the work since the last checkpoint. Schedulers
+that evict on a wish alone have gone wrong in four ways, and each has its guard here:
+
+- Evicting without a start: two 1-GPU jobs killed eleven, one a cycle, and used none of the room
+  (ROCm/spur #888). Here a start names its GPUs; all their holders can be stopped, or none is.
+- Evicting too many: only holders of a GPU that a start wants are stopped. A job that the plan leaves out,
+  but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
+- Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
+  #126), and is preempted at most ``max_preemptions`` times.
+- Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
+  that admits. Here who gave way to whom is remembered for ``cooldown`` seconds, and a job may not displace
+  one that it gave way to, directly or through others, so evictions never form a cycle.
+
+While victims stop, the policy plans the start again on their GPUs (`Placement.find_soon`), so what they free bit by
+bit is not given to others meanwhile (Kueue #13797).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..policies.contract import Allocation, Bools, Phase, Plan, View
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much preemption a pool allows. Durations are seconds."""
+
+    min_run_time: float = 60.0  #: a lease is not taken back sooner
+    max_preemptions: int | None = None  #: of one job, None: no limit
+    cooldown: float = 300.0  #: for so long a preempted job may not displace the one it gave way to
+
+
+class Start(NamedTuple):
+    job: int
+    gpus: tuple[int, ...]
+    lease_end: float | None
+
+
+class Stop(NamedTuple):
+    job: int
+    reason: str
+    for_job: int | None  #: who gets its GPUs; None: it moves to other GPUs
+
+
+class Deferred(NamedTuple):
+    """A start or move of the plan that is not done now, and why."""
+
+    job: int
+    text: str
+
+
+class Renewal(NamedTuple):
+    """A running job that keeps its GPUs, and when its lease now ends."""
+
+    job: int
+    lease_end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    starts: list[Start] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
+    renewals: list[Renewal] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Who gave way to whom, and when last. Lost with the process; `leases.stop_for` and `stop_at` restore it."""
+
+    gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, who got its GPUs) to time
+
+    def after(self, stops: list[Stop], now: float, limits: Limits) -> Memory:
+        """The memory once ``stops`` are committed; what is older than the cooldown is forgotten."""
+        recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
+        recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
+        return Memory(recent)
+
+    def yields_to(self, job: int, now: float, limits: Limits) -> set[int]:
+        """Every job that ``job`` gave way to lately, directly or through others."""
+        winners: dict[int, list[int]] = {}
+        for (victim, winner), ts in self.gave_way.items():
+            if now - ts < limits.cooldown:
+                winners.setdefault(victim, []).append(winner)
+        found: set[int] = set()
+        frontier = [job]
+        while frontier:
+            for winner in winners.get(frontier.pop(), ()):
+                if winner not in found:
+                    found.add(winner)
+                    frontier.append(winner)
+        return found
+
+
+def protected(view: View, limits: Limits) -> Bools:
+    """Which jobs no eviction or move is allowed for now."""
+    jobs = view.jobs
+    guarded: Bools = (jobs.phase == Phase.ACTIVE) & (jobs.lease_time < limits.min_run_time)
+    if limits.max_preemptions is not None:
+        guarded |= jobs.preemptions >= limits.max_preemptions
+    return guarded
+
+
+def protect(view: View, limits: Limits) -> View:
+    """The view with ``protected`` filled in, so that a policy looks for victims only where it can get them."""
+    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=protected(view, limits)))
+
+
+def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:
+    """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order.
+
+    Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
+    victims are stopped now, and a later tick starts it.
+    """
+    tick = _Tick(view, plan, limits, memory)
+    moves = []
+    for job, allocation in plan.allocations.items():
+        row = tick.row_of[job]
+        if view.jobs.phase[row] != Phase.ACTIVE:
+            tick.start(job, allocation)
+        elif set(allocation.gpus) == set(view.jobs.allocation(row).tolist()):
+            tick.actions.renewals.append(Renewal(job, allocation.lease_end))
+        else:
+            moves.append((job, allocation))
+    # After the starts: whoever had to make room for one has been stopped, and need not be moved.
+    for job, allocation in moves:
+        tick.move(job, allocation)
+    return tick.actions
+
+
+class _Tick:
+    def __init__(self, view: View, plan: Plan, limits: Limits, memory: Memory) -> None:
+        jobs = view.jobs
+        self.view, self.plan, self.limits, self.memory = view, plan, limits, memory
+        self.row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
+        self.holders: dict[int, list[int]] = {}
+        owners = np.repeat(jobs.id, np.diff(jobs.alloc_start))
+        for job, gpu in zip(owners.tolist(), jobs.alloc_gpus.tolist(), strict=True):
+            self.holders.setdefault(gpu, []).append(job)
+        self.partners: dict[int, set[int]] = {}
+        for group in plan.groups:
+            for job in group.jobs:
+                self.partners.setdefault(job, set()).update(group.jobs)
+        self.stopped: set[int] = set()
+        self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
+        self.actions = Actions()
+
+    def start(self, job: int, allocation: Allocation) -> None:
+        if (unusable := self._unusable(job, allocation)) is not None:
+            self._refuse(job, allocation, unusable)
+            return
+        holders = self._others_on(job, allocation)
+        if not holders:
+            self.actions.starts.append(Start(job, tuple(allocation.gpus), allocation.lease_end))
+            return
+        victims = [holder for holder in holders if not self._stopping(holder)]
+        for victim in victims:
+            if (objection := self._objection(victim, job)) is not None:
+                self._refuse(job, allocation, objection)
+                return
+        for victim in victims:
+            self._stop(victim, job)
+        self._defer(job, f"waits for {_jobs(holders)} to stop")
+
+    def move(self, job: int, allocation: Allocation) -> None:
+        """Stop a job that is to go on elsewhere, but only when it can go on at once: a swap or a chain stays undone."""
+        if job in self.stopped:
+            return
+        held = self.view.jobs.allocation(self.row_of[job]).tolist()
+        if self.refused.intersection(held):
+            self._defer(job, "is not moved: the job that wants its GPUs cannot start yet")
+        elif (unusable := self._unusable(job, allocation)) is not None:
+            self._defer(job, unusable)
+        elif holders := self._others_on(job, allocation):
+            self._defer(job, f"is moved when {_jobs(holders)} has left the GPUs that it moves to")
+        elif (objection := self._protection(job)) is not None:
+            self._defer(job, objection)
+        else:
+            self._stop(job, None)
+
+    def _others_on(self, job: int, allocation: Allocation) -> list[int]:
+        """Who holds GPUs of ``allocation``, and does not share them by the plan."""
+        sharing = self.partners.get(job, set()) | {job}
+        holders = (holder for gpu in allocation.gpus for holder in self.holders.get(gpu, ()))
+        return sorted({holder for holder in holders if holder not in sharing})
+
+    def _unusable(self, job: int, allocation: Allocation) -> str | None:
+        held = self.view.jobs.allocation(self.row_of[job])
+        for gpu in allocation.gpus:
+            if not self.view.gpus.usable[gpu] and gpu not in held:
+                return f"GPU {self.view.gpus.id[gpu]} is not usable now"
+        return None
+
+    def _objection(self, victim: int, job: int) -> str | None:
+        kept = self.plan.allocations.get(victim)
+        if kept is not None and set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist()):
+            return f"the plan lets job {victim} keep the GPUs"
+        if victim in self.memory.yields_to(job, self.view.now, self.limits):
+            return f"gave way to job {victim} less than {self.limits.cooldown:g} s ago and may not displace it yet"
+        return self._protection(victim)
+
+    def _protection(self, job: int) -> str | None:
+        row = self.row_of[job]
+        if self.view.jobs.lease_time[row] < self.limits.min_run_time:
+            return f"job {job} has run for less than {self.limits.min_run_time:g} s and is not stopped before"
+        budget = self.limits.max_preemptions
+        if budget is not None and self.view.jobs.preemptions[row] >= budget:
+            return f"job {job} has been preempted {budget} times and is not preempted again"
+        return None
+
+    def _stopping(self, job: int) -> bool:
+        return job in self.stopped or self.view.jobs.phase[self.row_of[job]] == Phase.STOPPING
+
+    def _stop(self, job: int, for_job: int | None) -> None:
+        self.stopped.add(job)
+        self.actions.stops.append(Stop(job, "preempted", for_job))
+
+    def _refuse(self, job: int, allocation: Allocation, text: str) -> None:
+        self.refused.update(allocation.gpus)
+        self._defer(job, text)
+
+    def _defer(self, job: int, text: str) -> None:
+        self.actions.deferred.append(Deferred(job, text))
+
+
+def _jobs(ids: list[int]) -> str:
+    return f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(map(str, ids))}"

@@ -1,0 +1,122 @@
+"""Whether a Plan may be acted on at all. A bad plan changes nothing; its error is recorded with the decision."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..policies.contract import Allocation, Ints, Phase, Plan, View
+
+
+class PlanError(ValueError):
+    """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
+
+
+def check(plan: Plan, view: View) -> None:
+    """Raise PlanError unless ``plan`` fits ``view``.
+
+    A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
+    usable GPUs that no other job of the plan has, unless a group of the plan shares them.
+    """
+    row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
+    if not isinstance(plan.allocations, Mapping):
+        raise PlanError(f"allocations: a {type(plan.allocations).__name__} is not a mapping of job to Allocation")
+    fresh: list[int] = []
+    rows_given: dict[int, tuple[int, ...]] = {}
+    for job, allocation in plan.allocations.items():
+        gpus = rows_given[job] = _check_allocation(job, allocation, row_of, view)
+        if set(gpus) != set(view.jobs.allocation(row_of[job]).tolist()):
+            fresh.append(job)
+            _check_gang(job, row_of[job], gpus, view)
+    _check_sharing(plan, rows_given, set(fresh), view)
+    _check_waiting(plan, row_of)
+    _check_rest(plan)
+
+
+def _check_allocation(job: int, allocation: Allocation, row_of: Mapping[int, int], view: View) -> tuple[int, ...]:
+    row = row_of.get(job)
+    if row is None:
+        raise PlanError(f"job {job}: is allocated, but is not in the view")
+    if view.jobs.phase[row] == Phase.STOPPING:
+        raise PlanError(f"job {job}: is allocated, but is stopping; leave it out until it has stopped")
+    if not isinstance(allocation, Allocation):
+        raise PlanError(f"job {job}: a {type(allocation).__name__} is not an Allocation")
+    end = allocation.lease_end
+    if end is not None and not (math.isfinite(end) and end > view.now):
+        raise PlanError(f"job {job}: its lease ends at {end}, which is not a time after now ({view.now}); None is no end")
+    try:
+        gpus = tuple(operator.index(gpu) for gpu in allocation.gpus)
+    except TypeError:
+        raise PlanError(f"job {job}: {allocation.gpus!r} are not rows of the view's GPUs") from None
+    for gpu in gpus:
+        if not 0 <= gpu < len(view.gpus):
+            raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
+    if len(set(gpus)) != len(gpus):
+        raise PlanError(f"job {job}: has a GPU twice in {gpus}")
+    return gpus
+
+
+def _check_gang(job: int, row: int, gpus: tuple[int, ...], view: View) -> None:
+    low, high = int(view.jobs.gpus_min[row]), int(view.jobs.gpus_max[row])
+    if not low <= len(gpus) <= high:
+        wants = f"{low}" if low == high else f"{low} to {high}"
+        raise PlanError(f"job {job}: has {len(gpus)} GPUs, it takes {wants}")
+    held = set(view.jobs.allocation(row).tolist())
+    memory = float(view.jobs.gpu_memory[row])
+    for gpu in gpus:
+        if not view.gpus.usable[gpu] and gpu not in held:
+            raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which is not usable now")
+        if 0 < view.gpus.memory[gpu] < memory:
+            raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
+
+
+def _check_sharing(plan: Plan, given: Mapping[int, tuple[int, ...]], fresh: set[int], view: View) -> None:
+    partners: dict[int, set[int]] = {}
+    for group in plan.groups:
+        for job in group.jobs:
+            if job not in given:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            partners.setdefault(job, set()).update(group.jobs)
+    users: dict[int, list[int]] = {}
+    for job, gpus in given.items():
+        for gpu in gpus:
+            for other in users.setdefault(gpu, []):
+                # Jobs that share already may go on doing so: a policy must be able to take over from one that packs.
+                if other not in partners.get(job, ()) and (job in fresh or other in fresh):
+                    raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which job {other} has too")
+            users[gpu].append(job)
+
+
+def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
+    seen: set[int] = set()
+    for waiting in plan.waiting:
+        if not waiting.reason.code or not waiting.reason.text:
+            raise PlanError("waiting: a reason needs a code and a text")
+        jobs = _ids(waiting.jobs)
+        for job in jobs:
+            if job not in row_of:
+                raise PlanError(f"job {job}: is waiting, but is not in the view")
+            if job in plan.allocations:
+                raise PlanError(f"job {job}: is both allocated and waiting")
+            if job in seen:
+                raise PlanError(f"job {job}: is waiting twice")
+            seen.add(job)
+    order = _ids(plan.order)
+    if order and (len(set(order)) != len(order) or set(order) != seen):
+        odd = min(set(order) ^ seen, default=None)
+        raise PlanError("order: names a job twice" if odd is None else f"order: job {odd} is not in both order and waiting")
+
+
+def _check_rest(plan: Plan) -> None:
+    if plan.gap is not None and not math.isfinite(plan.gap):
+        raise PlanError(f"gap: {plan.gap} is not finite; None is unknown")
+    for backbone, wanted in plan.warm.items():
+        if wanted < 0:
+            raise PlanError(f"warm: {wanted} workers of {backbone!r}; the number cannot be negative")
+
+
+def _ids(jobs: Iterable[int] | Ints) -> list[int]:
+    return jobs.tolist() if isinstance(jobs, np.ndarray) else list(jobs)

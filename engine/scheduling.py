@@ -1,0 +1,311 @@
+"""The policies at work: for each pool a task that takes a View, asks for a Plan, checks it, and carries it out.
+
+Woken by events (a submission, an end, a runner) and by its interval; a policy that raises or plans what can't be
+changes nothing, is recorded, and the allocations in force stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..policies import registry
+from ..policies.contract import Phase, Plan, Policy
+from .api.rows import objects
+from .config import Config
+from .forecast import estimate_starts
+from .guards import Actions, Limits, Memory, protect, reconcile
+from .plan_check import PlanError, check
+from .spec.model import JobSpec
+from .store.store import Committed, Store
+from .tasks import Tasks
+from .view import Snapshot, snapshot
+from .workflow.leases import Grant, Stop
+from .workflow.plans import Decision, Enactment, Forecast, enact, write_forecast
+
+log = logging.getLogger(__name__)
+
+FOLD = 60.0  #: seconds after which ticks that decide the same are written down, at the latest
+FORECAST_INTERVAL = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The policy in force in a pool."""
+
+    pool: str
+    policy: str
+    interval: float
+    config: dict[str, Any]
+    config_id: int
+    set_by: str
+    ts: float | None
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What the loop of one pool keeps between ticks: caches and counters, no facts."""
+
+    setting: Setting
+    policy: Policy
+    memory: Memory  #: who gave way to whom
+    waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
+    order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
+    places: dict[int, tuple[int | None, float | None]] = field(default_factory=dict)
+    folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
+    written: float = 0.0  #: when it was last written
+    stale_forecast: bool = True
+
+
+class Scheduling:
+    """All pools. `tick` may be called by anybody; ticks of one pool never overlap."""
+
+    def __init__(self, store: Store, tasks: Tasks, config: Config) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._config = config
+        self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
+        self._pools: dict[str, _Pool] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self.reload()
+        self._tasks.every("forecast", FORECAST_INTERVAL, self.forecast)
+        self._store.listen(self._committed)
+
+    def _committed(self, commit: Committed) -> None:
+        if "policy" in commit.topics or "nodes" in commit.topics:
+            self._tasks.wake("policies")
+        if commit.topics & {"queue", "leases", "policy", "nodes"}:
+            for pool in list(self._pools):
+                self._tasks.wake(f"policy {pool}")
+
+    def reload(self) -> None:
+        """Take up policies that were set and pools that have come. A setting is in force from the next tick on."""
+        known = {row["pool"]: row for row in objects(self._store, "api/policies")}
+        pools = {"default", *known, *(row[0] for row in self._store.rows("policy/pools"))}
+        for pool in sorted(pools):
+            setting = self._setting(pool, known.get(pool))
+            if pool in self._pools and self._pools[pool].setting == setting:
+                continue
+            self._adopt(setting)
+
+    def _setting(self, pool: str, row: dict[str, Any] | None) -> Setting:
+        if row is None:
+            default = self._config.policy
+            return Setting(pool, default.name, default.interval, {}, 0, "default", None)
+        return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"])
+
+    def _adopt(self, setting: Setting) -> None:
+        state = _Pool(setting, registry.create(setting.policy, setting.config), self._remembered(setting.pool))
+        with self._lock:
+            if before := self._pools.get(setting.pool):
+                state.waiting = before.waiting
+            else:
+                state.waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", setting.pool)}
+            self._pools[setting.pool] = state
+        self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """What `GET /v1/policy` tells of pools."""
+        fields = ("pool", "policy", "interval", "config", "set_by", "ts")
+        return [{name: getattr(state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
+
+    def interval(self, pool: str) -> float:
+        state = self._pools.get(pool)
+        return state.setting.interval if state else self._config.policy.interval
+
+    def tick(self, pool: str) -> None:
+        """One decision of a pool."""
+        state = self._pools[pool]
+        now = time.time()
+        start = time.perf_counter()
+        with self._store.read() as con:
+            seen = snapshot(con, pool, now)
+        seen = replace(seen, view=protect(seen.view, self._limits))
+        viewed = time.perf_counter()
+        blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
+                         0.0, 0.0, "unchanged")  # fmt: skip
+        try:
+            plan = state.policy.plan(seen.view)
+            planned = time.perf_counter()
+            check(plan, seen.view)
+        except Exception as error:  # a policy is anybody's code
+            self._refused(state, blank, error)
+            return
+        actions = reconcile(seen.view, plan, self._limits, state.memory)
+        state.order = _order(plan)
+        enactment = self._enactment(state, seen, plan, actions)
+        decision = replace(
+            blank,
+            status=plan.status,
+            gap=plan.gap,
+            plan_seconds=planned - viewed,
+            apply_seconds=time.perf_counter() - planned,
+            deferred=dict(actions.deferred),
+        )
+        self._carry_out(state, replace(enactment, decision=decision))
+        state.memory = state.memory.after(actions.stops, now, self._limits)
+
+    def _remembered(self, pool: str) -> Memory:
+        rows = self._store.rows("policy/recent_preemptions", pool, time.time() - self._limits.cooldown)
+        return Memory({(victim, winner): ts for victim, winner, ts in rows})
+
+    def _enactment(self, state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> Enactment:
+        """A plan's actions in terms of the tables: rows of the view become numbers and names."""
+        view = seen.view
+        gpus, nodes = view.gpus, view.nodes
+        row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
+        grants = [
+            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end)
+            for job, held, lease_end in actions.starts
+        ]
+        actor = f"policy:{state.setting.policy}"
+        stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
+        renewals = {
+            int(seen.lease_id[row_of[job]]): lease_end
+            for job, lease_end in actions.renewals
+            if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
+        }
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan))
+
+    @staticmethod
+    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan) -> list[tuple[int, str, str]]:
+        now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
+        for group in plan.waiting:
+            now.update(dict.fromkeys((int(job) for job in group.jobs), (group.reason.code, group.reason.text)))
+        changed = [(job, *why) for job, why in now.items() if state.waiting.get(job) != why]
+        state.stale_forecast |= bool(changed) or len(now) != len(state.waiting)
+        state.waiting = now
+        return changed
+
+    def _carry_out(self, state: _Pool, enactment: Enactment) -> None:
+        decision = enactment.decision
+        if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
+            self._flush(state)
+            acted = enactment.grants or enactment.stops or enactment.renewals
+            decision = replace(decision, outcome="applied" if acted else "unchanged")
+            enacted = self._store.write(enact, replace(enactment, decision=decision))
+            for job in enacted.skipped:
+                state.waiting.pop(job, None)
+            state.folded, state.written = replace(decision, number=enacted.decision), decision.last_ts
+            state.stale_forecast = True
+            return
+        self._fold(state, decision)
+
+    def _refused(self, state: _Pool, decision: Decision, error: Exception) -> None:
+        """The policy raised, or its plan can't be: recorded once, however often it happens in a row."""
+        outcome = "invalid" if isinstance(error, PlanError) else "error"
+        words = str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+        if outcome == "error" and (state.folded is None or state.folded.error != words):
+            log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
+        self._fold(state, replace(decision, outcome=outcome, error=words))
+
+    def _fold(self, state: _Pool, decision: Decision) -> None:
+        """A tick that changed nothing: count it in the row of the one before when that decided the same."""
+        last = state.folded
+        same = last is not None and _gist(last) == _gist(decision)
+        if last is None or not same:
+            self._flush(state)
+            number = self._store.write(enact, Enactment(decision)).decision
+            state.folded, state.written = replace(decision, number=number), decision.last_ts
+            return
+        state.folded = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts)
+        if decision.last_ts - state.written > FOLD:
+            self._flush(state)
+
+    def _flush(self, state: _Pool) -> None:
+        if state.folded is not None and state.folded.last_ts > state.written:
+            self._store.write(enact, Enactment(state.folded))
+            state.written = state.folded.last_ts
+
+    def flush(self) -> None:
+        """Write what was folded: the daemon is stopping."""
+        for state in self._pools.values():
+            self._flush(state)
+
+    def forecast(self) -> None:
+        """Places in the queue and estimated starts, brought up to date where something has changed."""
+        for pool, state in list(self._pools.items()):
+            if not state.stale_forecast:
+                continue
+            state.stale_forecast = False
+            with self._store.read() as con:
+                view = snapshot(con, pool, time.time()).view
+            starts = dict(zip(state.order, estimate_starts(view, state.order).tolist(), strict=True))
+            rows = []
+            for position, job in enumerate(state.order, 1):
+                place = (position, None if math.isnan(starts[job]) else starts[job])
+                if _moved(state.places.get(job), place):
+                    rows.append((job, *place))
+                    state.places[job] = place
+            state.places = {job: place for job, place in state.places.items() if job in starts}
+            if rows:
+                self._store.write(write_forecast, Forecast(rows))
+
+    def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
+        """When jobs would start if they were submitted now, and why not at once: for a dry run."""
+        return [self._foresee(spec) for spec in jobs]
+
+    def _foresee(self, spec: JobSpec) -> tuple[float | None, str]:
+        if spec.hold or spec.after:
+            return None, "held" if spec.hold else f"waits for {', '.join(d.job for d in spec.after)}"
+        state = self._pools.get(spec.pool)
+        if state is None:
+            return None, f"no runner offers pool {spec.pool!r} yet"
+        with self._store.read() as con:
+            view = snapshot(con, spec.pool, time.time()).view
+        trial = replace(view, jobs=_with(view.jobs, spec, view.now))
+        new = int(trial.jobs.id[-1])
+        plan = state.policy.plan(trial)
+        if new in plan.allocations:
+            return view.now, "starts at once"
+        order = _order(plan)
+        start = float(estimate_starts(trial, order)[order.index(new)])
+        why = next(group.reason.text for group in plan.waiting if new in set(map(int, group.jobs)))
+        return (None if math.isnan(start) else start), why
+
+
+def _order(plan: Plan) -> list[int]:
+    """Waiting jobs as the policy would serve them."""
+    return [int(job) for job in plan.order] if len(plan.order) else [int(job) for group in plan.waiting for job in group.jobs]
+
+
+_NOTHING = Decision("", "", 0, 0.0, 0.0, 0, 0, "", None, 0.0, 0.0, 0.0, "")
+
+
+def _gist(decision: Decision) -> tuple[object, ...]:
+    """What makes two ticks the same decision; one that changed nothing repeats the one that was applied."""
+    outcome = "unchanged" if decision.outcome == "applied" else decision.outcome
+    return outcome, decision.error, decision.deferred, decision.policy, decision.config_id
+
+
+def _moved(before: tuple[int | None, float | None] | None, now: tuple[int | None, float | None]) -> bool:
+    """Whether a place is worth writing: another position, or a start that has moved by more than 5 s."""
+    if before is None or before[0] != now[0]:
+        return True
+    if before[1] is None or now[1] is None:
+        return before[1] is not now[1]
+    return abs(before[1] - now[1]) > 5.0
+
+
+def _with(jobs: Any, spec: JobSpec, now: float) -> Any:
+    """The job table with one more, pending job."""
+    new: dict[str, Any] = {
+        "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,
+        "gpus_max": spec.gpus_max, "priority": spec.priority, "demand": {"best-effort": 0, "soft": 1, "strict": 2}[spec.demand.kind],
+        "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0,
+        "remaining": math.nan if spec.estimate is None else spec.estimate, "gpu_memory": spec.gpu_memory, "preemptions": 0, "user": -1,
+        "model": -1, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
+    }  # fmt: skip
+    columns = {name: np.append(getattr(jobs, name), value) for name, value in new.items()}
+    columns["tier_deadline"] = np.append(jobs.tier_deadline, [tier.deadline for tier in spec.demand.tiers])
+    columns["tier_reward"] = np.append(jobs.tier_reward, [tier.reward for tier in spec.demand.tiers])
+    return replace(jobs, **columns)

@@ -1,0 +1,111 @@
+"""Backups on demand, compaction, and the periodic thinning of what need not be kept in full."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..home import Home
+from .backup import copy_database
+from .store import Store
+from .transaction import Transaction
+
+if TYPE_CHECKING:
+    import duckdb
+
+KEEP_BACKUPS = 7  #: of those that the daemon makes by itself
+
+
+def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, Any]:
+    """Copy the database to ``target`` (default: a dated file of the home's backups) while the daemon goes on."""
+    home.backups.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own = home.backups / f"stoker-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%f}Z.duckdb"
+    if target is not None and not target.is_absolute():
+        raise UsageError(f"path: {target} is not absolute: the daemon's directory is not yours")
+    if target is not None and (target.exists() or not target.parent.is_dir()):
+        raise UsageError(f"path: {target} exists already, or its directory does not: name a new file in a directory that is there")
+    start = time.monotonic()
+    tables = store.exclusive(lambda con: copy_database(con, own))
+    if target is None:
+        target = own
+    else:  # the database itself may write below its home only; see lockdown
+        shutil.move(own, target)
+    return {"path": str(target), "bytes": target.stat().st_size, "seconds": time.monotonic() - start, "tables": tables}
+
+
+def nightly_backup(store: Store, home: Home) -> None:
+    """A dated backup; the oldest of ours beyond `KEEP_BACKUPS` go."""
+    backup(store, home)
+    for old in sorted(home.backups.glob("stoker-*Z.duckdb"))[:-KEEP_BACKUPS]:
+        old.unlink()
+
+
+def compact(store: Store, home: Home) -> dict[str, int]:
+    """Rewrite the database without what deleted rows have left; writers and readers wait meanwhile."""
+    before = store.path.stat().st_size
+
+    def make(con: duckdb.DuckDBPyConnection) -> Path:
+        home.backups.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = home.backups / f".{store.path.name}.compact"  # on the same file system, and where the database may write
+        fresh.unlink(missing_ok=True)  # left by a compaction that was killed
+        copy_database(con, fresh)
+        return fresh
+
+    store.replace(make)
+    return {"before": before, "after": store.path.stat().st_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is kept, in days. Jobs, leases and final results are kept for ever."""
+
+    telemetry_full: float = 2.0  #: every sample; after that one a minute
+    telemetry: float = 30.0
+    metrics_full: float = 14.0  #: every record; after that every tenth step, and the last
+    decisions: float = 30.0
+    events: float = 365.0  #: then exported to Parquet and removed
+
+
+def thin(tx: Transaction, batch: Sequence[Retention]) -> Sequence[dict[str, int]]:
+    """Remove what is past its time; answers with rows removed by kind."""
+    day = 86_400.0
+    answers = []
+    for keep in batch:
+        removed = {
+            "telemetry": tx.execute("thin_telemetry", tx.now - keep.telemetry_full * day, tx.now - keep.telemetry * day),
+            "metrics": tx.execute("thin_metrics", tx.now - keep.metrics_full * day),
+            "decisions": tx.execute("thin_decisions", tx.now - keep.decisions * day),
+        }
+        answers.append({table: int(rows[0][0]) for table, rows in removed.items()})
+    return answers
+
+
+def export_events(store: Store, home: Home, keep: Retention) -> Path | None:
+    """Move events past their time to a Parquet file of the archive: written, verified and renamed before they are removed."""
+    before = time.time() - keep.events * 86_400.0
+    ((count, last),) = store.rows("store/old_events", before)
+    if not count:
+        return None
+    home.archive.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = home.archive / f"events-to-{last}.parquet"
+
+    def export(con: duckdb.DuckDBPyConnection) -> None:
+        temporary = target.with_name(f".{target.name}.tmp")
+        quoted = str(temporary).replace("'", "''")
+        con.execute(f"COPY (SELECT * FROM events WHERE seq <= {int(last)} ORDER BY seq) TO '{quoted}' (FORMAT parquet)")
+        written = con.execute(f"SELECT count(*) FROM read_parquet('{quoted}')").fetchall()[0][0]
+        kept = con.execute("SELECT count(*) FROM events WHERE seq <= $1", [last]).fetchall()[0][0]
+        if written != kept:
+            temporary.unlink()
+            raise OSError(f"{temporary}: {written} rows were written instead of {kept}")
+        temporary.replace(target)
+        con.execute("DELETE FROM events WHERE seq <= $1", [last])
+
+    store.exclusive(export)
+    return target

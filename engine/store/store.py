@@ -1,0 +1,379 @@
+"""The store: one DuckDB file, one writer with group commit, readers that never wait for it.
+
+Commands are functions ``(Transaction, batch) -> results``. The writer takes whatever has queued, runs each
+command once over all its requests (vectorised), commits everything in ONE transaction, and only then
+answers. A request that can't be served answers with its own StokerError without disturbing the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import StokerError, StoreError
+from ..sqlfiles import sql, view_files
+from . import migrate
+from .transaction import Catalog, Transaction
+
+if TYPE_CHECKING:
+    import duckdb
+
+P = TypeVar("P")
+R = TypeVar("R")
+Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
+
+MAX_BATCH = 512  #: requests in one transaction
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Request:
+    command: Command[Any, Any]
+    payload: Any
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What listeners hear after each commit."""
+
+    topics: frozenset[str]
+    events: Sequence[dict[str, Any]]
+
+
+class _Readers:
+    """Cursors of readers, kept for reuse; `paused` waits until none is in use and lets no new one out."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._busy = 0
+        self._closed = False
+
+    def take(self, make: Callable[[], duckdb.DuckDBPyConnection]) -> duckdb.DuckDBPyConnection:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
+            self._busy += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return make()
+        except BaseException:
+            self.give(None, sound=False)
+            raise
+
+    def give(self, cursor: duckdb.DuckDBPyConnection | None, *, sound: bool) -> None:
+        """A cursor comes back; one that is not ``sound`` (its query failed) is not used again."""
+        if cursor is not None and not sound:
+            with contextlib.suppress(Exception):
+                cursor.close()
+        with self._changed:
+            self._busy -= 1
+            if cursor is not None and sound:
+                self._idle.append(cursor)
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: self._busy == 0)
+            for cursor in self._idle:
+                cursor.close()
+            self._idle.clear()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
+
+
+class Store:
+    """Opened by the daemon alone. `open` brings the file up to date; `close` checkpoints it."""
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        path: Path,
+        *,
+        config: dict[str, Any] | None = None,
+        prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
+        self.path = path
+        self._config = config
+        self._prepare = prepare
+        self.failed: BaseException | None = None
+        self.commits = 0
+        self._con = con
+        self._clock = clock
+        self._max_batch = max_batch
+        self._catalog = Catalog(con)
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._listeners: list[Callable[[Committed], None]] = []
+        self._readers = _Readers()
+        self._gate = threading.Lock()  # closes the queue: after `close` nothing can be put behind the sentinel
+        self._open = True
+        self._writer = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        backups: Path | None = None,
+        config: dict[str, Any] | None = None,
+        prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
+        **options: Any,
+    ) -> Store:
+        """Open (or create) the file, migrate it after a backup, check it, define the views.
+
+        ``config`` are DuckDB's settings for opening, ``prepare`` is called on every connection opened, also after `replace`.
+
+        Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited.
+        """
+        con = connect(path, config)
+        try:
+            _upgrade(con, path, backups)
+            self_check(con)
+            for file in view_files():
+                con.execute(file.read_text())
+            con.execute("CHECKPOINT")
+            if prepare is not None:
+                prepare(con)
+        except Exception:
+            con.close()
+            raise
+        return cls(con, path, config=config, prepare=prepare, **options)
+
+    def listen(self, listener: Callable[[Committed], None]) -> None:
+        """Call ``listener`` after each commit, on the writer's thread: it must be quick and must not write and wait."""
+        self._listeners.append(listener)
+
+    def submit(self, command: Command[P, R], payload: P) -> Future[R]:
+        """Queue a write; the future is done when it is durable, or has the error that refused it."""
+        answer: Future[R] = Future()
+        with self._gate:
+            if self._open and self.failed is None:
+                self._requests.put(_Request(command, payload, answer))
+                return answer
+        raise StoreError("the database is closed" if self.failed is None else f"the database has failed: {self.failed}; restart the daemon")
+
+    def write(self, command: Command[P, R], payload: P) -> R:
+        """Write and wait until it is durable."""
+        return self.submit(command, payload).result()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor of the reader's own, from a pool. What it reads is the last commit."""
+        cursor = self._readers.take(lambda: self._con.cursor())  # noqa: PLW0108 - `replace` may put another connection here while it waits
+        try:
+            yield cursor
+        except BaseException:
+            self._readers.give(cursor, sound=False)
+            raise
+        self._readers.give(cursor, sound=True)
+
+    def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Rows of ``sql/NAME.sql``."""
+        with self.read() as con:
+            return con.execute(sql(name), list(parameters)).fetchall()
+
+    def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
+        """Rows of ``sql/NAME.sql`` as dictionaries."""
+        with self.read() as con:
+            result = con.execute(sql(name), list(parameters))
+            columns = [column[0] for column in result.description or ()]
+            return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+
+    def exclusive(self, work: Callable[[duckdb.DuckDBPyConnection], R]) -> R:
+        """Run ``work`` on the writer's connection between two transactions (backup, export, checkpoint)."""
+
+        def command(tx: Transaction, batch: Sequence[Callable[[duckdb.DuckDBPyConnection], R]]) -> Sequence[R]:
+            raise AssertionError("run by the writer itself")
+
+        command.exclusive = True  # type: ignore[attr-defined]
+        return self.write(command, work)
+
+    def replace(self, make: Callable[[duckdb.DuckDBPyConnection], Path]) -> None:
+        """Put another file in the place of the database, between two transactions; readers wait meanwhile.
+
+        ``make`` gets the writer's connection and answers with a complete file beside the database.
+        """
+
+        def work(con: duckdb.DuckDBPyConnection) -> None:
+            fresh = make(con)
+            with self._readers.paused():
+                con.execute("CHECKPOINT")
+                con.close()
+                os.replace(fresh, self.path)
+                self._con = connect(self.path, self._config)
+                if self._prepare is not None:
+                    self._prepare(self._con)
+
+        self.exclusive(work)
+
+    def close(self) -> None:
+        """Finish what has queued, checkpoint, close the file."""
+        with self._gate:
+            if not self._open:
+                return
+            self._open = False
+            self._requests.put(None)
+        self._writer.join()
+        with self._readers.paused():
+            if self.failed is None:
+                self._con.execute("CHECKPOINT")
+            self._con.close()
+
+    # The writer's thread.
+
+    def _write_loop(self) -> None:
+        closing = False
+        while not closing:
+            batch = []
+            request = self._requests.get()
+            while request is not None:
+                batch.append(request)
+                if len(batch) >= self._max_batch:
+                    break
+                try:
+                    request = self._requests.get_nowait()
+                except queue.Empty:
+                    break
+            closing = request is None
+            self._serve(batch)
+
+    def _serve(self, batch: list[_Request]) -> None:
+        """Serve the batch in order, exclusive work between two transactions."""
+        start = 0
+        for position, request in enumerate(batch):
+            if getattr(request.command, "exclusive", False):
+                self._commit(batch[start:position])
+                self._run_exclusive(request)
+                start = position + 1
+        self._commit(batch[start:])
+
+    def _run_exclusive(self, request: _Request) -> None:
+        try:
+            request.answer.set_result(request.payload(self._con))
+        except BaseException as error:
+            request.answer.set_exception(error if isinstance(error, StokerError) else StoreError(explain(error)))
+
+    def _commit(self, batch: list[_Request]) -> None:
+        if not batch:
+            return
+        if self.failed is not None:
+            for request in batch:
+                request.answer.set_exception(StoreError(f"the database has failed: {self.failed}; restart the daemon"))
+            return
+        try:
+            results, committed = self._transact(batch)
+        except Exception as error:
+            self._recover(batch, error)
+            return
+        self.commits += 1
+        for request, result in zip(batch, results, strict=True):
+            if isinstance(result, StokerError):
+                request.answer.set_exception(result)
+            else:
+                request.answer.set_result(result)
+        for listener in self._listeners:
+            try:
+                listener(committed)
+            except Exception:
+                log.exception("a listener of the store failed", extra={"action": "store.listener"})
+
+    def _transact(self, batch: list[_Request]) -> tuple[list[Any], Committed]:
+        by_command: dict[Command[Any, Any], list[int]] = {}
+        for position, request in enumerate(batch):
+            by_command.setdefault(request.command, []).append(position)
+        tx = Transaction(self._con, self._catalog, self._clock())
+        results: list[Any] = [None] * len(batch)
+        self._con.execute("BEGIN")
+        for command, positions in by_command.items():
+            answers = command(tx, [batch[position].payload for position in positions])
+            for position, answer in zip(positions, answers, strict=True):
+                results[position] = answer
+        events = tx.flush()
+        self._con.execute("COMMIT")
+        return results, Committed(frozenset(tx.topics), events)
+
+    def _recover(self, batch: list[_Request], error: Exception) -> None:
+        """Undo the transaction; serve the requests one by one, so that only the guilty one fails."""
+        import duckdb
+
+        if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+            # After these the handle can't be used (duckdb's own word): stop, and let the unit restart the daemon.
+            self.failed = error
+            log.critical("the database failed: %s", error, extra={"action": "store.fatal"})
+            for request in batch:
+                request.answer.set_exception(StoreError(f"the database has failed: {error}; restart the daemon"))
+            for listener in self._listeners:
+                listener(Committed(frozenset({"fatal"}), ()))
+            return
+        with contextlib.suppress(duckdb.Error):
+            self._con.execute("ROLLBACK")
+        if len(batch) > 1:
+            for request in batch:
+                self._commit([request])
+            return
+        if not isinstance(error, StokerError):
+            log.error("a write failed", exc_info=error, extra={"action": "store.write"})
+            error = StoreError(explain(error))
+        batch[0].answer.set_exception(error)
+
+
+def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPyConnection:
+    """Open the file for this process alone; StoreError says who holds it or what is wrong with it."""
+    import duckdb
+
+    try:
+        return duckdb.connect(str(path), config=config or {})
+    except duckdb.Error as error:
+        raise StoreError(f"{path}: {explain(error)}") from None
+
+
+def explain(error: BaseException) -> str:
+    """A database error as one line that says what to do."""
+    text = " ".join(str(error).split())
+    if "Conflicting lock" in text or "Could not set lock" in text:
+        return "the database file is held by another process: is another daemon running? ('stoker status')"
+    if "No space left" in text or "Out of disk space" in text or "not enough disk space" in text.lower():
+        return "the disk is full: free some space ('stoker doctor' shows how much is left); nothing that was acknowledged is lost"
+    if "not a valid DuckDB database" in text or "Corrupt" in text or "checksum" in text.lower():
+        return "the database file is damaged: move it away and restore the newest file of the backups folder"
+    if "newer version" in text or "storage version" in text.lower():
+        return "the database was written by a newer DuckDB: upgrade the duckdb package"
+    return text[:500]
+
+
+def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -> None:
+    todo = migrate.pending(con, migrate.available())
+    if todo and migrate.applied(con) and backups is not None:
+        from .backup import copy_database
+
+        backups.mkdir(parents=True, exist_ok=True, mode=0o700)
+        copy_database(con, backups / f"{path.stem}-before-{todo[0].number:04}.duckdb")
+    if todo:
+        migrate.apply(con, todo)
+
+
+def self_check(con: duckdb.DuckDBPyConnection) -> None:
+    """Compare scans with lookups by key: DuckDB before 2.0 could lose index entries after a crash (duckdb#23645)."""
+    for table, key in (("jobs", "id"), ("leases", "id"), ("events", "seq"), ("nodes", "id")):
+        newest = con.execute(f'SELECT max("{key}") FROM "{table}"').fetchall()[0][0]
+        if newest is not None and not con.execute(f'SELECT 1 FROM "{table}" WHERE "{key}" = $1', [newest]).fetchall():
+            raise StoreError(f"the index of table {table} has lost entries: restore the newest backup, or run 'stoker compact' on it")

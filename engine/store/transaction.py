@@ -1,0 +1,147 @@
+"""One transaction of the writer: vectorised inserts and updates, numbers, events, and what it touches."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..sqlfiles import sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+Row = Mapping[str, Any]
+
+
+class Catalog:
+    """Column types of every table and the next free number of every numbered one; lives as long as the store."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+        self.types: dict[str, dict[str, str]] = defaultdict(dict)
+        for table, column, kind in con.execute(sql("store/columns")).fetchall():
+            self.types[table][column] = kind
+        self._next: dict[str, int] = {}
+        for table, columns in self.types.items():
+            key = next((name for name in ("id", "seq") if columns.get(name) == "BIGINT"), None)
+            if key and table not in ("metrics", "report_marks"):
+                self._next[table] = 1 + con.execute(f'SELECT coalesce(max("{key}"), 0) FROM "{table}"').fetchall()[0][0]
+
+    def number(self, table: str) -> int:
+        """The next number of a table. One thread writes, so a counter in memory is enough; a rollback leaves a gap."""
+        number = self._next[table]
+        self._next[table] = number + 1
+        return number
+
+
+class Transaction:
+    """What a write command works with. ``now`` (s since the epoch) is the same for everything in it."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, catalog: Catalog, now: float) -> None:
+        self._con = con
+        self._catalog = catalog
+        self._events: list[dict[str, Any]] = []
+        self.now = now
+        self.topics: set[str] = set()
+
+    def touch(self, *topics: str) -> None:
+        """Name what this transaction changes, for those who listen: ``queue``, ``leases``, ``policy``, ``nodes``."""
+        self.topics.update(topics)
+
+    def number(self, table: str) -> int:
+        return self._catalog.number(table)
+
+    def execute(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run ``sql/store/NAME.sql`` and give its rows."""
+        return self._con.execute(sql(f"store/{name}"), list(parameters)).fetchall()
+
+    def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
+        """The same as dictionaries, column to value."""
+        rows = self._con.execute(sql(f"store/{name}"), list(parameters))
+        columns = [column[0] for column in rows.description or ()]
+        return [dict(zip(columns, row, strict=True)) for row in rows.fetchall()]
+
+    def insert(self, table: str, rows: Sequence[Row]) -> None:
+        """Insert rows (all with the same columns) by one statement."""
+        if rows:
+            columns = list(rows[0])
+            names = ", ".join(f'"{column}"' for column in columns)
+            source, values = self._source(table, columns, rows)
+            self._con.execute(f'INSERT INTO "{table}" ({names}) {source}', values)
+
+    def upsert(self, table: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
+        """Insert rows, or update those whose keys are there already; keys must differ within ``rows``."""
+        if rows:
+            columns = list(rows[0])
+            names = ", ".join(f'"{column}"' for column in columns)
+            changes = ", ".join(f'"{column}" = excluded."{column}"' for column in columns if column not in keys)
+            source, values = self._source(table, columns, rows)
+            conflict = f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
+            self._con.execute(f'INSERT INTO "{table}" ({names}) {source} {conflict}', values)
+
+    def update(self, table: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
+        """Set the other columns of the rows with these keys, one statement for each set of columns."""
+        by_columns: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            by_columns[tuple(row)].append(row)
+        for columns, group in by_columns.items():
+            changes = ", ".join(f'"{column}" = b."{column}"' for column in columns if column not in keys)
+            match = " AND ".join(f'"{table}"."{key}" = b."{key}"' for key in keys)
+            source, values = self._source(table, columns, group)
+            self._con.execute(f'UPDATE "{table}" SET {changes} FROM ({source}) b WHERE {match}', values)
+
+    def delete(self, table: str, key: str, values: Iterable[Any]) -> None:
+        """Delete the rows whose ``key`` is among ``values``."""
+        kind = self._catalog.types[table][key]
+        if wanted := list(values):
+            self._con.execute(f'DELETE FROM "{table}" WHERE "{key}" IN (SELECT unnest($1::{kind}[]))', [wanted])
+
+    def _source(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
+        """A SELECT that yields the rows, and its parameters: one list a column. Timestamps are given as epoch seconds."""
+        types = self._catalog.types[table]
+        parts = []
+        for number, column in enumerate(columns, 1):
+            kind = types[column]
+            if kind == "TIMESTAMP":
+                part = f"make_timestamp(CAST(unnest(${number}::DOUBLE[]) * 1000000 AS BIGINT))"
+            else:
+                part = f"unnest(${number}::{kind}[])"
+            parts.append(f'{part} AS "{column}"')
+        return "SELECT " + ", ".join(parts), [[row[column] for row in rows] for column in columns]
+
+    def event(
+        self,
+        kind: str,
+        actor: str,
+        *,
+        job: int | None = None,
+        lease: int | None = None,
+        node: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        reason: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append to the history, in this transaction."""
+        self._events.append(
+            {
+                "seq": self.number("events"),
+                "ts": self.now,
+                "kind": kind,
+                "job_id": job,
+                "lease_id": lease,
+                "node_id": node,
+                "before": before,
+                "after": after,
+                "actor": actor,
+                "reason": reason,
+                "detail": None if detail is None else json.dumps(detail),
+            }
+        )
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Write the events that were collected; they are also given to the listeners after the commit."""
+        events, self._events = self._events, []
+        self.insert("events", events)
+        return events

@@ -1,0 +1,145 @@
+"""Periodic tasks on APScheduler, watched: what raises is recorded and runs again, what hangs is seen.
+
+APScheduler skips a task whose last run has not ended, for ever and with a log line only (its issues #423, #474);
+so its events are listened to and handed on, and `Tasks.stuck` tells what has been running too long.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apscheduler.schedulers.background import BackgroundScheduler
+
+log = logging.getLogger(__name__)
+
+STUCK_AFTER = 60.0  #: seconds of one run after which a task counts as hanging
+
+
+@dataclass(slots=True)
+class TaskState:
+    """How a task is doing; times are s since the epoch, durations s."""
+
+    name: str
+    interval: float | None
+    last_run: float | None = None
+    last_seconds: float | None = None
+    running_since: float | None = None
+    errors: int = 0
+    last_error: str | None = None
+    requested: bool = False  #: a wake-up is on its way
+    dirty: bool = False  #: something came while it ran: it runs once more
+
+    @property
+    def stuck(self) -> bool:
+        return self.running_since is not None and time.time() - self.running_since > STUCK_AFTER
+
+
+class Tasks:
+    """The daemon's periodic tasks. ``on_event(kind, task, words)`` hears of errors and hangs."""
+
+    def __init__(self, on_event: Callable[[str, str, str], None]) -> None:
+        from apscheduler.executors.pool import ThreadPoolExecutor as Pool
+        from apscheduler.schedulers.background import BackgroundScheduler
+
+        self._on_event = on_event
+        self._lock = threading.Lock()
+        self._states: dict[str, TaskState] = {}
+        self._scheduler: BackgroundScheduler = BackgroundScheduler(
+            timezone="UTC",
+            executors={"default": Pool(8)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        self._listen()
+
+    def _listen(self) -> None:
+        from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
+
+        def heard(event: Any) -> None:
+            state = self._states.get(event.job_id)
+            if state is not None and state.stuck:
+                self._on_event(
+                    "task.stuck", state.name, f"has been running for {time.time() - (state.running_since or 0):.0f} s; runs are skipped"
+                )
+
+        self._scheduler.add_listener(heard, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
+
+    def start(self) -> None:
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Let running tasks end (those that hang are left), start no more."""
+        self._scheduler.shutdown(wait=False)
+        end = time.monotonic() + 5.0
+        while any(state.running_since is not None for state in self._states.values()) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def every(self, name: str, interval: float, work: Callable[[], object], *, soon: bool = False) -> None:
+        """Run ``work`` every ``interval`` seconds; a task of that name is replaced from its next run on."""
+        with self._lock:
+            state = self._states.setdefault(name, TaskState(name, interval))
+            state.interval = interval
+        first = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.0 if soon else interval)
+        self._scheduler.add_job(
+            self._run, "interval", args=[state, work], id=name, seconds=interval, next_run_time=first, replace_existing=True
+        )
+
+    def cron(self, name: str, expression: str, work: Callable[[], object]) -> None:
+        """Run ``work`` at the times of a cron expression (five fields, UTC)."""
+        from apscheduler.triggers.cron import CronTrigger
+
+        with self._lock:
+            state = self._states.setdefault(name, TaskState(name, None))
+        trigger = CronTrigger.from_crontab(expression, timezone="UTC")
+        self._scheduler.add_job(self._run, trigger, args=[state, work], id=name, replace_existing=True)
+
+    def next_run(self, name: str) -> float | None:
+        job = self._scheduler.get_job(name)
+        return job.next_run_time.timestamp() if job is not None and job.next_run_time is not None else None
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._states.pop(name, None)
+        if self._scheduler.get_job(name) is not None:
+            self._scheduler.remove_job(name)
+
+    def wake(self, name: str) -> None:
+        """Run the task now. Calls while it runs, or is about to, are folded into one more run."""
+        with self._lock:
+            state = self._states.get(name)
+            if state is None:
+                return
+            if state.running_since is not None or state.requested:
+                state.dirty = True
+                return
+            state.requested = True
+        if self._scheduler.get_job(name) is not None:
+            self._scheduler.modify_job(name, next_run_time=datetime.datetime.now(datetime.UTC))
+
+    def states(self) -> list[TaskState]:
+        with self._lock:
+            return sorted(self._states.values(), key=lambda state: state.name)
+
+    def _run(self, state: TaskState, work: Callable[[], object]) -> None:
+        while True:
+            started = time.time()
+            with self._lock:
+                state.running_since, state.requested, state.dirty = started, False, False
+            try:
+                work()
+            except Exception as error:
+                state.errors += 1
+                state.last_error = f"{type(error).__name__}: {error}"
+                log.exception("task %s failed", state.name, extra={"action": "task.error"})
+                self._on_event("task.error", state.name, state.last_error)
+            with self._lock:
+                state.last_run, state.last_seconds = started, time.time() - started
+                state.running_since = None
+                if not state.dirty:
+                    return

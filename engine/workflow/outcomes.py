@@ -1,0 +1,73 @@
+"""What the end of a lease means for its job: a pure function, so that every case can be read and tested in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec.model import Retries
+from ..states import State
+
+#: reasons for which the engine itself stops a lease, and after which the job simply waits for the next one
+YIELDING = frozenset({"preempted", "expired", "drain", "held"})
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a lease ended."""
+
+    outcome: str  #: as the runner saw it: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
+    exit_code: int | None
+    stop_reason: str | None  #: why the engine had told it to stop, None: it had not
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows for the job."""
+
+    state: State
+    outcome: str  #: of the lease; of the job, when the state is final
+    reason: str
+    preempted: bool = False
+    failed: bool = False
+    delay: float = 0.0  #: seconds before it may run again
+
+
+def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool) -> Verdict:
+    """Decide what becomes of a job whose last worker has gone. ``failures``: attempts that failed before this one."""
+    if end.outcome == "completed":
+        return Verdict(State.COMPLETED, "completed", "completed")
+    if cancelled or end.stop_reason == "cancelled":
+        return Verdict(State.CANCELLED, "cancelled", "cancelled")
+    back = State.SUBMITTED if held else State.PENDING
+    if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
+        # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
+        words = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
+        reason = words[end.stop_reason or ""]
+        return Verdict(back, "preempted", reason, preempted=end.stop_reason in ("preempted", "expired"))
+    if end.outcome in ("lost", "unkillable"):
+        return Verdict(back, end.outcome, end.message or "its worker was lost; it goes on from its last checkpoint")
+    return _failure(end, retries, failures, back)
+
+
+def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:
+    outcome = end.stop_reason if end.stop_reason in ("timeout", "hang") else end.outcome
+    reason = end.message or _words(outcome, end.exit_code)
+    final = failures >= retries.limit or end.exit_code in retries.never_on or (outcome == "oom" and failures >= 1)
+    if final:
+        return Verdict(State.FAILED, outcome, reason, failed=True)
+    delay = min(retries.backoff * retries.factor**failures, retries.max_backoff)
+    return Verdict(back, outcome, f"{reason}; retry {failures + 1} of {retries.limit} in {delay:.0f} s", failed=True, delay=delay)
+
+
+def _words(outcome: str, exit_code: int | None) -> str:
+    known = {
+        "oom": "out of memory: ask for more gpu_memory, or use a smaller batch",
+        "timeout": "ran longer than its timeout: raise timeout, or stop earlier",
+        "hang": "made no progress while its GPU idled: see its log for where it hangs",
+    }
+    if outcome in known:
+        return known[outcome]
+    if exit_code is not None and exit_code < 0:
+        return f"killed by signal {-exit_code}, not by Stoker: look at its log and at the kernel's (out of memory?)"
+    return f"exit code {exit_code}: see 'stoker logs'"

@@ -1,0 +1,127 @@
+"""What operators set: policies of pools, tokens, recurring jobs. Nothing is overwritten: the newest row is in force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import NotFound, StokerError
+from ..store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySetting:
+    pool: str
+    policy: str
+    interval: float  #: seconds
+    config: Mapping[str, Any]
+    set_by: str
+
+
+def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
+    """Set the policy of a pool; answers with the version of its configuration. In force at the next tick."""
+    rows = [
+        {"id": tx.number("policy_settings"), "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config),
+         "set_by": s.set_by, "ts": tx.now}
+        for s in batch
+    ]  # fmt: skip
+    tx.insert("policy_settings", rows)
+    for s in batch:
+        tx.event("policy.set", s.set_by, after=s.policy, detail={"pool": s.pool, "interval": s.interval, "config": dict(s.config)})
+    tx.touch("policy")
+    return [row["id"] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    name: str
+    role: str
+    digest: str  #: SHA-256, hexadecimal
+    actor: str
+
+
+def add_token(tx: Transaction, batch: Sequence[NewToken]) -> Sequence[int]:
+    rows = [
+        {"id": tx.number("tokens"), "name": t.name, "role": t.role, "digest": t.digest, "created_at": tx.now, "revoked": False}
+        for t in batch
+    ]
+    tx.insert("tokens", rows)
+    for t in batch:
+        tx.event("token.created", t.actor, detail={"name": t.name, "role": t.role})
+    tx.touch("tokens")
+    return [row["id"] for row in rows]
+
+
+def revoke_token(tx: Transaction, batch: Sequence[tuple[int, str]]) -> Sequence[StokerError | None]:
+    """``(number, actor)``: the token is no longer accepted."""
+    known = {row[0] for row in tx.execute("token_ids")}
+    tx.update("tokens", ["id"], [{"id": number, "revoked": True} for number, _ in batch if number in known])
+    for number, actor in batch:
+        tx.event("token.revoked", actor, detail={"id": number})
+    tx.touch("tokens")
+    return [None if number in known else NotFound(f"token {number}: there is none; 'stoker token list' shows them") for number, _ in batch]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    name: str
+    cron: str
+    spec: str  #: Submission as JSON
+    user: str
+
+
+def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int]:
+    rows = [
+        {"id": tx.number("schedules"), "name": s.name, "cron": s.cron, "enabled": True, "spec": s.spec, "created_by": s.user,
+         "created_at": tx.now, "last_at": None}
+        for s in batch
+    ]  # fmt: skip
+    tx.insert("schedules", rows)
+    for s in batch:
+        tx.event("schedule.created", s.user, detail={"name": s.name, "cron": s.cron})
+    tx.touch("schedules")
+    return [row["id"] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChange:
+    schedule: int
+    actor: str
+    fired_at: float | None = None  #: it has submitted; None: it is removed
+
+
+def change_schedule(tx: Transaction, batch: Sequence[ScheduleChange]) -> Sequence[StokerError | None]:
+    known = {row[0] for row in tx.execute("schedule_ids")}
+    answers: list[StokerError | None] = []
+    for change in batch:
+        if change.schedule not in known:
+            answers.append(NotFound(f"schedule {change.schedule}: there is none; 'stoker schedule list' shows them"))
+            continue
+        if change.fired_at is not None:
+            tx.update("schedules", ["id"], [{"id": change.schedule, "last_at": change.fired_at}])
+        else:
+            tx.update("schedules", ["id"], [{"id": change.schedule, "enabled": False}])
+            tx.event("schedule.removed", change.actor, detail={"id": change.schedule})
+            tx.touch("schedules")
+        answers.append(None)
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the history that changes no other table."""
+
+    kind: str
+    actor: str
+    reason: str
+    detail: Mapping[str, Any] | None = None
+    job: int | None = None
+    node: str | None = None
+
+
+def note(tx: Transaction, batch: Sequence[Note]) -> Sequence[None]:
+    for n in batch:
+        tx.event(n.kind, n.actor, job=n.job, node=n.node, reason=n.reason, detail=n.detail)
+    return [None] * len(batch)

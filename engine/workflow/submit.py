@@ -1,0 +1,154 @@
+"""Submission: jobs enter the tables, all of a request or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import NotFound, StokerError, UsageError, nearest
+from ..spec.model import JobSpec, Submission
+from ..states import State
+from ..store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    submission: Submission
+    user: str
+    schedule: int | None = None
+
+
+@dataclass(slots=True)
+class _Context:
+    """What the whole batch needs to know, read once."""
+
+    keys: dict[str, int]  #: idempotency key to job
+    names: dict[str, int]  #: name to newest job
+    states: dict[int, State]
+    largest: dict[str, int]  #: GPUs of each pool
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, table: str, row: dict[str, Any]) -> None:
+        self.tables.setdefault(table, []).append(row)
+
+
+def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dict[str, Any]] | StokerError]:
+    """Accept jobs; answers with ``[{id, name, state, existing}]`` a request."""
+    context = _context(tx, batch)
+    answers: list[list[dict[str, Any]] | StokerError] = []
+    for request in batch:
+        try:
+            check(request.submission.jobs, context.largest)
+            edges = _resolve(request.submission.jobs, context)
+        except StokerError as error:
+            answers.append(error)
+            continue
+        answers.append(_accept(tx, request, edges, context))
+    for table in ("jobs", "tiers", "dependencies", "provenance"):
+        tx.insert(table, context.tables.get(table, []))
+    tx.touch("queue")
+    return answers
+
+
+def check(jobs: Sequence[JobSpec], largest: dict[str, int]) -> None:
+    """Refuse at once what could never run. ``largest`` maps a pool to its GPUs; a pool that nobody has offered yet is not judged."""
+    for spec in jobs:
+        if spec.pool not in largest:
+            if largest and spec.pool != "default":
+                raise UsageError(
+                    f"pool: no runner offers pool {spec.pool!r}{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
+                )
+        elif spec.gpus_min > largest[spec.pool]:
+            has = f"pool {spec.pool!r} has {largest[spec.pool]}"
+            raise UsageError(f"gpus: {spec.name} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner")
+
+
+def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
+    specs = [spec for request in batch for spec in request.submission.jobs]
+    keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
+    wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
+    named = tx.execute("find_jobs", wanted) if wanted else []
+    return _Context(
+        keys={key: job for job, key in tx.execute("idempotency", keys)} if keys else {},
+        names={name: job for name, job, _ in named},
+        states={job: State(state) for _, job, state in named},
+        largest=dict(tx.execute("pool_sizes")),
+    )
+
+
+def _resolve(jobs: Sequence[JobSpec], context: _Context) -> list[list[tuple[int | str, str]]]:
+    """For each job its dependencies: the number of an earlier job, or the name of one in the same request."""
+    own = {spec.name for spec in jobs}
+    edges: list[list[tuple[int | str, str]]] = []
+    for spec in jobs:
+        found: list[tuple[int | str, str]] = []
+        for dependency in spec.after:
+            if dependency.job in own and dependency.job != spec.name:
+                found.append((dependency.job, dependency.mode))
+            elif dependency.job in context.names:
+                job = context.names[dependency.job]
+                state = context.states[job]
+                if dependency.mode == "ok" and state in (State.FAILED, State.CANCELLED):
+                    raise UsageError(f"after: job {dependency.job} has ended as {state}, so {spec.name} could never start")
+                found.append((job, dependency.mode))
+            else:
+                raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{nearest(dependency.job, own)}")
+        edges.append(found)
+    return edges
+
+
+def _accept(tx: Transaction, request: SubmitRequest, edges: list[list[tuple[int | str, str]]], context: _Context) -> list[dict[str, Any]]:
+    specs = request.submission.jobs
+    fresh = {spec.name: tx.number("jobs") for spec in specs if not (spec.idempotency_key and spec.idempotency_key in context.keys)}
+    array = fresh.get(specs[0].name) if specs and specs[0].array_size else None
+    answer = []
+    for spec, needs in zip(specs, edges, strict=True):
+        if spec.name not in fresh:
+            answer.append({"id": context.keys[spec.idempotency_key or ""], "name": spec.name, "state": None, "existing": True})
+            continue
+        job = fresh[spec.name]
+        unmet = 0
+        for target, mode in needs:
+            number = fresh.get(target, context.names.get(target, 0)) if isinstance(target, str) else target
+            met = context.states.get(number) in (State.COMPLETED, State.FAILED, State.CANCELLED)
+            unmet += not met
+            context.add("dependencies", {"job_id": job, "needs": number, "mode": mode, "met": met})
+        state = State.SUBMITTED if unmet or spec.hold else State.PENDING
+        reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
+        _write(tx, request, spec, job, state, reason, array, context)
+        if spec.idempotency_key:
+            context.keys[spec.idempotency_key] = job
+        answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
+    return answer
+
+
+def _write(
+    tx: Transaction, request: SubmitRequest, spec: JobSpec, job: int, state: State, reason: str, array: int | None, context: _Context
+) -> None:
+    user = spec.user or request.user
+    context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
+                         "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
+                         "schedule_id": request.schedule})  # fmt: skip
+    for tier in spec.demand.tiers:
+        context.add("tiers", {"job_id": job, "deadline": tier.deadline, "reward": tier.reward})
+    provenance = request.submission.provenance
+    context.add("provenance", {**msgspec.structs.asdict(provenance), "job_id": job, "argv": json.dumps(provenance.argv)})
+    tx.event("job.state", user, job=job, after=State.SUBMITTED, reason="submitted")
+    if state is State.PENDING:
+        tx.event("job.state", "daemon", job=job, before=State.SUBMITTED, after=state, reason=reason)
+
+
+def job_row(spec: JobSpec, now: float) -> dict[str, Any]:
+    """Columns of `jobs` that follow from the spec, and the zeros a job begins with."""
+    return {
+        "name": spec.name, "kind": spec.kind, "pool": spec.pool, "state_since": now, "priority": spec.priority, "held": spec.hold,
+        "gpus_min": spec.gpus_min, "gpus_max": spec.gpus_max, "gpu_memory": spec.gpu_memory, "demand": spec.demand.kind,
+        "deadline": spec.deadline, "model": spec.model, "total_steps": spec.stop.iterations, "est_duration": spec.estimate,
+        "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False, "run_time": 0.0,
+        "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap, "idempotency_key": spec.idempotency_key,
+        "labels": json.dumps(spec.labels), "spec": msgspec.json.encode(spec).decode(),
+    }  # fmt: skip

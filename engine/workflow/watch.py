@@ -1,0 +1,25 @@
+"""What time brings: leases expire, attempts run out of time, backed-off jobs become ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..store.transaction import Transaction
+from .leases import Stop, stop
+
+
+def run_out(tx: Transaction, batch: Sequence[None]) -> Sequence[int]:
+    """Stop what has reached the end of its lease or its timeout; answers with how many."""
+    due = tx.execute("due_leases", tx.now)
+    stop(tx, [Stop(lease, reason, "daemon") for lease, reason in due])
+    return [len(due)] * len(batch)
+
+
+def stop_all(tx: Transaction, batch: Sequence[Stop]) -> Sequence[int]:
+    """Stop every live lease, for the reason and in the name of the given Stop; answers with how many."""
+    answers = []
+    for wanted in batch:
+        live = tx.execute("all_live_leases")
+        stop(tx, [Stop(lease, wanted.reason, wanted.actor) for (lease,) in live])
+        answers.append(len(live))
+    return answers

@@ -1,0 +1,2 @@
+-- One job, whole.
+SELECT * FROM jobs WHERE id = $1

@@ -1,0 +1,2 @@
+-- Name of a job.
+SELECT name FROM jobs WHERE id = $1

@@ -1,0 +1,2 @@
+-- Runners that can be told to leave.
+SELECT id FROM nodes WHERE state IN ('up', 'suspect', 'draining', 'drained') ORDER BY id

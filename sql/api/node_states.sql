@@ -1,0 +1,2 @@
+-- States of runners.
+SELECT id, state FROM nodes

@@ -1,0 +1,2 @@
+-- The time, in seconds since the epoch.
+SELECT epoch(now())

@@ -1,0 +1,2 @@
+-- Progress of a job.
+SELECT * EXCLUDE (job_id) FROM progress WHERE job_id = $1

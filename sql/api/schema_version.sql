@@ -1,0 +1,2 @@
+-- Number of the last migration.
+SELECT max(number) FROM migrations

@@ -1,0 +1,2 @@
+-- Every GPU as it is now.
+SELECT * FROM gpus_now ORDER BY node, idx

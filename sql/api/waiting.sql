@@ -1,0 +1,2 @@
+-- Why a job waits.
+SELECT * EXCLUDE (job_id) FROM waiting WHERE job_id = $1

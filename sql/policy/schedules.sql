@@ -1,0 +1,2 @@
+-- Recurring jobs in force with what they submit.
+SELECT id, cron, spec, created_by FROM schedules WHERE enabled ORDER BY id

@@ -1,0 +1,40 @@
+-- Seconds waited by reason: a row for each job and reason ($by_job), or for each model and reason.
+-- A stay in 'submitted' waits for other jobs or for a release; a stay in 'pending' for GPUs, and how the
+-- lease before it ended says why it needs them again; 'assigned' and 'starting' are the start-up, GPUs in hand.
+WITH chosen AS (
+    SELECT j.id, j.name, j.model, j.id IN (SELECT d.job_id FROM dependencies d) AS depends
+    FROM jobs j
+    WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
+),
+stays AS (
+    SELECT e.job_id, e.lease_id, e.after, e.reason, lag(e.after) OVER (PARTITION BY e.job_id ORDER BY e.seq) AS before,
+           coalesce(lead(epoch(e.ts)) OVER (PARTITION BY e.job_id ORDER BY e.seq), $now) - epoch(e.ts) AS seconds
+    FROM events e JOIN chosen c ON c.id = e.job_id
+    WHERE e.kind = 'job.state'
+),
+reasons AS (
+    SELECT s.job_id, s.seconds,
+           CASE
+               WHEN s.after IN ('assigned', 'starting') THEN 'start'
+               WHEN s.after = 'submitted' AND c.depends AND s.reason <> 'held' THEN 'dependency'
+               WHEN s.after = 'submitted' THEN 'held'
+               WHEN s.before IS NULL OR s.before = 'submitted' THEN 'gpus'
+               WHEN l.outcome = 'preempted' THEN 'preempted'
+               WHEN l.outcome IN ('lost', 'unkillable') THEN 'lost'
+               ELSE 'retry'
+           END AS code
+    FROM stays s JOIN chosen c ON c.id = s.job_id LEFT JOIN leases l ON l.id = s.lease_id
+    WHERE s.after IN ('submitted', 'pending', 'assigned', 'starting') AND s.seconds > 0
+),
+groups AS (
+    SELECT c.id, CASE WHEN $by_job THEN CAST(c.id AS VARCHAR) ELSE c.model END AS label,
+           CASE WHEN $by_job THEN c.name ELSE c.model END AS name
+    FROM chosen c
+),
+sizes AS (
+    SELECT g.label, count(*) AS jobs, min(g.id) AS first_id FROM groups g GROUP BY g.label
+)
+SELECT g.label, any_value(g.name) AS name, z.jobs, r.code, coalesce(sum(r.seconds), 0) AS seconds
+FROM groups g JOIN sizes z ON z.label = g.label LEFT JOIN reasons r ON r.job_id = g.id
+GROUP BY g.label, z.jobs, z.first_id, r.code
+ORDER BY z.first_id, r.code

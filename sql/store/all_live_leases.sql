@@ -1,0 +1,2 @@
+-- Every lease that has not ended.
+SELECT id FROM leases WHERE state <> 'ended' ORDER BY id

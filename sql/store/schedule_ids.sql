@@ -1,0 +1,2 @@
+-- Recurring jobs in force, by number.
+SELECT id FROM schedules WHERE enabled

@@ -1,0 +1,2 @@
+-- Session in force of each runner.
+SELECT id, session FROM nodes

@@ -1,0 +1,2 @@
+-- Tokens by number.
+SELECT id FROM tokens

@@ -1,0 +1,16 @@
+-- What state each job was in from when to when, from the events.
+CREATE OR REPLACE VIEW job_states AS
+SELECT e.job_id, e.after AS state, e.ts AS since, lead(e.ts) OVER history AS until,
+       epoch(coalesce(lead(e.ts) OVER history, make_timestamp(epoch_us(now()))) - e.ts) AS seconds, e.reason, e.actor, e.lease_id
+FROM events e
+WHERE e.kind = 'job.state'
+WINDOW history AS (PARTITION BY e.job_id ORDER BY e.seq);
+COMMENT ON VIEW job_states IS 'What state each job was in from when to when, from the events';
+COMMENT ON COLUMN job_states.job_id IS 'Job';
+COMMENT ON COLUMN job_states.state IS 'State';
+COMMENT ON COLUMN job_states.since IS 'When it entered it (UTC)';
+COMMENT ON COLUMN job_states.until IS 'When it left it (UTC), NULL: it is in it';
+COMMENT ON COLUMN job_states.seconds IS 'Seconds in it';
+COMMENT ON COLUMN job_states.reason IS 'Why it entered it';
+COMMENT ON COLUMN job_states.actor IS 'Who moved it';
+COMMENT ON COLUMN job_states.lease_id IS 'Lease concerned';
