@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ class Board:
         self._store = store
         self._shutdown = shutdown
         self._lock = threading.Lock()
+        self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon comes again with other contents
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
@@ -41,7 +43,7 @@ class Board:
                 now = Assignments(version=0, leases=wanted.get(node, []), shutdown=self._shutdown(node))
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
-                    version = (before.version if before else 0) + 1
+                    version = (before.version if before else self._base) + 1
                     self._answers[node] = msgspec.structs.replace(now, version=version)
                     changed.append(node)
         if self._loop is not None and changed:

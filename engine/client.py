@@ -35,7 +35,7 @@ class Client:
 
     def __init__(self, home: Home | None = None, url: str | None = None, token: str | None = None, timeout: float = 30.0):
         self.home = home or Home.default()
-        self.url = url or os.environ.get("STOKER_URL")
+        self.url = os.environ.get("STOKER_URL") if url is None else url  #: empty: the socket, whatever STOKER_URL says
         self.token = token or os.environ.get("STOKER_TOKEN")
         self.timeout = timeout
         self._connection: http.client.HTTPConnection | None = None

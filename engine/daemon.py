@@ -42,7 +42,7 @@ from .store.store import Committed, Store
 from .tasks import Tasks
 from .workflow.leases import Stop
 from .workflow.settings import Note, note
-from .workflow.watch import run_out, stop_all
+from .workflow.watch import look_at_leases, stop_all
 
 FAILED_EXIT = 70  #: EX_SOFTWARE
 LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
@@ -85,7 +85,7 @@ class Daemon:
         self.tasks.start()
         self.tasks.every("policies", 3600.0, self.scheduling.reload)
         self.tasks.every("recurring", 3600.0, self.recurring.reload)
-        self.tasks.every("lease clock", LEASE_CLOCK, lambda: self.store.write(run_out, None))
+        self.tasks.every("lease clock", LEASE_CLOCK, lambda: look_at_leases(self.store, time.time()))
         self.tasks.every("runner watch", 10.0, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("retention", 3600.0, self._retain)

@@ -12,8 +12,9 @@ from .store.store import Store
 def explain(store: Store, job: int) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md."""
     (row,) = objects(store, "api/job", job)
-    waiting = (objects(store, "api/waiting", job) or [None])[0]
-    decisions = [_decision(job, found) for found in objects(store, "api/job_decisions", job)]
+    found = objects(store, "api/waiting", job)
+    waiting = found[0] if found else None
+    decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from .errors import Conflict, NotFound, Stale
+from .identity import Process, alive, boot_id
 from .store.store import Store
 from .workflow.runners import NodeChange, change_node, seen
 
@@ -91,28 +91,10 @@ class Fleet:
         if self._clock() - self._heard.get(node, 0.0) < SILENT_AFTER:
             raise Conflict(f"runner {node} was heard a moment ago: stop it with 'stoker runner stop {node}', or wait until it is silent")
         for pid, started, boot in self._store.rows("api/node_processes", node):
-            if boot == boot_id() and alive(pid, started):
+            if boot == boot_id() and alive(Process(pid, started)):
                 raise Conflict(f"runner {node}: its process {pid} is alive on this host; end it first, so that no job runs twice")
         self.change(node, "gone", actor, f"declared dead by {actor}")
 
     def _require(self, node: str) -> None:
         if node not in self._sessions:
             raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def alive(pid: int, started: float) -> bool:
-    """Whether the very process lives: same pid and same start."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

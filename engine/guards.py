@@ -10,8 +10,9 @@ that evict on a wish alone have gone wrong in four ways, and each has its guard 
 - Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
   #126), and is preempted at most ``max_preemptions`` times.
 - Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
-  that admits. Here who gave way to whom is remembered for ``cooldown`` seconds, and a job may not displace
-  one that it gave way to, directly or through others, so evictions never form a cycle.
+  that admits. Here who gave way to whom is remembered for ``cooldown`` seconds: a job may not displace one
+  that it gave way to, directly or through others, so evictions never form a cycle; and nobody gives way to
+  the same job twice, so one that is not started in the room made for it does not go on evicting.
 
 While victims stop, the policy plans the start again on their GPUs (`Placement.find_soon`), so what they free bit by
 bit is not given to others meanwhile (Kueue #13797).
@@ -20,6 +21,7 @@ bit is not given to others meanwhile (Kueue #13797).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -203,8 +205,11 @@ class _Tick:
         kept = self.plan.allocations.get(victim)
         if kept is not None and set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist()):
             return f"the plan lets job {victim} keep the GPUs"
-        if victim in self.memory.yields_to(job, self.view.now, self.limits):
-            return f"gave way to job {victim} less than {self.limits.cooldown:g} s ago and may not displace it yet"
+        cooldown, now = self.limits.cooldown, self.view.now
+        if victim in self.memory.yields_to(job, now, self.limits):
+            return f"gave way to job {victim} less than {cooldown:g} s ago and may not displace it yet"
+        if now - self.memory.gave_way.get((victim, job), -math.inf) < cooldown:
+            return f"job {victim} gave way to it less than {cooldown:g} s ago and does not do so again yet"
         return self._protection(victim)
 
     def _protection(self, job: int) -> str | None:

@@ -28,9 +28,10 @@ def check(plan: Plan, view: View) -> None:
     rows_given: dict[int, tuple[int, ...]] = {}
     for job, allocation in plan.allocations.items():
         gpus = rows_given[job] = _check_allocation(job, allocation, row_of, view)
-        if set(gpus) != set(view.jobs.allocation(row_of[job]).tolist()):
+        row = row_of[job]
+        if view.jobs.phase[row] == Phase.PENDING or set(gpus) != set(view.jobs.allocation(row).tolist()):
             fresh.append(job)
-            _check_gang(job, row_of[job], gpus, view)
+            _check_gang(job, row, gpus, view)
     _check_sharing(plan, rows_given, set(fresh), view)
     _check_waiting(plan, row_of)
     _check_rest(plan)

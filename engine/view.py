@@ -13,6 +13,9 @@ from .sqlfiles import sql
 if TYPE_CHECKING:
     import duckdb
 
+_INTS = ("phase", "gpus_min", "gpus_max", "priority", "demand", "preemptions")
+_FLOATS = ("submitted_at", "deadline", "attained", "run_time", "lease_time", "remaining", "gpu_memory")
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -45,15 +48,13 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
     tier_job = np.asarray(tiers["job_id"], dtype=np.int64)
     tier_start, tier_deadline = _csr(ids, tier_job, np.asarray(tiers["deadline"], dtype=np.float64))
     _, tier_reward = _csr(ids, tier_job, np.asarray(tiers["reward"], dtype=np.float64))
+    columns: dict[str, Any] = {name: np.asarray(jobs[name], dtype=np.int64) for name in _INTS}
+    columns |= {name: np.asarray(jobs[name], dtype=np.float64) for name in _FLOATS}
     table = Jobs(
         id=ids,
         user=_codes(jobs["user_code"]),
         model=_codes(jobs["model_code"]),
-        **{name: np.asarray(jobs[name], dtype=np.int64) for name in ("phase", "gpus_min", "gpus_max", "priority", "demand", "preemptions")},
-        **{
-            name: np.asarray(jobs[name], dtype=np.float64)
-            for name in ("submitted_at", "deadline", "attained", "run_time", "lease_time", "remaining", "gpu_memory")
-        },
+        **columns,
         alloc_start=alloc_start,
         alloc_gpus=alloc_gpus,
         tier_start=tier_start,

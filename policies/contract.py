@@ -72,6 +72,7 @@ class Jobs:
     tier_start: Ints  #: length n + 1
     tier_deadline: Floats
     tier_reward: Floats
+    protected: Bools | None = None  #: the engine will not preempt or move these now, so plan no eviction of them; None: nobody
 
     def __len__(self) -> int:
         return len(self.id)
@@ -163,12 +164,13 @@ class Plan:
     Jobs in Phase.STOPPING are left out. ``allocations`` maps a job's id to its allocation.
     """
 
-    allocations: Mapping[int, Allocation]
+    allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served
     waiting: Sequence[Waiting] = ()
     groups: Sequence[Group] = ()
     warm: Mapping[str, int] = field(default_factory=dict)  #: backbone to warm workers wanted
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
     gap: float | None = None  #: relative optimality gap, where a solver certifies one
+    order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``
 
 
 @runtime_checkable

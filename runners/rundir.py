@@ -1,7 +1,8 @@
 """The directory of one lease on one node: how agent, supervisor and worker hand things to each other.
 
     HOME/jobs/<job>/checkpoints/          belongs to the job, outlives leases
-    HOME/jobs/<job>/run-<lease>/          belongs to one lease
+    HOME/jobs/<job>/run-<lease>/          belongs to one lease; on a gang's further nodes run-<lease>.<node_rank>,
+                                          so that runners that share a home do not share a directory
         assignment.json                   written by the agent before it starts the supervisor
         supervisor.json                   created exclusively by the supervisor: a lease is started at most once
         output.log, output.log.1          stdout and stderr of all ranks, kept within a size limit
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left because it was asked to
+OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
+OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
 # The environment of a worker.
 ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
@@ -38,10 +41,15 @@ class RunDir:
     home: Path
     job: int
     lease: int
+    node_rank: int = 0
 
     @property
     def path(self) -> Path:
-        return self.home / "jobs" / str(self.job) / f"run-{self.lease}"
+        return self.home / "jobs" / str(self.job) / f"run-{self._number}"
+
+    @property
+    def _number(self) -> str:
+        return f"{self.lease}.{self.node_rank}" if self.node_rank else str(self.lease)
 
     @property
     def checkpoints(self) -> Path:
@@ -53,7 +61,7 @@ class RunDir:
 
     @property
     def tag(self) -> str:
-        return f"{self.home}:{self.lease}"
+        return f"{self.home}:{self._number}"
 
     def reports(self, rank: int) -> Path:
         return self.path / f"reports-{rank}.jsonl"
@@ -72,8 +80,11 @@ class RunDir:
     @classmethod
     def find(cls, home: Path) -> list[RunDir]:
         """All run directories below a home."""
-        found = (home / "jobs").glob("*/run-*")
-        return sorted((cls(home, int(p.parent.name), int(p.name[4:])) for p in found), key=lambda run: run.lease)
+        runs = []
+        for path in (home / "jobs").glob("*/run-*"):
+            lease, _, node_rank = path.name[4:].partition(".")
+            runs.append(cls(home, int(path.parent.name), int(lease), int(node_rank or 0)))
+        return sorted(runs, key=lambda run: run.lease)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

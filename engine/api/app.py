@@ -57,14 +57,23 @@ class Call:
             chunks.append(chunk)
         return b"".join(chunks)
 
+    async def options(self) -> dict[str, Any]:
+        """The body as an object; none at all is an empty one."""
+        body = await self.body()
+        return _decode(body, dict[str, Any]) if body not in (b"", b"null") else {}
+
     async def message(self, kind: type[T]) -> T:
         """The body as a message; UsageError names the field."""
-        try:
-            return msgspec.json.decode(await self.body() or b"null", type=kind)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"the request is not as it should be: {error}") from None
-        except msgspec.DecodeError as error:
-            raise UsageError(f"the request is not JSON: {error}") from None
+        return _decode(await self.body(), kind)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body or b"null", type=kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the request is not as it should be: {error}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the request is not JSON: {error}") from None
 
 
 Endpoint = Callable[[Call], Awaitable[Any]]
@@ -76,9 +85,9 @@ def endpoint(path: str, role: str, function: Endpoint, methods: Sequence[str] = 
 
 def application(daemon: Daemon, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
-    from . import jobs, operator, runner
+    from . import jobs, operators, runner
 
-    table = [*jobs.ENDPOINTS, *operator.ENDPOINTS, *runner.ENDPOINTS]
+    table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *runner.ENDPOINTS]
     return Starlette(routes=[Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table],
                      exception_handlers={404: _missing, 405: _missing})  # fmt: skip
 

@@ -12,6 +12,7 @@ import msgspec
 from ..errors import NotFound, UsageError, nearest
 from ..explain import explain as explain_job
 from ..logfile import read_tail
+from ..spec.check import require_all
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
 from ..states import FINAL
@@ -49,6 +50,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     submission = await call.message(Submission)
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
+    await asyncio.to_thread(require_all, submission.jobs)
     if submission.dry_run:
         return await asyncio.to_thread(_dry_run, call, submission)
     store = call.daemon.store
@@ -142,7 +144,7 @@ def _read_log(store: Store, job: int, lease: int | None, offset: float | None) -
 
 def _controller(action: str) -> Any:
     async def act(call: Call) -> dict[str, Any]:
-        body = await call.message(dict[str, Any] | None) or {}
+        body = await call.options()
         job = await _resolve(call)
         jobs = [job]
         if body.get("array"):

@@ -1,9 +1,10 @@
 """Runs one ad-hoc statement: read only, watched, cut off at its limits, answered as JSON rows, CSV or Parquet.
 
-DuckDB has no memory limit of a connection's own. What bounds a query is, in this order: the guard (nothing
-that makes much of little in one step); a watcher that interrupts it after its time, or when the process has
-grown too much; the memory limit of the whole database, at which DuckDB fails the statement that asks for
-more and nothing else; and the limit of what may spill to disk.
+A query must never reach the memory limit of the database: a commit of the writer that finds no memory there
+cannot even be rolled back, which DuckDB answers by invalidating the whole database (measured, 2.0.0). So, in
+this order: the guard refuses what makes much of little in one step; sorts and hash tables spill beyond a
+share of it (`operator_memory_limit`); what does not spill, such as list() or median(), is
+interrupted by a watcher when queries hold half of it, or when the process has grown too much, or after its time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LimitExceeded, StokerError, StoreError, UsageError
+from ..sqlfiles import sql as sql_file
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,6 +39,8 @@ MAX_SECONDS = 300.0
 AT_ONCE = 2  #: ad-hoc statements that run at a time; more wait, within their own time limit
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
+_SPILL_SHARE = 1 / 8  #: of the database's memory: beyond it, sorts and hash tables of one query spill
+_SHARE = 1 / 2  #: of the database's memory: all that queries may hold together; the rest is the writer's
 _FETCH = 1000
 _TICK = 0.02
 
@@ -123,9 +127,7 @@ def scratch(home: Path) -> Path:
 
 def readable(con: duckdb.DuckDBPyConnection) -> frozenset[str]:
     """Tables and views of ours in the open database."""
-    from ..sqlfiles import sql
-
-    return frozenset(row[0] for row in con.execute(sql("api/readable")).fetchall())
+    return frozenset(row[0] for row in con.execute(sql_file("api/readable")).fetchall())
 
 
 def run_query(cursor: Callable[[], duckdb.DuckDBPyConnection], sql: str, limits: Limits, tables: Collection[str]) -> Result:
@@ -139,7 +141,10 @@ def run_query(cursor: Callable[[], duckdb.DuckDBPyConnection], sql: str, limits:
             names, types = _described(con)
         elif statement.wrappable:
             names, types = _shape(con, statement)
-            con.execute(_without_zones(statement.text, types))
+            zoned = any("WITH TIME ZONE" in kind for kind in types)
+            con.execute(_without_zones(statement.text, types) if zoned else statement.text)
+            if not zoned:
+                names, _ = _described(con)  # as written: a subquery numbers those that come twice
         else:
             con.execute(statement.text)
             names, types = _described(con)
@@ -189,14 +194,18 @@ def plain(value: Any) -> Any:
 
 
 class _Watch:
-    """Interrupts a connection when its time is over or the process has grown too much, and knows which it was."""
+    """Interrupts a connection when its time is over or queries take too much memory, and knows which it was."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, limits: Limits, started: float) -> None:
         import psutil
 
         self._con = con
+        self._meter = con.cursor()
         self._limits = limits
         self._started = started
+        available = _memory_limit(con)
+        con.execute(f"SET operator_memory_limit = '{int(available * _SPILL_SHARE)} bytes'")
+        self._share = int(available * _SHARE)
         self._process = psutil.Process()
         self._memory = self._process.memory_info().rss
         self._done = threading.Event()
@@ -214,6 +223,7 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
+        self._meter.close()
 
     def _run(self) -> None:
         while not self._done.wait(_TICK):
@@ -227,7 +237,23 @@ class _Watch:
             return LimitExceeded(f"query: stopped after its time limit of {self._limits.seconds:g} s; narrow it, or ask for more time")
         if self._process.memory_info().rss - self._memory > self._limits.memory:
             return LimitExceeded(f"query: stopped, it took more than {self._limits.memory >> 20} MiB of memory; {_LESS}")
+        if _working_memory(self._meter) > self._share:
+            return LimitExceeded(f"query: stopped, it took more than {self._share >> 20} MiB of the database's memory; {_LESS}")
         return None
+
+
+def _memory_limit(con: duckdb.DuckDBPyConnection) -> int:
+    return int(con.execute(sql_file("api/memory_limit")).fetchall()[0][0])
+
+
+def _working_memory(con: duckdb.DuckDBPyConnection) -> int:
+    """Bytes that queries hold, without what DuckDB merely caches of the file."""
+    import duckdb
+
+    try:
+        return int(con.execute(sql_file("api/working_memory")).fetchall()[0][0])
+    except duckdb.OutOfMemoryException:
+        return 1 << 62
 
 
 _LESS = "aggregate or filter earlier, or join on more columns"
@@ -286,8 +312,6 @@ def _described(con: duckdb.DuckDBPyConnection) -> tuple[list[str], list[str]]:
 
 def _without_zones(text: str, types: list[str]) -> str:
     """The statement with times that carry a zone turned to UTC ones: Python can fetch the former only where pytz is installed."""
-    if not any("WITH TIME ZONE" in kind for kind in types):
-        return text
     names = [f"c{number}" for number in range(len(types))]
     parts = []
     for name, kind in zip(names, types, strict=True):
@@ -299,15 +323,18 @@ def _without_zones(text: str, types: list[str]) -> str:
 
 
 def _fetch(con: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[tuple[Any, ...]], bool]:
+    """Rows up to the limits; few at first, then as many at a time as should fit: rows can be of any width."""
     rows: list[tuple[Any, ...]] = []
-    size = 0
-    while chunk := con.fetchmany(min(_FETCH, limits.rows + 1 - len(rows))):
+    size, count = 0, 8
+    while chunk := con.fetchmany(min(count, limits.rows + 1 - len(rows))):
         size += sum(_size(value) for row in chunk for value in row)
         if size > limits.answer:
             raise _too_large(limits)
         rows += chunk
         if len(rows) > limits.rows:
             return rows[: limits.rows], True
+        width = 1 + size // len(rows)
+        count = max(1, min(_FETCH, (limits.answer - size) // width))
     return rows, False
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import Token, TokenType, exp
 from sqlglot.errors import SqlglotError
-from sqlglot.tokens import Token, TokenType
 
 from ..errors import UsageError, nearest
 from .sqlnames import FUNCTIONS, GROWING, TABLE_FUNCTIONS
@@ -38,7 +37,7 @@ _FIRST_HELP = "one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW TABLES 
 _RESERVED = re.compile(r"(duckdb|pg|sqlite|pragma|information)_")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
-_NODES: tuple[type[exp.Expression], ...] = (
+_NODES: tuple[type[Any], ...] = (
     exp.Query, exp.Values, exp.Tuple, exp.Table, exp.TableAlias, exp.CTE, exp.With, exp.From, exp.Join, exp.Where, exp.Group,
     exp.Having, exp.Qualify, exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Distinct, exp.Window, exp.WindowSpec, exp.Filter,
     exp.Column, exp.Identifier, exp.Star, exp.Literal, exp.Null, exp.Boolean, exp.Alias, exp.Aliases, exp.Paren, exp.DataType,
@@ -48,18 +47,16 @@ _NODES: tuple[type[exp.Expression], ...] = (
     exp.Any, exp.PivotAlias, exp.RawString, exp.Heredoc, exp.ByteString, exp.HexString, exp.UnicodeString, exp.HistoricalData,
 )  # fmt: skip
 #: Functions in sqlglot's eyes that are syntax in DuckDB's.
-_SYNTAX: tuple[type[exp.Expression], ...] = (
+_SYNTAX: tuple[type[Any], ...] = (
     exp.Cast, exp.TryCast, exp.Case, exp.If, exp.And, exp.Or, exp.Xor, exp.Exists, exp.Coalesce, exp.Array, exp.Struct, exp.ToMap,
     exp.Map, exp.Extract, exp.JSONExtract, exp.JSONExtractScalar, exp.Columns, exp.RegexpLike, exp.RegexpFullMatch, exp.Unnest,
     exp.CurrentDate, exp.CurrentTime, exp.CurrentTimestamp, exp.Grouping, exp.ArrayContainsAll, exp.ArrayOverlaps, exp.Try,
     exp.JSONCast, exp.TsOrDsToDate, exp.GroupConcat, exp.ParseJSON, exp.GenerateSeries,
 )  # fmt: skip
-_CLASSES = frozenset(
-    """
-    BETWEEN CASE CAST COLLATE COLUMN_REF COMPARISON CONJUNCTION CONSTANT DEFAULT FUNCTION OPERATOR POSITIONAL_REFERENCE STAR SUBQUERY
-    TYPE WINDOW
-    """.split()
-)
+_CLASSES = {
+    "BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "DEFAULT", "FUNCTION", "OPERATOR",
+    "POSITIONAL_REFERENCE", "STAR", "SUBQUERY", "TYPE", "WINDOW",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +192,8 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
                 _refuse(f"{node.sql('duckdb')[:60]!r} can't be read")
         elif isinstance(node, exp.Anonymous):
             names.check_function(node.name, operator=False, in_from=isinstance(node.parent, exp.Table | exp.Lateral))
+        elif isinstance(node, exp.Describe | exp.Summarize) and not isinstance(node.this, exp.Query | exp.Table | exp.Values):
+            _refuse(f"{node.this.sql('duckdb')[:60]} can't be described: only the tables of 'stoker schema', and queries")
         elif isinstance(node, exp.Show) and node.name.upper() != "TABLES":
             _refuse("only SHOW TABLES; DESCRIBE shows one")
         elif not isinstance(node, _NODES + _SYNTAX) and type(node) not in functions:
@@ -207,9 +206,9 @@ def _check_tree(tree: exp.Expression, tables: Collection[str]) -> None:
 
 
 @functools.cache
-def _function_classes() -> frozenset[type[exp.Expression]]:
+def _function_classes() -> frozenset[type[exp.Func]]:
     """sqlglot's classes for the allowed functions, found by parsing a call of each."""
-    found: set[type[exp.Expression]] = set()
+    found: set[type[exp.Func]] = set()
     for name in FUNCTIONS | TABLE_FUNCTIONS:
         for arguments in ("", "a", "a, b", "a, b, c"):
             try:
@@ -249,7 +248,7 @@ def _objects(tree: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(node)
 
 
-def _named(node: exp.Expression) -> str:
+def _named(node: exp.Expr) -> str:
     name = node.sql_names()[0].lower() if isinstance(node, exp.Func) else type(node).__name__
     return f"{name!r}"
 

@@ -7,7 +7,12 @@ calls back (lambdas); what makes large values of small ones in one step that can
 
 from __future__ import annotations
 
-AGGREGATES = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+AGGREGATES = _names(
     """
     any_value approx_count_distinct approx_quantile arbitrary arg_max arg_max_null arg_min arg_min_null argmax argmin array_agg avg
     bit_and bit_or bit_xor bool_and bool_or corr count count_if count_star countif covar_pop covar_samp entropy favg first fsum
@@ -15,16 +20,16 @@ AGGREGATES = frozenset(
     max_by mean median min min_by mode product quantile quantile_cont quantile_disc regr_avgx regr_avgy regr_count regr_intercept
     regr_r2 regr_slope regr_sxx regr_sxy regr_syy sem skewness stddev stddev_pop stddev_samp string_agg sum sumkahan var_pop var_samp
     variance wavg weighted_avg
-    """.split()
+    """
 )
 
-WINDOWS = frozenset(
+WINDOWS = _names(
     """
     cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank rank_dense row_number
-    """.split()
+    """
 )
 
-SCALARS = frozenset(
+SCALARS = _names(
     """
     abs acos add age array_contains array_extract array_has array_has_all array_has_any array_length array_position array_slice
     array_to_string ascii asin atan atan2 bit_count cardinality cbrt ceil ceiling century char_length character_length chr concat
@@ -46,7 +51,7 @@ SCALARS = frozenset(
     tan time_bucket timezone to_centuries to_days to_decades to_hours to_json to_microseconds to_millennia to_milliseconds
     to_minutes to_months to_quarters to_seconds to_timestamp to_weeks to_years today transaction_timestamp translate trim trunc
     try_strptime typeof ucase unicode upper url_decode week weekday weekofyear xor year yearweek
-    """.split()
+    """
 )
 
 #: In FROM, where they stream: as scalars they would build a whole list at once.
@@ -55,9 +60,9 @@ TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "json_tree", "range
 FUNCTIONS = AGGREGATES | WINDOWS | SCALARS | {"unnest"}
 
 #: Their results can be longer than each argument, so that nesting them grows values exponentially.
-GROWING = frozenset(
+GROWING = _names(
     """
     || array_to_string concat concat_ws hex json_array json_object list_concat list_pack list_value map map_from_entries
     regexp_replace replace row strftime struct_pack to_json translate
-    """.split()
+    """
 )

@@ -30,7 +30,7 @@ class Migration:
 
 def available(directory: Path = MIGRATIONS) -> list[Migration]:
     """Migrations of this program, in order; their numbers run from 1 without gaps."""
-    found = []
+    found: list[Migration] = []
     for path in sorted(directory.glob("*.sql")):
         match = re.fullmatch(r"(\d{4})_(\w+)\.sql", path.name)
         if not match or int(match[1]) != len(found) + 1:

@@ -144,12 +144,16 @@ class Store:
 
         Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited.
         """
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()  # made by a daemon that was killed before it wrote anything; DuckDB refuses such a file
         con = connect(path, config)
         try:
             _upgrade(con, path, backups)
             self_check(con)
+            con.execute("BEGIN")
             for file in view_files():
                 con.execute(file.read_text())
+            con.execute("COMMIT")
             con.execute("CHECKPOINT")
             if prepare is not None:
                 prepare(con)
@@ -159,7 +163,7 @@ class Store:
         return cls(con, path, config=config, prepare=prepare, **options)
 
     def listen(self, listener: Callable[[Committed], None]) -> None:
-        """Call ``listener`` after each commit, on the writer's thread: it must be quick and must not write and wait."""
+        """Call ``listener`` after each commit and before its answers, on the writer's thread: be quick, and wait for no write."""
         self._listeners.append(listener)
 
     def submit(self, command: Command[P, R], payload: P) -> Future[R]:
@@ -285,16 +289,16 @@ class Store:
             self._recover(batch, error)
             return
         self.commits += 1
-        for request, result in zip(batch, results, strict=True):
-            if isinstance(result, StokerError):
-                request.answer.set_exception(result)
-            else:
-                request.answer.set_result(result)
         for listener in self._listeners:
             try:
                 listener(committed)
             except Exception:
                 log.exception("a listener of the store failed", extra={"action": "store.listener"})
+        for request, result in zip(batch, results, strict=True):
+            if isinstance(result, StokerError):
+                request.answer.set_exception(result)
+            else:
+                request.answer.set_result(result)
 
     def _transact(self, batch: list[_Request]) -> tuple[list[Any], Committed]:
         by_command: dict[Command[Any, Any], list[int]] = {}

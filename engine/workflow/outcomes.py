@@ -8,7 +8,7 @@ from ..spec.model import Retries
 from ..states import State
 
 #: reasons for which the engine itself stops a lease, and after which the job simply waits for the next one
-YIELDING = frozenset({"preempted", "expired", "drain", "held"})
+YIELDING = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,13 @@ def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: b
     if cancelled or end.stop_reason == "cancelled":
         return Verdict(State.CANCELLED, "cancelled", "cancelled")
     back = State.SUBMITTED if held else State.PENDING
+    if end.stop_reason in ("timeout", "hang"):
+        return _failure(end, retries, failures, back)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
         # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
-        words = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
-        reason = words[end.stop_reason or ""]
-        return Verdict(back, "preempted", reason, preempted=end.stop_reason in ("preempted", "expired"))
+        return Verdict(back, "preempted", YIELDING[end.stop_reason], preempted=end.stop_reason in ("preempted", "expired"))
+    if end.outcome == "stopped":
+        return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):
         return Verdict(back, end.outcome, end.message or "its worker was lost; it goes on from its last checkpoint")
     return _failure(end, retries, failures, back)

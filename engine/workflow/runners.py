@@ -10,7 +10,7 @@ from ..errors import Stale, StokerError, UsageError
 from ..protocol import VERSION, Ack, Hello, Records, Report, Sample, WorkerUpdate
 from ..states import State
 from ..store.transaction import Transaction
-from .leases import end
+from .leases import Stop, end, stop
 from .moves import Move, move
 from .outcomes import End
 
@@ -173,9 +173,9 @@ def _pace(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
     ts, step = new["last"]
     since = (old["updated_at"], old["step"]) if old["lease_id"] == new["lease"] and old["step"] is not None else new["first"]
     if since[0] is None or step <= since[1] or ts <= since[0]:
-        return old["seconds_per_step"]
+        return None if old["seconds_per_step"] is None else float(old["seconds_per_step"])
     pace = (ts - since[0]) / (step - since[1])
-    return float(pace if old["seconds_per_step"] is None else 0.7 * old["seconds_per_step"] + 0.3 * pace)
+    return float(pace) if old["seconds_per_step"] is None else float(0.7 * old["seconds_per_step"] + 0.3 * pace)
 
 
 def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], live: dict[tuple[int, str], _Part]) -> None:
@@ -236,6 +236,9 @@ def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> Non
         worst = min(range(len(outcomes)), key=lambda i: SEVERITY.index(outcomes[i]))
         ends[lease] = End(outcomes[worst], codes[worst], why, messages[worst])
     end(tx, ends)
+    # The rest of a gang waits for the part that is gone, for minutes (torch's exit barrier): end it too.
+    broken = {lease for (lease, _), update in exits.items() if update.outcome != "completed"} - ends.keys()
+    stop(tx, [Stop(lease, "partner", "daemon") for lease in sorted(broken)])
 
 
 def _lost(lease: int, now: float, why: str) -> WorkerUpdate:

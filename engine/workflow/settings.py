@@ -22,7 +22,7 @@ class PolicySetting:
 
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
     """Set the policy of a pool; answers with the version of its configuration. In force at the next tick."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": tx.number("policy_settings"), "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config),
          "set_by": s.set_by, "ts": tx.now}
         for s in batch
@@ -43,7 +43,7 @@ class NewToken:
 
 
 def add_token(tx: Transaction, batch: Sequence[NewToken]) -> Sequence[int]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": tx.number("tokens"), "name": t.name, "role": t.role, "digest": t.digest, "created_at": tx.now, "revoked": False}
         for t in batch
     ]
@@ -73,7 +73,7 @@ class NewSchedule:
 
 
 def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": tx.number("schedules"), "name": s.name, "cron": s.cron, "enabled": True, "spec": s.spec, "created_by": s.user,
          "created_at": tx.now, "last_at": None}
         for s in batch

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import NotFound, StokerError, UsageError, nearest
+from ..spec.expand import base_name
 from ..spec.model import JobSpec, Submission
 from ..states import State
 from ..store.transaction import Transaction
@@ -104,7 +105,6 @@ def _resolve(jobs: Sequence[JobSpec], context: _Context) -> list[list[tuple[int 
 def _accept(tx: Transaction, request: SubmitRequest, edges: list[list[tuple[int | str, str]]], context: _Context) -> list[dict[str, Any]]:
     specs = request.submission.jobs
     fresh = {spec.name: tx.number("jobs") for spec in specs if not (spec.idempotency_key and spec.idempotency_key in context.keys)}
-    array = fresh.get(specs[0].name) if specs and specs[0].array_size else None
     answer = []
     for spec, needs in zip(specs, edges, strict=True):
         if spec.name not in fresh:
@@ -119,11 +119,19 @@ def _accept(tx: Transaction, request: SubmitRequest, edges: list[list[tuple[int 
             context.add("dependencies", {"job_id": job, "needs": number, "mode": mode, "met": met})
         state = State.SUBMITTED if unmet or spec.hold else State.PENDING
         reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
-        _write(tx, request, spec, job, state, reason, array, context)
+        _write(tx, request, spec, job, state, reason, _array(specs, spec, fresh, context), context)
         if spec.idempotency_key:
             context.keys[spec.idempotency_key] = job
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     return answer
+
+
+def _array(specs: Sequence[JobSpec], task: JobSpec, fresh: dict[str, int], context: _Context) -> int | None:
+    """Number of the array that a task belongs to: that of its first task, which may have been submitted before."""
+    if task.array_size is None:
+        return None
+    first = next((s for s in specs if s.array_index == 0 and base_name(s.name) == base_name(task.name)), task)
+    return fresh.get(first.name) or context.keys.get(first.idempotency_key or "")
 
 
 def _write(

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..store.store import Store
 from ..store.transaction import Transaction
 from .leases import Stop, stop
+
+
+def look_at_leases(store: Store, now: float) -> None:
+    """A periodic task: writes only when there is something to stop."""
+    if store.rows("store/due_leases", now):
+        store.write(run_out, None)
 
 
 def run_out(tx: Transaction, batch: Sequence[None]) -> Sequence[int]:

@@ -1,0 +1,130 @@
+"""Recipes: training jobs that come with Stoker. This registry imports nothing heavy, so that a submission can be checked against it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from ..training import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of a recipe: its type is that of its default."""
+
+    default: bool | int | float | str
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value in the parameter's type, or UsageError that names the parameter."""
+        wanted = type(self.default)
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise UsageError(f"params.{name}: {value!r} is not {_A[wanted]}")
+        self._check_bounds(name, value)
+        return value
+
+    def _check_bounds(self, name: str, value: Any) -> None:
+        if self.choices and value not in self.choices:
+            raise UsageError(f"params.{name}: {value!r} is not one of {', '.join(self.choices)}{nearest(value, self.choices)}")
+        if self.low is not None and value < self.low:
+            raise UsageError(f"params.{name}: {value!r} is too small; the least is {self.low:g}")
+        if self.high is not None and value > self.high:
+            raise UsageError(f"params.{name}: {value!r} is too large; the most is {self.high:g}")
+
+
+_A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    name: str
+    doc: str
+    target: str  #: module:function below this package, called with all params by keyword; returns a Task
+    params: Mapping[str, Param] = field(default_factory=dict)
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters: those given, checked, and the defaults of the others."""
+        for name in given:
+            if name not in self.params:
+                raise UsageError(f"params.{name}: recipe {self.name} has no such parameter{nearest(name, self.params)}")
+        return {name: param.check(name, given[name]) if name in given else param.default for name, param in self.params.items()}
+
+    def load(self) -> Callable[..., Task]:
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., Task] = getattr(importlib.import_module(f".{module}", __name__), function)
+        return loaded
+
+
+def find(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise UsageError(f"recipe: there is no {name!r}{nearest(name, RECIPES)}; there are {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
+
+_SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "text-classifier",
+            "Fine-tunes a pre-trained sentence encoder (MiniLM, 6 layers, 22.7 M parameters) on a text-classification set.",
+            "text:build",
+            {
+                "dataset": Param("trec", "what to learn", choices=TEXT_DATASETS),
+                "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
+                "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
+                "batch_size": Param(16, "samples of a step", low=1),
+                "max_tokens": Param(32, "longer texts are cut", low=4, high=512),
+                "limit": Param(0, "training samples used; 0: all", low=0),
+                "eval_limit": Param(200, "held-out samples on which the accuracy is measured", low=1),
+                "eval_every": Param(25, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+        ),
+        Recipe(
+            "digits-cnn",
+            "Trains a small convolutional network on 5,000 MNIST digits.",
+            "digits:build",
+            {
+                "lr": Param(2e-3, "peak learning rate", low=0.0, high=1.0),
+                "batch_size": Param(64, "samples of a step", low=1),
+                "channels": Param(16, "of the first convolution", low=1, high=1024),
+                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+        ),
+        Recipe(
+            "toy",
+            "Fits a small network to a made-up function. Needs no data; its pace can be set, to try schedulers and to test.",
+            "toy:build",
+            {
+                "samples": Param(512, "size of the data set", low=1),
+                "width": Param(16, "hidden units", low=1),
+                "batch_size": Param(8, "samples of a step", low=1),
+                "lr": Param(1e-2, "learning rate", low=0.0, high=1.0),
+                "step_ms": Param(0.0, "pause in each step", low=0.0),
+                "load_ms": Param(0.0, "pause in the loader before each batch", low=0.0),
+                "eval_ms": Param(0.0, "pause in each evaluation", low=0.0),
+                "build_ms": Param(0.0, "pause before training begins", low=0.0),
+                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+        ),
+    )
+}

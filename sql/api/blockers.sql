@@ -1,7 +1,6 @@
 -- Jobs that hold GPUs of a pool, with when they are expected to end.
-SELECT j.id, j.name, l.gpu_count AS gpus, j.state, j.priority,
-       now()::TIMESTAMP + to_seconds(greatest(p.total_steps - p.step, 0) * p.seconds_per_step) AS est_end
-FROM jobs j JOIN leases l ON l.id = j.lease_id LEFT JOIN progress p ON p.job_id = j.id
+SELECT j.id, j.name, l.gpu_count AS gpus, j.state, j.priority, now()::TIMESTAMP + to_seconds(e.remaining) AS est_end
+FROM jobs j JOIN leases l ON l.id = j.lease_id JOIN estimates e ON e.job_id = j.id
 WHERE j.pool = $1
 ORDER BY est_end NULLS LAST, j.id
 LIMIT 20

@@ -7,11 +7,6 @@ holding AS (
     WHERE l.state <> 'ended'
     GROUP BY g.lease_id
 ),
-known AS (
-    SELECT model, gpu_count, min(seconds_per_step) AS seconds_per_step, min(duration) AS duration
-    FROM profiles
-    GROUP BY model, gpu_count
-),
 arrays AS (
     SELECT array_id, count(*) AS size, count(*) FILTER (finished_at IS NOT NULL) AS ended,
            count(*) FILTER (finished_at IS NULL AND lease_id IS NOT NULL) AS active, count(*) FILTER (state = 'failed') AS failed
@@ -24,22 +19,19 @@ timed AS (
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
            w.code, w.reason AS waits, w.position, w.est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
-           j.run_time + coalesce(epoch(c.moment - l.started_at), 0) AS ran,
-           epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived,
-           greatest(steps - coalesce(p.step, 0), 0) * coalesce(p.seconds_per_step, k.seconds_per_step) AS left_by_steps,
-           greatest(coalesce(j.est_duration, k.duration) - ran, 0) AS left_by_time
+           coalesce(s.ran, j.run_time) AS ran, s.remaining AS work_left,
+           epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived
     FROM jobs j
     CROSS JOIN clock c
     LEFT JOIN progress p ON p.job_id = j.id
     LEFT JOIN leases l ON l.id = j.lease_id
     LEFT JOIN holding h ON h.lease_id = j.lease_id
     LEFT JOIN waiting w ON w.job_id = j.id
-    LEFT JOIN known k ON k.model = j.model AND k.gpu_count = j.gpus_min
+    LEFT JOIN estimates s ON s.job_id = j.id
     LEFT JOIN arrays a ON a.array_id = j.array_id
 ),
 estimated AS (
-    SELECT t.*, CASE WHEN t.finished_at IS NULL THEN coalesce(t.left_by_steps, t.left_by_time) END AS work_left,
-           CASE WHEN t.gpus > 0 THEN t.moment ELSE t.est_start END AS goes_on,
+    SELECT t.*, CASE WHEN t.gpus > 0 THEN t.moment ELSE t.est_start END AS goes_on,
            coalesce(t.finished_at, goes_on + to_microseconds(CAST(least(work_left, 1e9) * 1000000 AS BIGINT))) AS ends
     FROM timed t
 )

@@ -91,7 +91,7 @@ async def list_runners(call: Call) -> dict[str, Any]:
 
 
 async def drain(call: Call) -> dict[str, Any]:
-    body = await call.message(dict[str, Any] | None) or {}
+    body = await call.options()
     await asyncio.to_thread(_drain, call, bool(body.get("now")))
     return {"ok": True}
 
@@ -118,7 +118,7 @@ async def resume(call: Call) -> dict[str, Any]:
 
 
 async def stop_runner(call: Call) -> dict[str, Any]:
-    body = await call.message(dict[str, Any] | None) or {}
+    body = await call.options()
     node = call.path("node")
     call.daemon.fleet.leave(node)
     await asyncio.to_thread(_drain, call, bool(body.get("now")))
@@ -240,7 +240,7 @@ class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def shutdown(call: Call) -> dict[str, Any]:
-    asked = await call.message(ShutdownRequest | None) or ShutdownRequest()
+    asked = await call.message(ShutdownRequest)
     await asyncio.to_thread(call.daemon.request_stop, runners=asked.runners, workers=asked.workers, actor=call.who.user)
     return {"ok": True}
 

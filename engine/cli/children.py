@@ -1,0 +1,83 @@
+"""Child processes that are kept running: started, watched, restarted with back-off, ended in good time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  #: seconds before a restart; doubles with each failure in a row
+STEADY = 60.0  #: a child that has lived so long begins anew with the first pause
+
+
+@dataclass
+class Child:
+    """One command that should be running."""
+
+    name: str
+    argv: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    pause: float = FIRST_PAUSE
+    restart_at: float | None = None
+    restarts: int = field(default=0)
+
+    def start(self) -> None:
+        # A group of its own: a Ctrl-C of the terminal reaches us alone, and we end the children in order.
+        # Both are to use this home's socket, whatever daemon the person's own commands go to.
+        environment = {name: value for name, value in os.environ.items() if name != "STOKER_URL"}
+        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, process_group=0, env=environment)
+        self.started = time.monotonic()
+        self.restart_at = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def ended(self) -> int | None:
+        """Exit code of a child that has just been found ended; None while it runs or its restart is due later."""
+        if self.process is None or self.restart_at is not None:
+            return None
+        return self.process.poll()
+
+    def plan_restart(self) -> float:
+        """Set the time of the next start; the pause until then."""
+        if time.monotonic() - self.started > STEADY:
+            self.pause = FIRST_PAUSE
+        pause, self.pause = self.pause, min(self.pause * 2, LONGEST_PAUSE)
+        self.restart_at = time.monotonic() + pause
+        self.restarts += 1
+        return pause
+
+    def restart_if_due(self) -> bool:
+        if self.restart_at is None or time.monotonic() < self.restart_at:
+            return False
+        self.start()
+        return True
+
+    def stop(self, grace: float) -> int | None:
+        """Ask it to leave, wait, then kill it; its exit code."""
+        self.restart_at = None
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(grace)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    import signal
+
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,201 @@
+"""Our kinds of click command: examples in the help, global options anywhere, groups that load lazily."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from ..errors import UsageError
+from ..home import Home
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+
+TIMEOUT = 30.0  #: seconds until an answer, unless a command knows better
+
+
+@dataclass
+class App:
+    """What every command starts from: which Stoker is meant."""
+
+    home: Home = field(default_factory=Home.default)
+    url: str | None = None
+
+    @cached_property
+    def client(self) -> Client:
+        return self.client_within(TIMEOUT)
+
+    def client_within(self, seconds: float) -> Client:
+        """A client with a connection of its own that gives up sooner (or later) than usual; closed when the command ends."""
+        from ..client import Client
+
+        client = Client(self.home, self.url, timeout=seconds)
+        if client.url:
+            _check_url(client.url)
+        if context := click.get_current_context(silent=True):  # there is none while a shell completes
+            context.call_on_close(client.close)
+        return client
+
+
+def _check_url(url: str) -> None:
+    """The client speaks plain HTTP to a host and port; UsageError for anything else."""
+    from urllib.parse import urlsplit
+
+    try:
+        where = urlsplit(url)
+        fits = where.scheme == "http" and bool(where.hostname) and where.port is not None and where.path in ("", "/")
+    except ValueError:  # a port beyond 65535, a broken IPv6 address
+        fits = False
+    if not fits:
+        raise UsageError(f"--url: {url!r} is not http://HOST:PORT (given by --url or STOKER_URL)")
+
+
+pass_app = click.make_pass_decorator(App)
+
+
+def _set_home(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        context.ensure_object(App).home = Home(Path(value).expanduser().absolute())
+
+
+def _set_url(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value:
+        context.ensure_object(App).url = value
+
+
+def global_options(hidden: bool) -> list[click.Option]:
+    """``--home`` and ``--url``: shown at the top, understood after any command."""
+    return [
+        click.Option(
+            ["--home"],
+            metavar="DIR",
+            help="State directory (default: $STOKER_HOME or ~/.local/state/stoker).",
+            callback=_set_home,
+            expose_value=False,
+            hidden=hidden,
+            is_eager=True,
+        ),
+        click.Option(
+            ["--url"],
+            metavar="URL",
+            help="Daemon at http://HOST:PORT in place of the socket, with $STOKER_TOKEN (default: $STOKER_URL).",
+            callback=_set_url,
+            expose_value=False,
+            hidden=hidden,
+            is_eager=True,
+        ),
+    ]
+
+
+def _examples_of(callback: Callable[..., Any] | None) -> list[str]:
+    return list(getattr(callback, "__examples__", ()))
+
+
+def examples(*lines: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Examples of a command, shown in its help and in the reference; tests parse each of them."""
+
+    def mark(callback: Callable[..., Any]) -> Callable[..., Any]:
+        callback.__examples__ = lines  # type: ignore[attr-defined]
+        return callback
+
+    return mark
+
+
+def write_examples(formatter: click.HelpFormatter, lines: Sequence[str]) -> None:
+    with formatter.section("Examples"):
+        for line in lines:
+            formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class Command(click.Command):
+    """A command with examples, which also takes the global options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.extend(global_options(hidden=True))
+        self.examples = _examples_of(self.callback)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, self.examples)
+        super().format_epilog(ctx, formatter)
+
+
+class Group(click.Group):
+    """A group of our commands."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "no_args_is_help": False})
+        self.examples = _examples_of(self.callback)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """An unknown command is answered with the nearest one."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from ..errors import nearest
+
+            known = self.list_commands(ctx)
+            hint = nearest(args[0], known) or f"; one of: {', '.join(known)}"
+            ctx.fail(f"no such command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            write_examples(formatter, self.examples)
+        super().format_epilog(ctx, formatter)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A command by the place of its code, with what the list of commands says of it, so that listing imports nothing."""
+
+    target: str  #: module:attribute, relative to this package
+    help: str
+    hidden: bool = False
+
+
+class LazyGroup(Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def __init__(self, *args: Any, sections: dict[str, dict[str, Lazy]], epilog: str, **kwargs: Any) -> None:
+        super().__init__(*args, epilog=epilog, **kwargs)
+        self.sections = sections
+        self.lazy = {name: lazy for section in sections.values() for name, lazy in section.items()}
+        self.params.extend(global_options(hidden=False))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, lazy in self.lazy.items() if not lazy.hidden]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = self.lazy.get(cmd_name)
+        if lazy is None:
+            return None
+        module, attribute = lazy.target.split(":")
+        return cast(click.Command, getattr(importlib.import_module(f".{module}", __package__), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, section in self.sections.items():
+            if rows := [(name, lazy.help) for name, lazy in section.items() if not lazy.hidden]:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=14)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            write_examples(formatter, self.examples)
+        for paragraph in (self.epilog or "").split("\n\n"):
+            formatter.write_paragraph()
+            formatter.write(paragraph + "\n")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Names and options only: completing must not import every command."""
+        from click.shell_completion import CompletionItem
+
+        shown = [(name, lazy.help) for name, lazy in self.lazy.items() if name.startswith(incomplete) and not lazy.hidden]
+        return [CompletionItem(name, help=text) for name, text in shown] + click.Command.shell_complete(self, ctx, incomplete)

@@ -1,0 +1,84 @@
+"""Commands that change jobs: cancel, hold, release, priority."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import StokerError
+from .command import App, Command, examples, pass_app
+from .jobref import JOB, job_path
+from .output import Answer, Column, json_option, print_table, state_style
+
+_COLUMNS = [
+    Column("ID", "id", right=True),
+    Column("NAME", "name", flexible=True),
+    Column("STATE", "state", style=state_style),
+    Column("MESSAGE", "message", flexible=True),
+]
+_JOBS = click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
+_ARRAY = click.option("--array", is_flag=True, help="Take all tasks of the array that the job belongs to.")
+
+
+def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) -> Answer:
+    """Do it to every job that was named; one that cannot be found or changed does not keep the others from it."""
+    changed: list[dict[str, Any]] = []
+    errors: list[StokerError] = []
+    for ref in refs:
+        try:
+            changed += app.client.post(job_path(ref, action), body)["jobs"]
+        except StokerError as error:
+            errors.append(error)
+    return Answer(changed, lambda: print_table(changed, _COLUMNS, "no jobs"), errors)
+
+
+@click.command(cls=Command)
+@_JOBS
+@_ARRAY
+@json_option
+@pass_app
+@examples("stoker cancel 17", "stoker cancel bert-lr 18 19", "stoker cancel 20 --array")
+def cancel(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
+    """Cancel jobs.
+
+    A running job is asked to stop, may write a checkpoint within its grace period, and is then ended.
+    """
+    return _each(app, jobs, "cancel", {"array": array})
+
+
+@click.command(cls=Command)
+@_JOBS
+@_ARRAY
+@json_option
+@pass_app
+@examples("stoker hold 17", "stoker hold sweep --array")
+def hold(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
+    """Keep jobs from being scheduled until they are released.
+
+    A running job is suspended: it writes a checkpoint and gives its GPUs back.
+    """
+    return _each(app, jobs, "hold", {"array": array})
+
+
+@click.command(cls=Command)
+@_JOBS
+@_ARRAY
+@json_option
+@pass_app
+@examples("stoker release 17")
+def release(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
+    """Let held jobs be scheduled again."""
+    return _each(app, jobs, "release", {"array": array})
+
+
+@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
+@click.argument("number", type=int)
+@_JOBS
+@_ARRAY
+@json_option
+@pass_app
+@examples("stoker priority 10 17", "stoker priority -5 nightly sweep")
+def priority(app: App, number: int, jobs: tuple[str, ...], array: bool) -> Answer:
+    """Change the priority of jobs to NUMBER; larger is more urgent, 0 is where jobs start."""
+    return _each(app, jobs, "priority", {"priority": number, "array": array})

@@ -1,0 +1,83 @@
+"""docs/cli.md, written from the commands themselves; a test holds the file against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from .command import Command, Group, LazyGroup, examples
+from .main import EXIT_CODES, cli
+from .output import write
+
+INTRODUCTION = """\
+# Command line
+
+*Written by `stoker docs`; change the commands, not this file.*
+
+`stoker [--home DIR] [--url URL] COMMAND …`: `--home` and `--url` may also stand after the command.
+
+- Jobs are named by number, by name (the newest of that name), or by an unambiguous beginning of the name.
+- `--json` prints what was found for programs. Tables are coloured and fitted on a terminal (`NO_COLOR` turns colours
+  off), and whole and plain in a pipe. Remarks and errors go to stderr.
+- A mistake gets one line, `stoker: error: …`, and an exit code of the table below. `STOKER_DEBUG=1` adds the traceback.
+- Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `NO_COLOR`, `STOKER_DEBUG`.
+"""
+
+
+def commands(group: click.Group, context: click.Context, path: str = "stoker") -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command that is shown, groups before what is in them."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None:
+            raise AssertionError(f"{path} lists {name} and does not have it")
+        inner = click.Context(command, parent=context, info_name=name)
+        yield f"{path} {name}", command, inner
+        if isinstance(command, click.Group):
+            yield from commands(command, inner, f"{path} {name}")
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
+    rows = [record for option in options if (record := option.get_help_record(context))]
+    shown = [(option, text) for option, text in rows if "--help" not in option]
+    if shown:
+        yield "| option | meaning |\n| --- | --- |\n" + "".join(
+            f"| `{option.replace('|', chr(92) + '|')}` | {text.replace('|', chr(92) + '|')} |\n" for option, text in shown
+        )
+
+
+def _page(path: str, command: click.Command, context: click.Context) -> Iterator[str]:
+    depth = "##" if path.count(" ") == 1 else "###"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"{depth} {path}\n"
+    yield "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")).replace("\b ", "") + "\n"
+    if not isinstance(command, Group):
+        yield f"```\n{path} {usage}\n```\n"
+        yield from _options(command, context)
+    if isinstance(command, Command | Group) and command.examples and not isinstance(command, Group):
+        yield "```sh\n" + "\n".join(command.examples) + "\n```\n"
+
+
+def reference(root: LazyGroup) -> str:
+    """The whole page."""
+    context = click.Context(root, info_name="stoker")
+    parts = [INTRODUCTION]
+    parts.append("| exit code | meaning |\n| --- | --- |\n" + "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items()))
+    for path, command, inner in commands(root, context):
+        parts += _page(path, command, inner)
+    return "\n".join(parts)
+
+
+@click.command(cls=Command)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@examples("stoker docs docs/cli.md")
+def docs(file: Path | None) -> None:
+    """Write the reference of all commands to FILE, or to the terminal."""
+    if not isinstance(cli, LazyGroup):
+        raise AssertionError("the root is a lazy group")
+    if file is None:
+        write(reference(cli))
+    else:
+        file.write_text(reference(cli))

@@ -1,0 +1,98 @@
+"""Values in words: durations, times, bytes, bars. Pure functions, no terminal."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+MISSING = "–"
+_STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
+_PARTS = " ▏▎▍▌▋▊▉"
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: ``45s``, ``3m 05s``, ``2h 10m``, ``4d 3h``."""
+    if seconds is None:
+        return MISSING
+    if seconds < 0:
+        return "-" + duration(-seconds)
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f}ms" if seconds >= 0.001 else "<1ms"
+    whole = round(seconds)
+    for unit, name, small, small_name in _STEPS:
+        if whole >= unit:
+            rest = whole % unit // small
+            return f"{whole // unit}{name} {rest:02d}{small_name}" if rest else f"{whole // unit}{name}"
+    return f"{whole}s"
+
+
+def _coarse(seconds: float) -> str:
+    return duration(seconds).split(" ")[0] if seconds >= 1 else "0s"
+
+
+def relative(ts: float | None, now: float) -> str:
+    """``in 3m``, ``5m ago``, ``now``."""
+    if ts is None:
+        return MISSING
+    away = ts - now
+    if abs(away) < 1:
+        return "now"
+    return f"in {_coarse(away)}" if away > 0 else f"{_coarse(-away)} ago"
+
+
+def expected(ts: float | None, now: float) -> str:
+    """An estimate of something to come: ``in 3m``, or ``soon`` when it should have come already."""
+    return "soon" if ts is not None and ts < now + 1 else relative(ts, now)
+
+
+def clock(ts: float | None) -> str:
+    """Local time to the second."""
+    return MISSING if ts is None else datetime.fromtimestamp(ts).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment(ts: float | None, now: float) -> str:
+    """Local time with its distance from now."""
+    return MISSING if ts is None else f"{clock(ts)} ({relative(ts, now)})"
+
+
+def size(count: float | None) -> str:
+    """Bytes with a binary unit, three digits."""
+    if count is None:
+        return MISSING
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A measured value with a few significant digits."""
+    return MISSING if value is None else f"{value:.{digits}g}"
+
+
+def percent(share: float | None) -> str:
+    return MISSING if share is None else f"{share * 100:.0f}%"
+
+
+def bar(share: float | None, width: int) -> str:
+    """A progress bar in eighths of a character."""
+    if share is None:
+        return " " * width
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (_PARTS[part] if part else "")).ljust(width)
+
+
+def clean(text: str) -> str:
+    """Without control characters: a job's name or message must not steer the terminal that shows it."""
+    return "".join(char if char.isprintable() else "�" for char in text.replace("\n", " ").replace("\t", " "))
+
+
+def plain(value: Any) -> str:
+    """Any value of a table cell."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return clean(number(value) if isinstance(value, float) else str(value))

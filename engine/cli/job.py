@@ -1,0 +1,199 @@
+"""One job: `stoker show` and `stoker explain`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from . import format as fmt
+from .command import App, Command, examples, pass_app
+from .jobref import JOB, job_path
+from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
+
+Row = dict[str, Any]
+
+
+def _gpus(job: Row) -> str:
+    low, high = job["gpus_min"], job["gpus_max"]
+    each = f", {fmt.size(job['gpu_memory'])} each" if job["gpu_memory"] else ""
+    return (str(low) if low == high else f"{low} to {high}") + each
+
+
+def _deadline(job: Row, tiers: list[Row], now: float) -> str:
+    if len(tiers) > 1:
+        return "; ".join(f"{fmt.moment(tier['deadline'], now)} for {tier['reward']:g}" for tier in tiers)
+    return fmt.moment(job["deadline"], now)
+
+
+def _state(job: Row, now: float) -> str:
+    text = f"{job['state']} since {fmt.moment(job['state_since'], now)}"
+    return text + (f": {job['state_reason']}" if job["state_reason"] not in (None, job["state"]) else "")
+
+
+def _what(spec: Row) -> str:
+    if spec.get("command"):
+        import shlex
+
+        return shlex.join(spec["command"])
+    return str(spec.get("recipe") or spec.get("entrypoint") or fmt.MISSING)
+
+
+def _progress(progress: Row | None) -> str:
+    if progress is None:
+        return fmt.MISSING
+    step, total = progress["step"], progress["total_steps"]
+    parts = [f"step {step}" + (f" of {total} ({fmt.percent(step / total)})" if total else "")]
+    parts += [f"{name} {fmt.number(progress[name])}" for name in ("loss", "metric") if progress[name] is not None]
+    if progress["seconds_per_step"]:
+        parts.append(f"{fmt.duration(progress['seconds_per_step'])} a step")
+    if progress["checkpoint_step"] is not None:
+        parts.append(f"checkpoint at {progress['checkpoint_step']}")
+    return ", ".join(parts)
+
+
+def _ended(job: Row, now: float) -> str:
+    if job["finished_at"] is None:
+        return fmt.MISSING
+    code = f" (exit code {job['exit_code']})" if job["exit_code"] is not None else ""
+    return f"{fmt.moment(job['finished_at'], now)}: {job['outcome']}{code}"
+
+
+def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
+    job, spec, origin, waiting = answer["job"], answer["job"]["spec"], answer["provenance"] or {}, answer["waiting"]
+    commit = origin.get("git_commit")
+    array = f"task {job['array_index']} of array {job['array_id']}" if job["array_id"] is not None else fmt.MISSING
+    return [
+        ("state", _state(job, now) + (" (held)" if job["held"] else "")),
+        ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
+        ("runs", f"{job['kind']}: {_what(spec)}"),
+        ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
+        ("progress", _progress(answer["progress"])),
+        ("GPUs", _gpus(job)),
+        ("pool", job["pool"]),
+        ("user", job["owner"]),
+        ("priority", str(job["priority"])),
+        ("demand", job["demand"]),
+        ("deadline", _deadline(job, answer["tiers"], now)),
+        ("array", array),
+        ("labels", " ".join(f"{key}={value}" for key, value in job["labels"].items())),
+        ("submitted", fmt.moment(job["submitted_at"], now)),
+        ("started", fmt.moment(job["first_start_at"], now)),
+        ("ended", _ended(job, now)),
+        ("run time", f"{fmt.duration(job['run_time'])} in ended leases, {fmt.duration(job['attained'])} of GPU-time"),
+        ("attempts", f"{job['attempts']}, {job['failures']} failed, {job['preemptions']} preempted"),
+        ("workdir", spec.get("workdir", "")),
+        ("env", " ".join(f"{key}={value}" for key, value in spec.get("env", {}).items())),
+        ("env file", spec.get("env_file") or ""),
+        ("git", f"{commit}{' with uncommitted changes' if origin.get('git_diff') else ''}" if commit else ""),
+        ("snapshot", origin.get("snapshot") or ""),
+    ]
+
+
+_NEEDS = [
+    Column("NEEDS", "needs", right=True),
+    Column("NAME", "name", flexible=True),
+    Column("STATE", "state", style=state_style),
+    Column("MODE", "mode"),
+    Column("MET", "met"),
+]
+
+
+def _lease_columns(now: float) -> list[Column]:
+    def lasted(row: Any) -> str:
+        return fmt.duration((row["ended_at"] or now) - row["started_at"]) if row["started_at"] else fmt.MISSING
+
+    return [
+        Column("LEASE", "id", right=True),
+        Column("STATE", lambda row: row["outcome"] or row["state"]),
+        Column("GRANTED", lambda row: fmt.relative(row["granted_at"], now)),
+        Column("LASTED", lasted, right=True),
+        Column("GPUS", lambda row: ", ".join(gpu for gpu in row["gpus"] if gpu), flexible=True, rank=2),
+        Column("POLICY", "policy", rank=1),
+        Column("MESSAGE", lambda row: row["message"] or row["stop_reason"] or "", flexible=True),
+    ]
+
+
+_EVENT_COLUMNS = [
+    Column("WHEN", lambda row: fmt.clock(row["ts"])),
+    Column("EVENT", lambda row: f"{row['kind']} {row['after'] or ''}".rstrip()),
+    Column("BY", "actor", rank=1),
+    Column("WHY", lambda row: row["reason"] or "", flexible=True),
+]
+
+
+@click.command(cls=Command)
+@click.argument("job", type=JOB)
+@click.option("--events", type=click.IntRange(min=0, max=50), default=10, show_default=True, help="Events to show, the newest.")
+@json_option
+@pass_app
+@examples("stoker show 17", "stoker show bert-lr --events 50", "stoker show 17 --json")
+def show(app: App, job: str, events: int) -> Answer:
+    """Show everything about a job: state, progress, leases, dependencies, events, and where it came from."""
+    answer = app.client.get(job_path(job))
+
+    def print_it() -> None:
+        now = time.time()
+        write(f"job {answer['job']['id']}  {fmt.clean(answer['job']['name'])}\n")
+        print_facts([(name, fmt.clean(value)) for name, value in _facts(answer, now)], indent=2)
+        if answer["dependencies"]:
+            section("Dependencies")
+            print_table(answer["dependencies"], _NEEDS, "")
+        if answer["leases"]:
+            section("Leases")
+            print_table(answer["leases"], _lease_columns(now), "")
+        if events and answer["events"]:
+            section("Events")
+            print_table(answer["events"][:events][::-1], _EVENT_COLUMNS, "")
+
+    return Answer(answer, print_it)
+
+
+def _decision_columns(now: float) -> list[Column]:
+    return [
+        Column("WHEN", lambda row: fmt.relative(row["ts"], now)),
+        Column("POLICY", "policy"),
+        Column("OUTCOME", "outcome", rank=1),
+        Column("WHAT", "what", flexible=True),
+        Column("WHY", lambda row: row["why"] or "", flexible=True),
+    ]
+
+
+def _blocker_columns(now: float) -> list[Column]:
+    return [
+        Column("ID", "id", right=True),
+        Column("NAME", "name", flexible=True),
+        Column("GPUS", "gpus", right=True),
+        Column("STATE", "state", style=state_style),
+        Column("ENDS", lambda row: fmt.expected(row["est_end"], now)),
+    ]
+
+
+@click.command(cls=Command)
+@click.argument("job", type=JOB)
+@json_option
+@pass_app
+@examples("stoker explain 17", "stoker explain bert-lr --json")
+def explain(app: App, job: str) -> Answer:
+    """Say why a job waits or how it came to where it is: what the policy decided and why, and who holds the GPUs."""
+    answer = app.client.get(job_path(job, "explain"))
+
+    def print_it() -> None:
+        now = time.time()
+        what, waiting, deadline = answer["job"], answer["waiting"], answer["deadline"]
+        write(f"job {what['id']} {fmt.clean(what['name'])} {fmt.clean(answer['summary'])}\n")
+        if waiting and waiting["est_start"] is not None:
+            write(f"  it should start {fmt.expected(waiting['est_start'], now)}\n")
+        if deadline:
+            done = f", it should be done {fmt.expected(deadline['estimate'], now)}" if deadline["estimate"] is not None else ""
+            write(f"  deadline {fmt.moment(deadline['at'], now)}{done}: {deadline['verdict']}\n")
+        if answer["blockers"]:
+            section("Who holds the GPUs")
+            print_table(answer["blockers"], _blocker_columns(now), "")
+        if answer["decisions"]:
+            section("What was decided")
+            print_table(answer["decisions"], _decision_columns(now), "")
+
+    return Answer(answer, print_it)

@@ -1,0 +1,181 @@
+"""How rows of the views jobs_now, queue and gpus_now are shown, in `ps` and in `top`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import format as fmt
+from .output import STATE_STYLE, Column, Row, state_style
+
+RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}
+
+
+def together(queue: Sequence[Row]) -> list[Row]:
+    """The queue with the tasks of an array that wait side by side for the same reason as one row."""
+    rows: list[Row] = []
+    for row in queue:
+        last = rows[-1] if rows else None
+        if last and row["array_id"] is not None and (last["array_id"], last["reason"]) == (row["array_id"], row["reason"]):
+            count = last.get("tasks", 1) + 1
+            rows[-1] = {**last, "tasks": count, "name": f"{str(row['name']).rsplit('[', 1)[0]}[{count} tasks]"}
+        else:
+            rows.append(row)
+    return rows
+
+
+def collapsed(row: Row) -> bool:
+    """Whether the row stands for a whole array."""
+    return row.get("array_size") is not None and bool(row.get("collapsed"))
+
+
+def name(row: Row) -> str:
+    if not collapsed(row):
+        return str(row["name"])
+    base = str(row["name"]).rsplit("[", 1)[0]
+    return f"{base}[{row['array_size']} tasks]"
+
+
+def state(row: Row) -> str:
+    """Of an array: running while any task is, then waiting, and at the end failed if one has failed."""
+    if not collapsed(row):
+        return f"{row['state']} (held)" if row.get("held") else str(row["state"])
+    if row["array_ended"] < row["array_size"]:
+        return "running" if row["array_active"] else "pending"
+    return "failed" if row["array_failed"] else "completed"
+
+
+def _state_style(row: Row) -> str:
+    return STATE_STYLE.get(state(row).split(" ")[0], "")
+
+
+def progress(row: Row) -> str:
+    if collapsed(row):
+        failed = f", {row['array_failed']} failed" if row["array_failed"] else ""
+        return f"{row['array_ended']}/{row['array_size']} ended{failed}"
+    if row["progress"] is None:
+        return "" if row["step"] is None else f"step {row['step']}"
+    return fmt.percent(row["progress"] / 100)
+
+
+def done(row: Row) -> float | None:
+    """Share of the work that is done."""
+    if collapsed(row):
+        return float(row["array_ended"] / row["array_size"])
+    return None if row["progress"] is None else float(row["progress"] / 100)
+
+
+def gpus(row: Row) -> str:
+    """What it holds, or what it asks for."""
+    if row.get("gpus"):
+        return str(row["gpus"])
+    return str(row["gpus_min"]) if row["gpus_min"] == row["gpus_max"] else f"{row['gpus_min']}-{row['gpus_max']}"
+
+
+def risk_style(row: Row) -> str:
+    return RISK_STYLE.get(str(row.get("deadline_risk")), "")
+
+
+def _ends(row: Row, now: float) -> str:
+    """When it ended, should end, or should start."""
+    if collapsed(row) and row["array_ended"] < row["array_size"]:
+        return ""
+    if row["finished_at"] is not None:
+        return f"ended {fmt.relative(row['finished_at'], now)}"
+    if row["gpus"] and row["eta_at"] is not None:
+        return f"ends {fmt.expected(row['eta_at'], now)}"
+    return f"starts {fmt.expected(row['est_start'], now)}" if row["est_start"] is not None else fmt.MISSING
+
+
+def _ran(row: Row) -> str:
+    return "" if collapsed(row) or not row["ran"] else fmt.duration(row["ran"])
+
+
+def _reason(row: Row) -> str:
+    """Of the first task of an array only while that one waits: what became of it does not hold for the others."""
+    return "" if collapsed(row) and row["state"] not in ("pending", "submitted") else row["reason"] or ""
+
+
+def listed(now: float) -> list[Column]:
+    """Columns of `stoker ps`."""
+    return [
+        Column("ID", "id", right=True),
+        Column("NAME", name, flexible=True),
+        Column("STATE", state, style=_state_style),
+        Column("GPUS", gpus, right=True, rank=2),
+        Column("PROGRESS", progress, rank=3, share=done),
+        Column("RAN", _ran, right=True, rank=5),
+        Column("WHEN", lambda row: _ends(row, now), rank=1),
+        Column("DEADLINE", lambda row: row["deadline_risk"] or "", style=risk_style, rank=6),
+        Column("USER", "owner", rank=7),
+        Column("POOL", "pool", rank=9),
+        Column("PRIO", "priority", right=True, rank=8),
+        Column("REASON", _reason, flexible=True, least=24, rank=4),
+    ]
+
+
+def running(now: float) -> list[Column]:
+    """Columns of the running jobs in `stoker top`."""
+    return [
+        Column("ID", "id", right=True),
+        Column("NAME", "name", flexible=True),
+        Column("STATE", "state", style=state_style, rank=3),
+        Column("GPUS", gpus, right=True, rank=1),
+        Column("PROGRESS", progress, share=done),
+        Column("LOSS", lambda row: "" if row["loss"] is None else fmt.number(row["loss"], 3), right=True, rank=4),
+        Column("RAN", lambda row: fmt.duration(row["ran"]), right=True, rank=5),
+        Column("ENDS", lambda row: fmt.expected(row["eta_at"], now), rank=0),
+        Column("DEADLINE", lambda row: row["deadline_risk"] or "", style=risk_style, rank=2),
+        Column("USER", "owner", rank=6),
+    ]
+
+
+def queued(now: float) -> list[Column]:
+    """Columns of the queue in `stoker top`."""
+    return [
+        Column("#", lambda row: "" if row["position"] is None else str(row["position"]), right=True),
+        Column("ID", "id", right=True),
+        Column("NAME", "name", flexible=True),
+        Column("GPUS", gpus, right=True),
+        Column("PRIO", "priority", right=True, rank=3),
+        Column("WAITED", lambda row: fmt.duration(row["waited"]), right=True, rank=2),
+        Column("STARTS", lambda row: fmt.expected(row["est_start"], now), rank=1),
+        Column("USER", "owner", rank=4),
+        Column("REASON", lambda row: row["reason"] or "", flexible=True, least=32),
+    ]
+
+
+def _gpu_label(row: Row) -> str:
+    return f"{row['node']}/{row['kind'] if row['kind'] == 'cpu' else 'gpu'}{row['idx']}"
+
+
+def _memory(row: Row) -> str:
+    if row["memory_used"] is None:
+        return ""
+    return f"{fmt.size(row['memory_used'])}/{fmt.size(row['memory'])}" if row["memory"] else fmt.size(row["memory_used"])
+
+
+def _held_by(row: Row) -> str:
+    if row["job_id"] is not None:
+        return f"{row['job_id']} {row['job']}"
+    return str(row["note"] or row["state"]) if row["state"] != "free" else "free"
+
+
+def _holder_style(row: Row) -> str:
+    return "dim" if row["state"] == "free" else "" if row["job_id"] is not None else "red"
+
+
+def _use_style(row: Row) -> str:
+    use = row["utilisation"] or 0.0
+    return "green" if use >= 0.7 else "yellow" if use >= 0.3 else "dim"
+
+
+def devices() -> list[Column]:
+    """Columns of GPUs and CPU slots."""
+    return [
+        Column("GPU", _gpu_label),
+        Column("BUSY", lambda row: fmt.percent(row["utilisation"]), style=_use_style, share=lambda row: row["utilisation"]),
+        Column("MEMORY", _memory, right=True, rank=2),
+        Column("POWER", lambda row: "" if row["power"] is None else f"{row['power']:.0f} W", right=True, rank=3),
+        Column("TEMP", lambda row: "" if row["temperature"] is None else f"{row['temperature']:.0f}°C", right=True, rank=4),
+        Column("JOB", _held_by, flexible=True, style=_holder_style),
+    ]

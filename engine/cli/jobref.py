@@ -1,0 +1,59 @@
+"""Jobs on the command line: by number, name, or an unambiguous beginning of either; the daemon resolves them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from .command import App
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    Word = click.ParamType[str]
+else:  # not generic before click 8.4
+    Word = click.ParamType
+
+COMPLETION_TIMEOUT = 0.3  #: seconds: a key press must not hang on a busy daemon
+
+
+def complete_names(context: click.Context, path: str, query: dict[str, Any], listing: str, keys: tuple[str, ...], start: str) -> list[str]:
+    """Names that a listing of the daemon knows; nothing when it is down, for a completion must stay silent."""
+    app = context.find_object(App) or App()
+    try:
+        with closing(app.client_within(COMPLETION_TIMEOUT)) as client:
+            rows = client.get(path, **query)[listing]
+        found = (str(row[key]) for row in rows for key in keys)
+        return sorted({name for name in found if name.startswith(start)})
+    except Exception:
+        return []
+
+
+class JobRef(Word):
+    name = "job"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        keys = ("id",) if incomplete.isdigit() else ("name",)
+        return [CompletionItem(name) for name in complete_names(ctx, "/v1/jobs", {"limit": 500}, "jobs", keys, incomplete)]
+
+
+class NodeRef(Word):
+    name = "runner"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in complete_names(ctx, "/v1/runners", {}, "runners", ("id",), incomplete)]
+
+
+JOB, NODE = JobRef(), NodeRef()
+
+
+def job_path(ref: str, *rest: str) -> str:
+    return "/".join(["/v1/jobs", quote(ref, safe=""), *rest])

@@ -1,0 +1,100 @@
+"""What there is: `stoker ps` and `stoker status`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from ..errors import UsageError, nearest
+from ..states import State
+from . import format as fmt
+from . import job_columns, runner
+from .command import App, Command, examples, pass_app
+from .output import Answer, Column, json_option, note, print_facts, print_table, section
+
+
+def _states(text: str | None) -> str | None:
+    known = [str(state) for state in State]
+    for word in (text or "").split(",") if text else []:
+        if word not in known:
+            raise UsageError(f"--state: no state {word!r}{nearest(word, known)}; states: {', '.join(known)}")
+    return text
+
+
+@click.command(cls=Command)
+@click.option("--all", "-a", "everything", is_flag=True, help="Also jobs that ended more than an hour ago.")
+@click.option("--arrays", is_flag=True, help="A row for every task of an array, in place of one for the array.")
+@click.option("--state", metavar="STATE[,STATE]", help="Only jobs in these states.")
+@click.option("--user", metavar="NAME", help="Only jobs of this user.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), default=1000, show_default=True, help="Rows at most, the newest.")
+@json_option
+@pass_app
+@examples("stoker ps", "stoker ps --all --user ann", "stoker ps --state running,pending", "stoker ps --json | jq '.[].name'")
+def ps(app: App, everything: bool, arrays: bool, state: str | None, user: str | None, limit: int) -> Answer:
+    """List jobs: those that have not ended, and those that ended within the last hour. An array is one row."""
+    query: dict[str, Any] = {"state": _states(state), "user": user, "all": int(everything), "arrays": int(arrays), "limit": limit}
+    rows = app.client.get("/v1/jobs", **query)["jobs"]
+    shown = [{**row, "collapsed": not arrays} for row in reversed(rows)]
+
+    def show() -> None:
+        empty = "no such jobs" if state or user else "no jobs; submit one with 'stoker submit -- COMMAND'"
+        print_table(shown, job_columns.listed(time.time()), empty)
+        if len(rows) == limit:
+            note(f"only the newest {limit}; --limit shows more")
+
+    return Answer(rows, show)
+
+
+_POOLS = [
+    Column("POOL", "pool"),
+    Column("POLICY", "policy"),
+    Column("EVERY", lambda row: fmt.duration(row["interval"]), right=True),
+    Column("GPUS", "gpus", right=True),
+    Column("BUSY", "busy", right=True),
+]
+
+
+def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [task for task in tasks if task["stuck"] or task["errors"]]
+
+
+def _task_columns(now: float) -> list[Column]:
+    return [
+        Column("TASK", "name"),
+        Column("STATE", lambda row: "hangs" if row["stuck"] else f"{row['errors']} errors", style="red"),
+        Column("LAST RUN", lambda row: fmt.relative(row["last_run"], now), rank=1),
+        Column("LAST ERROR", lambda row: row["last_error"] or "", flexible=True),
+    ]
+
+
+@click.command(cls=Command)
+@json_option
+@pass_app
+@examples("stoker status", "stoker status --json")
+def status(app: App) -> Answer:
+    """Show the daemon, its runners and pools, and what is wrong with its periodic tasks."""
+    answer = app.client.get("/v1/status")
+
+    def show() -> None:
+        now = time.time()
+        jobs = ", ".join(f"{count} {state}" for state, count in answer["jobs"].items() if count) or "none"
+        database = answer["database"]
+        print_facts(
+            [
+                ("daemon", f"version {answer['version']}, pid {answer['pid']}, up for {fmt.duration(now - answer['started_at'])}"),
+                ("home", answer["home"]),
+                ("database", f"{fmt.size(database['bytes'])}, schema {database['schema']}"),
+                ("jobs", jobs),
+            ]
+        )
+        section("Runners")
+        print_table(answer["runners"], runner.columns(now), "none yet; start one with 'stoker runner start'")
+        section("Pools")
+        print_table(answer["pools"], _POOLS, "none yet; they come with their runners")
+        if wrong := _trouble(answer["tasks"]):
+            section("Trouble")
+            print_table(wrong, _task_columns(now), "")
+
+    return Answer(answer, show)

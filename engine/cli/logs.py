@@ -1,0 +1,66 @@
+"""What a job has written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from .command import App, Command, examples, pass_app
+from .jobref import JOB, job_path
+from .output import note, write
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+LONG_POLL = 20.0  #: seconds a request waits for more
+
+
+def follow(client: Client, ref: str, lease: int | None = None) -> Iterator[str]:
+    """A job's log from its last 64 KiB on, as it grows, until the job (or the given lease) has ended.
+
+    One lease is read to its end before a later one is begun, so that nothing between them is lost.
+    """
+    reading, last, offset = lease, lease, None
+    while True:
+        answer = client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, lease=reading, offset=offset, wait=LONG_POLL)
+        found = answer["lease"]
+        if reading is None and last is not None and found != last:
+            reading = last = found
+            offset = 0
+            continue
+        offset = answer["offset"] if found is not None else None
+        if answer["text"]:
+            reading = last = found
+            yield answer["text"]
+        elif answer["done"]:
+            if lease is not None or reading is None:
+                return
+            reading = None
+
+
+def print_log(client: Client, ref: str, lease: int | None = None) -> None:
+    for text in follow(client, ref, lease):
+        write(text)
+
+
+@click.command(cls=Command)
+@click.argument("job", type=JOB)
+@click.option("--follow", "-f", "following", is_flag=True, help="Go on printing until the job has ended.")
+@click.option("--lease", type=int, help="Of that lease (attempt) in place of the newest; 'stoker show' lists them.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last N lines.")
+@pass_app
+@examples("stoker logs 17", "stoker logs -f bert-lr", "stoker logs 17 --lease 4", "stoker logs 17 -n 20")
+def logs(app: App, job: str, following: bool, lease: int | None, lines: int | None) -> None:
+    """Print the output of a job: the last 64 KiB of its newest lease."""
+    if following:
+        print_log(app.client, job, lease)
+        return
+    answer = app.client.get(job_path(job, "logs"), lease=lease)
+    text: str = answer["text"]
+    if lines is not None:
+        text = "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
+    write(text)
+    if not answer["text"]:
+        note(f"job {job} has written nothing yet")

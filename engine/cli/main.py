@@ -1,0 +1,138 @@
+"""Entry of the command line. Commands are loaded when asked for, so that help and completion are quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from ... import __version__
+from ..errors import StokerError
+from .command import App, Lazy, LazyGroup, examples
+from .output import error_line, silence_stdout
+
+SECTIONS: dict[str, dict[str, Lazy]] = {
+    "Jobs": {
+        "submit": Lazy("submit:submit", "Submit jobs: from YAML files, or from options."),
+        "ps": Lazy("listing:ps", "List jobs."),
+        "show": Lazy("job:show", "Show everything about a job."),
+        "explain": Lazy("job:explain", "Say why a job waits, or how it came to where it is."),
+        "logs": Lazy("logs:logs", "Print what a job has written."),
+        "cancel": Lazy("control:cancel", "Cancel jobs."),
+        "hold": Lazy("control:hold", "Keep jobs from being scheduled."),
+        "release": Lazy("control:release", "Let held jobs be scheduled again."),
+        "priority": Lazy("control:priority", "Change the priority of jobs."),
+        "schedule": Lazy("schedule:schedule", "Recurring jobs."),
+    },
+    "Looking": {
+        "status": Lazy("listing:status", "Show the daemon, its runners and pools."),
+        "top": Lazy("top:top", "Watch GPUs, running jobs and the queue, full screen."),
+        "sql": Lazy("sql:sql", "Ask the database anything."),
+        "schema": Lazy("sql:schema", "Describe the tables and views."),
+        "report": Lazy("report:report", "Write plots and a page about what ran."),
+    },
+    "Running Stoker": {
+        "up": Lazy("up:up", "Start the daemon and a runner on this host."),
+        "down": Lazy("up:down", "Stop the daemon."),
+        "runner": Lazy("runner:runner", "Runners: the agents that run jobs."),
+        "drain": Lazy("runner:drain", "Let a runner finish its jobs and start no more."),
+        "policy": Lazy("policy:policy", "Scheduling policies of the pools."),
+        "token": Lazy("token:token", "Access tokens for TCP."),
+        "backup": Lazy("upkeep:backup", "Write a verified copy of the database."),
+        "compact": Lazy("upkeep:compact", "Rewrite the database file without its gaps."),
+        "serve-sql": Lazy("serve_sql:serve_sql", "Serve a read-only copy to DuckDB clients."),
+        "doctor": Lazy("doctor:doctor", "Check the installation and say how to mend it."),
+        "service": Lazy("service:service", "Print a systemd user unit."),
+        "completion": Lazy("completion:completion", "Print a shell's completion script."),
+        "demo": Lazy("demo:demo", "Run a dozen real jobs and report on them."),
+        "docs": Lazy("docs:docs", "Write the reference of these commands.", hidden=True),
+    },
+}
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "it failed; the message says why",
+    2: "the request is wrong: a bad option, job spec or statement",
+    3: "no such job, runner, policy or file",
+    4: "not possible in the present state",
+    5: "no token, a wrong token, or a role that may not do this",
+    6: "no daemon answers",
+    7: "cut off by a limit of time, rows, memory or size",
+    8: "the database file cannot be used",
+    9: "an outdated runner or lease",
+    10: "a job that was waited for failed or was cancelled",
+    130: "interrupted",
+    141: "the reader of the output has gone",
+}
+
+EPILOG = "Exit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.group(
+    cls=LazyGroup, sections=SECTIONS, epilog=EPILOG, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="stoker", message="%(prog)s %(version)s")
+@click.pass_context
+@examples(
+    "stoker up --detach",
+    "stoker submit --gpus 1 --name hello -- python train.py --lr 0.1",
+    "stoker ps",
+    'stoker sql "SELECT * FROM queue"',
+)
+def cli(context: click.Context) -> None:
+    """Keep the GPUs of a host busy: submit training jobs, see why they wait, ask everything in SQL.
+
+    Most commands need the daemon: start it with 'stoker up'. STOKER_DEBUG=1 shows tracebacks.
+    """
+    context.ensure_object(App)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code. A mistake of the user gets one line, never a traceback."""
+    try:
+        code = cli.main(args=list(arguments) if arguments is not None else None, prog_name="stoker", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except StokerError as error:
+        return fail(str(error), error.exit_code)
+    except click.exceptions.Abort as error:
+        return 1 if isinstance(error.__cause__, EOFError) else 130
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "stoker"
+        return fail(f"{_sentence(error.format_message())}; see '{path} --help'", 2)
+    except click.ClickException as error:
+        return fail(_sentence(error.format_message()), 1)
+    except BrokenPipeError:
+        return 141
+    except Exception as error:
+        return fail(f"unexpected {type(error).__name__}: {error}; STOKER_DEBUG=1 shows where; please report it", 1)
+
+
+def _sentence(message: str) -> str:
+    """click's messages in our style: one line, no full stop at the end."""
+    line = " ".join(message.split()).rstrip(".")
+    return line[:1].lower() + line[1:]
+
+
+def fail(message: str, code: int) -> int:
+    """Say what went wrong in one line; with STOKER_DEBUG also where."""
+    if os.environ.get("STOKER_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    error_line(message)
+    return code
+
+
+def main() -> NoReturn:
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+    sys.exit(code)

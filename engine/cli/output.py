@@ -1,0 +1,218 @@
+"""What commands print: tables and facts for people, plain columns for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import StokerError
+from . import format as fmt
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Row = Mapping[str, Any]
+
+PIPE_CLOSED_EXIT = 141  #: 128 + SIGPIPE, as a shell shows it
+_GAP = 2
+BAR = 8  #: characters of a bar
+
+STATE_STYLE = {
+    "running": "green", "completed": "green", "up": "green", "ok": "green",
+    "failed": "red", "fail": "red", "gone": "red", "missing": "red", "quarantined": "red",
+    "suspending": "yellow", "cancelled": "yellow", "draining": "yellow", "suspect": "yellow", "dirty": "yellow", "warn": "yellow",
+    "pending": "cyan", "submitted": "dim", "assigned": "blue", "starting": "blue", "profiling": "blue",
+    "stopped": "dim", "drained": "dim", "merged": "magenta",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: how a row becomes its cell, and what may happen to it when the terminal is narrow."""
+
+    header: str
+    cell: Callable[[Row], str] | str  #: a function, or the key of the row
+    right: bool = False
+    flexible: bool = False  #: may be cut with an ellipsis
+    least: int = 14  #: what a flexible column is never cut below
+    rank: int = 0  #: the highest rank is left out first; 0: always shown
+    style: Callable[[Row], str] | str = ""
+    share: Callable[[Row], float | None] | None = None  #: drawn as a bar before the text, on terminals
+
+    def text(self, row: Row) -> str:
+        return fmt.plain(row.get(self.cell)) if isinstance(self.cell, str) else fmt.clean(self.cell(row))
+
+    def drawn(self, row: Row) -> str:
+        """The text as a terminal shows it."""
+        text = self.text(row)
+        share = self.share(row) if self.share else None
+        return text if share is None else f"{fmt.bar(share, BAR)} {text:>4}"
+
+    def style_of(self, row: Row) -> str:
+        return self.style if isinstance(self.style, str) else self.style(row)
+
+
+def state_style(row: Row) -> str:
+    return STATE_STYLE.get(str(row.get("state")), "")
+
+
+def silence_stdout() -> None:
+    """Nobody reads any more: what is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console(**options: Any) -> Console:
+    """A console on stdout. Colours only on a terminal and without NO_COLOR, which rich looks at itself."""
+    from rich.console import Console
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            silence_stdout()
+            raise click.exceptions.Exit(PIPE_CLOSED_EXIT)
+
+    return Quiet(highlight=False, markup=False, emoji=False, **options)
+
+
+def write(text: str) -> None:
+    """Text to stdout as it is; a closed pipe ends the command quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        raise click.exceptions.Exit(PIPE_CLOSED_EXIT) from None
+    except UnicodeEncodeError:
+        sys.stdout.write(text.encode("ascii", "replace").decode())
+
+
+def clear_screen() -> None:
+    """Start again at the top of a terminal; nothing happens in a pipe."""
+    if sys.stdout.isatty():
+        write("\x1b[H\x1b[2J\x1b[3J")
+
+
+def note(text: str) -> None:
+    """A remark for the person, on stderr so that it never mixes with data."""
+    click.echo(f"stoker: {text}", err=True)
+
+
+def error_line(message: str) -> None:
+    """What went wrong, in one line on stderr."""
+    try:
+        click.echo(f"stoker: error: {' '.join(message.split())}", err=True)
+    except BrokenPipeError:
+        pass
+
+
+def write_json(value: Any) -> None:
+    write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: ``value`` for programs, ``show`` prints it for people."""
+
+    value: Any
+    show: Callable[[], None]
+    errors: Sequence[StokerError] = ()  #: of the parts that did not succeed; the last one ends the command
+
+
+def json_option(command: Callable[..., Answer]) -> Callable[..., None]:
+    """Give a command ``--json``, and print the Answer that it returns."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @functools.wraps(command)
+    def run(*args: Any, as_json: bool, **kwargs: Any) -> None:
+        answer = command(*args, **kwargs)
+        if as_json:
+            write_json(answer.value)
+        elif answer.value or not answer.errors:
+            answer.show()
+        for error in answer.errors[:-1]:
+            error_line(str(error))
+        if answer.errors:
+            raise answer.errors[-1]
+
+    return run
+
+
+def print_table(rows: Sequence[Row], columns: Sequence[Column], empty: str) -> None:
+    """Rows as a table: coloured and fitted on a terminal, whole and aligned in a pipe. ``empty`` is said of no rows."""
+    if not rows:
+        write(empty + "\n")
+    elif sys.stdout.isatty():
+        screen = console()
+        for line in table(rows, columns, screen.width):
+            screen.print(line, soft_wrap=True)
+    else:
+        write(plain_table([column.header for column in columns], [[column.text(row) for column in columns] for row in rows]))
+
+
+def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, two blanks apart, nothing cut."""
+    lines = [list(headers), *map(list, cells)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    return "".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() + "\n" for line in lines)
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Text]:
+    """A header and a line a row, each within ``width``: the highest ranks are left out, then flexible columns are cut."""
+    from rich.text import Text
+
+    cells = [[column.drawn(row) for row in rows] for column in columns]
+    shown = fit(columns, cells, width)
+    lines = [Text(no_wrap=True) for _ in range(len(rows) + 1)]
+    for index, wide in shown:
+        column = columns[index]
+        texts = [Text(column.header, style="bold"), *map(Text, cells[index], map(column.style_of, rows))]
+        for line, text in zip(lines, texts, strict=True):
+            text.truncate(wide, overflow="ellipsis", pad=not column.right)
+            if column.right:
+                text.align("right", wide)
+            line.append_text(text).append(" " * _GAP)
+    for line in lines:
+        line.rstrip()
+        line.truncate(width)
+    return lines
+
+
+def fit(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[tuple[int, int]]:
+    """Which columns there is room for, and how wide each is."""
+    from rich.cells import cell_len
+
+    natural = [max([cell_len(column.header), *map(cell_len, texts)]) for column, texts in zip(columns, cells, strict=True)]
+    least = [min(wide, column.least) if column.flexible else wide for column, wide in zip(columns, natural, strict=True)]
+    shown = [i for i, column in enumerate(columns) if not column.rank or any(cells[i])]
+
+    def needed(widths: Sequence[int]) -> int:
+        return sum(widths[i] for i in shown) + _GAP * (len(shown) - 1)
+
+    while needed(least) > width and (droppable := [i for i in shown if columns[i].rank]):
+        shown.remove(max(droppable, key=lambda i: columns[i].rank))
+    while needed(natural) > width and (wide := [i for i in shown if natural[i] > least[i]]):
+        natural[max(wide, key=lambda i: natural[i])] -= 1
+    return [(i, natural[i]) for i in shown]
+
+
+def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
+    """Names and values, one a line, aligned; empty values are left out."""
+    kept = [(name, value) for name, value in facts if value not in ("", fmt.MISSING)]
+    wide = max((len(name) for name, _ in kept), default=0)
+    write("".join(f"{' ' * indent}{name:<{wide}}  {value}\n" for name, value in kept))
+
+
+def section(title: str) -> None:
+    """A title between the parts of an answer."""
+    write("\n" + (click.style(title, bold=True) if colours() else title) + "\n")
+
+
+def colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

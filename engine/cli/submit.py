@@ -1,0 +1,201 @@
+"""`stoker submit`: jobs from files, from options, or from both."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+
+from ... import __version__
+from ..errors import NotFound, StokerError, UsageError
+from ..spec.options import spec_options
+from ..states import FINAL
+from . import format as fmt
+from .command import App, Command, examples, pass_app
+from .jobref import job_path
+from .logs import print_log
+from .output import Answer, Column, json_option, note, print_table, state_style, write
+
+POLL = 1.0  #: seconds between looks at jobs that are waited for
+YAML = (".yaml", ".yml")
+
+
+class JobFailed(StokerError):
+    """A job that was waited for failed or was cancelled."""
+
+    code: ClassVar[str] = "job-failed"
+    exit_code: ClassVar[int] = 10
+
+
+class SubmitCommand(Command):
+    """Keeps what follows ``--`` apart: it is the job's command, options of its own included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta["stoker.command"] = tuple(args[cut + 1 :])
+        if cut < len(args) and not args[cut + 1 :]:
+            ctx.fail("nothing follows '--': write the command there")
+        return super().parse_args(ctx, args[:cut])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@click.command(cls=SubmitCommand)
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
+@spec_options
+@click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing.")
+@click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy.")
+@click.option("--wait", is_flag=True, help="Return when the jobs have ended; the exit code says how.")
+@click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output until it has ended; implies --wait.")
+@json_option
+@pass_app
+@click.pass_context
+@examples(
+    "stoker submit job.yaml",
+    "stoker submit --gpus 1 --name hello -- python train.py --lr 0.1",
+    "stoker submit --array lr=0.1,0.01 --max-running 1 --name sweep -- python train.py --lr '{lr}'",
+    "stoker submit --recipe digits-cnn --param lr=0.001 --deadline 2h --follow",
+    "stoker submit job.yaml --priority 10 --dry-run",
+    "stoker submit - < job.yaml",
+)
+def submit(
+    context: click.Context, app: App, files: tuple[Path, ...], dry_run: bool, snapshot: bool, wait: bool, following: bool, **options: Any
+) -> Answer:
+    """Submit jobs from YAML files, from options and a command after '--', or from files with options laid over them.
+
+    docs/job-spec.md describes the fields of a file; each option here is one of them.
+    """
+    jobs = _read(files, options, context.meta["stoker.command"])
+    if following and context.params.get("as_json"):
+        raise UsageError("--follow prints the job's output, --json would mix with it; use --wait --json")
+    if following and len(jobs) != 1:
+        raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
+    if (following or wait) and jobs[0].cron:
+        raise UsageError("a recurring job never ends: leave out --wait and --follow")
+    answer = _post(app, jobs, dry_run, snapshot)
+    if dry_run or not (wait or following):
+        return Answer(answer, lambda: _show(answer, len(jobs)))
+    ids = [row["id"] for row in answer["jobs"]]
+    note("submitted " + _ids(ids))
+    try:
+        if following:
+            print_log(app.client, str(ids[0]))
+        ended = list(_await(app, ids))
+    except KeyboardInterrupt:
+        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
+        raise
+    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), _failures(ended))
+
+
+def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
+    from ...runners import recipes
+    from ..spec.build import Context
+    from ..spec.load import load_file, load_text
+    from ..spec.options import from_options, overrides
+
+    context = Context.here(recipes.RECIPES)
+    if not files:
+        if not command and not options["recipe"] and not options["entrypoint"]:
+            raise UsageError("nothing to run: name a YAML file, write a command after '--', or give --recipe or --entrypoint")
+        return from_options(options, command, context)
+    over = overrides(options, command)
+    jobs: list[Any] = []
+    for file in files:
+        if str(file) == "-":
+            jobs += load_text(sys.stdin.read(), "<stdin>", context, over)
+            continue
+        if not file.exists() and file.suffix not in YAML:
+            raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
+        jobs += load_file(file, context, over)
+    return jobs
+
+
+def _post(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
+    import msgspec
+
+    from ..spec.model import Submission
+    from ..spec.provenance import capture, snapshot
+
+    copied = None
+    if with_snapshot and not dry_run:
+        copied = snapshot(_one_workdir(jobs), app.home.create().snapshots / uuid.uuid4().hex)
+        note(f"copied {copied.files} files, {fmt.size(copied.bytes)}")
+    origin = capture(sys.argv, Path.cwd(), client=__version__, snapshot=copied.path if copied else None)
+    body = msgspec.json.encode(Submission(jobs=jobs, provenance=origin, dry_run=dry_run))
+    answer: dict[str, Any] = msgspec.json.decode(app.client.post_raw("/v1/jobs", body))
+    return answer
+
+
+def _one_workdir(jobs: list[Any]) -> Path:
+    found = sorted({job.workdir for job in jobs})
+    if len(found) > 1:
+        raise UsageError(f"--snapshot copies one directory, these jobs run in {len(found)}: {', '.join(found)}; submit them one by one")
+    return Path(found[0])
+
+
+def _ids(ids: list[int]) -> str:
+    if len(ids) == 1:
+        return f"job {ids[0]}"
+    if ids == list(range(ids[0], ids[0] + len(ids))):
+        return f"jobs {ids[0]} to {ids[-1]}"
+    return "jobs " + ", ".join(map(str, ids))
+
+
+def _show(answer: dict[str, Any], count: int) -> None:
+    if answer["dry_run"]:
+        now = time.time()
+        columns = [
+            Column("NAME", "name", flexible=True),
+            Column("STATE", "state", style=state_style),
+            Column("STARTS", lambda row: fmt.expected(row["est_start"], now)),
+            Column("REASON", lambda row: row["reason"] or "", flexible=True),
+        ]
+        note(f"nothing was submitted; {'this is' if count == 1 else 'these are'} what would be:")
+        print_table(answer["jobs"], columns, "a recurring job")
+    elif answer["schedule"] is not None:
+        write(f"schedule {answer['schedule']}\n")
+    else:
+        known = [row["id"] for row in answer["jobs"] if row["existing"]]
+        fresh = [row["id"] for row in answer["jobs"] if not row["existing"]]
+        if fresh:
+            write(f"{_ids(fresh)}{'' if len(fresh) > 1 else ' ' + answer['jobs'][-1]['name']}\n")
+        if known:
+            write(f"{_ids(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
+
+
+_ENDED = [
+    Column("ID", "id", right=True),
+    Column("NAME", "name", flexible=True),
+    Column("STATE", "state", style=state_style),
+    Column("EXIT", lambda row: "" if row["exit_code"] is None else str(row["exit_code"]), right=True),
+    Column("RAN", lambda row: fmt.duration(row["run_time"]), right=True),
+    Column("REASON", lambda row: row["state_reason"] or "", flexible=True),
+]
+
+
+def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
+    """The jobs as they ended, in the order of submission; waits for each."""
+    for job in ids:
+        while True:
+            row = app.client.get(job_path(str(job)))["job"]
+            if row["state"] in FINAL:
+                yield row
+                break
+            time.sleep(POLL)
+
+
+def _failures(ended: list[dict[str, Any]]) -> list[StokerError]:
+    bad = [row for row in ended if row["state"] != "completed"]
+    if not bad:
+        return []
+    first = bad[0]
+    more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return [
+        JobFailed(f"job {first['id']} {first['name']} {first['state']}: {first['state_reason']}{more}; see 'stoker logs {first['id']}'")
+    ]

@@ -1,0 +1,250 @@
+"""`stoker up` and `stoker down`: the daemon and one local runner, kept running in the foreground or in the background."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import Conflict, StokerError, Unreachable
+from ..home import Home
+from . import format as fmt
+from .children import Child, describe_exit
+from .command import App, Command, examples, pass_app
+from .output import Answer, error_line, json_option, note, write
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay after a crash has taken 2.5 s
+STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
+TICK = 0.2
+
+
+def lock_file(home: Home) -> Path:
+    """Held by `up` as long as it lives, so that a second one is refused and `down` knows when all is over."""
+    return home.path / "up.lock"
+
+
+def _is_locked(home: Home) -> bool:
+    try:
+        with open(lock_file(home)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+@contextmanager
+def _sole(home: Home) -> Iterator[None]:
+    with open(lock_file(home), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"'stoker up' already runs on {home.path}; end it with 'stoker down', or look with 'stoker status'") from None
+        yield
+
+
+def _daemon_argv(home: Home, tcp: str | None) -> list[str]:
+    argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
+    return [*argv, "--tcp", tcp] if tcp else argv
+
+
+def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
+    """Command line of the agent; options that are None are left out."""
+    name = node or socket.gethostname().split(".")[0]
+    argv = [sys.executable, "-m", "stoker.runners.agent", "--home", str(home.path), "--node", name, "--pool", pool]
+    return [*argv, *(str(word) for option, value in options.items() if value is not None for word in (option, value))]
+
+
+class Supervisor:
+    """Keeps the daemon and its runner running until it is told to end, or the daemon is shut down."""
+
+    def __init__(self, app: App, daemon: Child, runner: Child | None) -> None:
+        self.app = app
+        self.daemon = daemon
+        self.runner = runner
+        self.stopping = False
+
+    def run(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        try:
+            self._start()
+            while not self.stopping and self._watch():
+                time.sleep(TICK)
+        finally:
+            # The runner first: it can still report; its workers live on and are adopted by the next one.
+            for child in (self.runner, self.daemon):
+                if child is not None:
+                    child.stop(STOP_GRACE)
+
+    def _stop(self, _number: int, _frame: Any) -> None:
+        self.stopping = True
+
+    def _start(self) -> None:
+        """Start the daemon, wait until it answers, then the runner. A daemon that cannot start at all is not tried again."""
+        self.daemon.start()
+        client = _local(self.app)
+        end = time.monotonic() + START_TIMEOUT
+        while not self.stopping:
+            if (code := self.daemon.ended()) is not None:
+                error_line(f"the daemon did not start ({describe_exit(code)}); what it said stands above; 'stoker doctor' may know more")
+                raise click.exceptions.Exit(code if code > 0 else 1)
+            try:
+                client.get("/healthz")
+                break
+            except StokerError:
+                if time.monotonic() > end:
+                    raise Unreachable(f"the daemon has not answered within {START_TIMEOUT:.0f} s; 'stoker doctor' may know why") from None
+                time.sleep(0.05)
+        client.close()
+        if self.runner is not None and not self.stopping:
+            self.runner.start()
+
+    def _watch(self) -> bool:
+        """Restart what has died; False when there is nothing left to keep."""
+        if self.daemon.ended() == 0:
+            self._await_runner()
+            return False
+        if self.runner is not None and self.runner.ended() == 0:
+            note("the runner has left, as it was told to; start another with 'stoker runner start'")
+            self.runner = None
+        for child in (self.daemon, self.runner):
+            if child is None:
+                continue
+            if (code := child.ended()) is not None:
+                note(f"the {child.name} died ({describe_exit(code)}); restarting it in {fmt.duration(child.plan_restart())}")
+            elif child.restart_if_due():
+                note(f"the {child.name} was restarted")
+        return True
+
+    def _await_runner(self) -> None:
+        """After `down`: a runner that is on its way out may finish leaving."""
+        end = time.monotonic() + 1.0
+        while self.runner is not None and self.runner.running and time.monotonic() < end:
+            time.sleep(TICK / 4)
+
+
+def _local(app: App, timeout: float = 5.0) -> Client:
+    """A client of the daemon of this home, whatever STOKER_URL says."""
+    from ..client import Client
+
+    client = Client(app.home, url="", timeout=timeout)
+    click.get_current_context().call_on_close(client.close)
+    return client
+
+
+def _refuse_second(app: App) -> None:
+    try:
+        running = _local(app).get("/v1/status")
+    except Unreachable:
+        return
+    raise Conflict(f"a daemon already runs on {app.home.path} (pid {running['pid']}); look with 'stoker status', end it with 'stoker down'")
+
+
+def _detach(app: App, options: list[str], with_runner: bool) -> None:
+    """Run `up` in the background, its output in a log, and wait until the daemon answers and the runner has joined."""
+    app.home.logs.mkdir(exist_ok=True)
+    log = app.home.logs / "up.log"
+    argv = [sys.executable, "-m", "stoker", "--home", str(app.home.path), "up", *options]
+    with open(log, "ab") as file:
+        begin = file.tell()
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    client, end = _local(app), time.monotonic() + START_TIMEOUT
+    while True:
+        if (code := process.poll()) is not None:
+            with open(log, "rb") as file:
+                file.seek(begin)
+                said = file.read().decode(errors="replace")
+            click.echo(said, nl=False, err=True)
+            raise click.exceptions.Exit(code or 1)
+        try:
+            status = client.get("/v1/status")
+            if status["runners"] or not with_runner:
+                break
+        except StokerError:
+            status = None
+        if time.monotonic() > end:
+            missing = "the runner has not joined" if status else "the daemon has not answered"
+            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; it is still trying, its log is {log}")
+        time.sleep(0.05)
+    gpus = sum(len(runner["gpus"]) if isinstance(runner["gpus"], list) else runner["gpus"] for runner in status["runners"])
+    write(
+        f"Stoker is up: daemon pid {status['pid']}, {gpus} GPUs or slots, log {log}\n"
+        "Next:  stoker submit -- python train.py    run something\n"
+        "       stoker top                          watch it\n"
+        "       stoker down                         stop\n"
+    )
+
+
+@click.command(cls=Command)
+@click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon answers.")
+@click.option("--slots", type=click.IntRange(min=1), help="CPU slots to offer, and no GPU (default: the GPUs; without any, a slot a core).")
+@click.option("--pool", default="default", show_default=True, help="Pool that the GPUs of this host join.")
+@click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
+@click.option("--no-runner", is_flag=True, help="The daemon alone.")
+@click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
+@pass_app
+@examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465")
+def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None) -> None:
+    """Start the daemon and a runner on this host, and keep both running.
+
+    In the foreground, Ctrl-C ends them; running jobs go on and are taken over by the next 'stoker up'.
+    To end the jobs too, use 'stoker down --workers'.
+    """
+    home = app.home.create()
+    _refuse_second(app)
+    daemon = Child("daemon", _daemon_argv(home, tcp))
+    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {"--slots": slots}))
+    if detach:
+        given = {"--slots": slots, "--pool": pool, "--node": node, "--tcp": tcp}
+        options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+        _detach(app, [*options, "--no-runner"] if no_runner else options, runner is not None)
+        return
+    with _sole(home):
+        note(f"starting on {home.path}; Ctrl-C stops")
+        Supervisor(app, daemon, runner).run()
+
+
+@click.command(cls=Command)
+@click.option("--workers", is_flag=True, help="Also stop the running jobs, each with its grace period, and the runners.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=120.0, show_default=True, help="Seconds to wait for the end.")
+@json_option
+@pass_app
+@examples("stoker down", "stoker down --workers")
+def down(app: App, workers: bool, timeout: float) -> Answer:
+    """Stop the daemon.
+
+    Running jobs go on, and are taken over when it is started again; with --workers they write a checkpoint and stop,
+    and go on from there.
+    """
+    pid = app.client.get("/v1/status")["pid"]
+    app.client.post("/v1/shutdown", {"runners": workers, "workers": workers})
+    app.client.close()
+    end = time.monotonic() + timeout
+    while _answers(app) or (app.url is None and _is_locked(app.home)):
+        if time.monotonic() > end:
+            raise Conflict(f"the daemon (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
+        time.sleep(0.05)
+    what = "the daemon and its workers have" if workers else "the daemon has"
+    return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"))
+
+
+def _answers(app: App) -> bool:
+    try:
+        app.client_within(2.0).get("/healthz")
+        return True
+    except Unreachable:
+        return False

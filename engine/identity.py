@@ -1,0 +1,75 @@
+"""Processes by identity. A pid alone is reused: a process is its pid AND start time, on one boot of one machine.
+
+Start times are seconds since boot: unlike seconds since the epoch they do not move when the clock is set.
+Standard library only: every supervisor imports this too.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Process(NamedTuple):
+    """Who a process is, for ever."""
+
+    pid: int
+    started: float  #: seconds since boot
+
+
+class Stat(NamedTuple):
+    """One reading of /proc/PID/stat."""
+
+    pid: int
+    started: float
+    parent: int
+    state: str
+    threads: int
+    cpu: float  #: seconds of CPU, its own and its reaped children's
+    memory: int  #: resident bytes
+
+    @property
+    def process(self) -> Process:
+        return Process(self.pid, self.started)
+
+    @property
+    def dead(self) -> bool:
+        """Nothing of it runs any more.
+
+        A zombie that still counts threads is not dead: its main thread has ended while another is stuck, typically in
+        the GPU driver, and what it holds is held.
+        """
+        return self.state in "ZX" and self.threads <= 1
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def stat(pid: int) -> Stat | None:
+    """Reading of a process, None when there is none with this pid."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may hold anything, parentheses too; see proc_pid_stat(5).
+    field = content[content.rindex(b")") + 2 :].split()
+    return Stat(
+        pid=pid,
+        started=int(field[19]) / _TICK,
+        parent=int(field[1]),
+        state=field[0].decode(),
+        threads=int(field[17]),
+        cpu=sum(map(int, field[11:15])) / _TICK,
+        memory=int(field[21]) * _PAGE,
+    )
+
+
+def alive(process: Process) -> bool:
+    now = stat(process.pid)
+    return now is not None and now.started == process.started and not now.dead

@@ -1,0 +1,34 @@
+"""Reports: figures and one self-contained page about jobs, from SQL that anybody could ask.
+
+The query function runs one SELECT and answers with a `Table`; the command line gives one over `POST /v1/sql`.
+Times are seconds since the epoch. ``since`` leaves out jobs that ended before it, ``jobs`` all but those named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .data import Query, Scope, Table, collect
+
+__all__ = ["Query", "Table", "summary", "write_report"]
+
+
+def summary(query: Query, *, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None) -> dict[str, Any]:
+    """The numbers of a report as plain values; None where there is nothing to take a mean of."""
+    return collect(query, Scope.of(since, jobs, now)).summary
+
+
+def write_report(
+    query: Query, out: Path, *, title: str, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None
+) -> Path:
+    """Write the figures as PNG and ``index.html`` into the directory ``out``; the path of the page."""
+    from . import page, plots  # matplotlib takes a second to load
+
+    scope = Scope.of(since, jobs, now)
+    report = collect(query, scope)
+    out.mkdir(parents=True, exist_ok=True)
+    index = out / "index.html"
+    index.write_text(page.render(report, title, plots.write(report, out), scope.now), encoding="utf-8")
+    return index

@@ -1,0 +1,94 @@
+"""How our figures look: size, colours that colour-blind readers can tell apart, local time, units, safe labels."""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime, tzinfo
+
+from matplotlib import dates, font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...policies.contract import Floats
+
+# Okabe and Ito's palette, its yellow last because it is faint on paper.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#F0E442")
+BLUE, ORANGE, GREEN, VERMILION, GREY, INK = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5], "#BBBBBB", "#222222"
+WIDTH = 9.0  #: inches
+FONT = 9.0  #: points
+_DAY = 86_400.0
+_UNITS = ((2 * _DAY, _DAY, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"))
+
+
+def figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def finish(axes: Axes, grid: str = "both") -> None:
+    """Light grid behind the data, no box around it."""
+    axes.set_axisbelow(True)
+    if grid == "x":
+        axes.grid(axis="x", color="#E4E4E4", linewidth=0.7)
+    else:
+        axes.grid(axis="both", color="#E4E4E4", linewidth=0.7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=FONT - 1)
+    axes.xaxis.label.set_fontsize(FONT)
+    axes.yaxis.label.set_fontsize(FONT)
+
+
+def days(seconds: float) -> float:
+    """A time as matplotlib's dates count it."""
+    return seconds / _DAY
+
+
+def all_days(seconds: Floats) -> Floats:
+    return seconds / _DAY
+
+
+def zone(moment: float) -> tuple[tzinfo | None, str]:
+    """The local time zone as it is at that moment, and its name."""
+    local = datetime.fromtimestamp(moment).astimezone()
+    return local.tzinfo, local.tzname() or "local"
+
+
+def time_axis(axes: Axes, begin: float, end: float) -> None:
+    """Local time along x; the label names the day and the zone."""
+    local, name = zone(end)
+    first, last = (datetime.fromtimestamp(moment, local).strftime("%Y-%m-%d") for moment in (begin, end))
+    span = end - begin
+    form = "%H:%M:%S" if span < 600 else "%H:%M" if span < 1.5 * _DAY else "%m-%d\n%H:%M" if span < 14 * _DAY else "%m-%d"
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(tz=local, minticks=4, maxticks=9))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(dates.DateFormatter(form, tz=local))  # type: ignore[no-untyped-call]
+    axes.set_xlim(days(begin), days(end))
+    axes.set_xlabel(f"{first} ({name})" if first == last else f"{first} to {last} ({name})")
+
+
+def legend_above(axes: Axes, columns: int) -> None:
+    """What the colours mean, above the data so that it covers none; nothing when there is nothing to say."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False, fontsize=FONT - 1)
+
+
+def unit(longest: float) -> tuple[float, str]:
+    """Seconds of the unit in which durations up to ``longest`` read well, and its name."""
+    return next(((size, name) for above, size, name in _UNITS if longest >= above), (1.0, "seconds"))
+
+
+@functools.cache
+def _glyphs() -> frozenset[int]:
+    return frozenset(font_manager.get_font(font_manager.findfont(font_manager.FontProperties())).get_charmap())
+
+
+def label(text: str, most: int = 28) -> str:
+    """A name as plain text: neither mathematics nor glyphs that the font lacks, and not longer than ``most``."""
+    shown = "".join(char if ord(char) in _glyphs() and char.isprintable() else "\N{WHITE SQUARE}" for char in text)
+    shown = shown if len(shown) <= most else shown[: most - 1] + "…"
+    return shown.replace("$", r"\$")
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is read more easily on that colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 130 else INK

@@ -1,0 +1,273 @@
+"""What a JobSpec must fulfil, wherever it came from: rules on values, without files, clock or database.
+
+`load` runs them with the line of each field; the daemon runs `require_all` on what a client posts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import UsageError
+from . import cron, secrets
+from .graph import find_cycle
+from .model import JobSpec, Stop
+from .params import variable
+from .tree import one_line, shown
+from .units import LARGEST, LONGEST, format_duration
+
+MAX_GPUS = 65_536
+MAX_PRIORITY = 1_000_000
+MAX_ITERATIONS = 10**12
+MAX_RETRIES = 1_000
+MAX_ARGUMENTS = 1 << 17  #: bytes of all arguments, and of one variable: Linux' own bound for one (MAX_ARG_STRLEN)
+MAX_PARAMS = 1 << 16  #: bytes as JSON
+MAX_AFTER = 10_000
+MAX_LABELS = 64
+MAX_JOBS = 10_000  #: of one submission
+MAX_EDGES = 100_000  #: dependencies between the jobs of one submission
+CYCLE = "{} is a cycle, so none of them could start; remove one 'after'"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+TASK = re.compile(NAME.pattern + r"\[\d+\]", re.ASCII)
+NAME_FORM = "up to 100 letters, digits, '.', '_' and '-', and not digits alone (those are job numbers)"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+class Problem(NamedTuple):
+    field: str  #: as it is called in YAML
+    problem: str
+
+
+Rule = Callable[[JobSpec], Iterator[Problem]]
+
+
+def problems(spec: JobSpec) -> Iterator[Problem]:
+    for rule in _RULES:
+        yield from rule(spec)
+
+
+def require(spec: JobSpec) -> None:
+    """Raise the first problem as a UsageError that names the job and the field."""
+    for field, problem in problems(spec):
+        raise UsageError(one_line(f"{spec.name}: {field}: {problem}"))
+
+
+def require_all(specs: Sequence[JobSpec]) -> None:
+    """`require` for each job of one submission, and what must hold between them."""
+    if len(specs) > MAX_JOBS or sum(len(spec.after) for spec in specs) > MAX_EDGES:
+        raise UsageError(f"jobs: at most {MAX_JOBS} jobs with {MAX_EDGES} dependencies fit into one submission; split it")
+    for spec in specs:
+        require(spec)
+    name, count = Counter(spec.name for spec in specs).most_common(1)[0] if specs else ("", 0)
+    if count > 1:
+        raise UsageError(f"jobs: {count} are called {name!r}; names of one submission must differ")
+    if len(specs) > 1 and any(spec.cron is not None for spec in specs):
+        raise UsageError("jobs: a recurring job is submitted alone")
+    if cycle := find_cycle({spec.name: [item.job for item in spec.after] for spec in specs}):
+        raise UsageError(f"after: {CYCLE.format(' → '.join(cycle))}")
+
+
+def _names(spec: JobSpec) -> Iterator[Problem]:
+    form = TASK if spec.array_index is not None else NAME
+    if not form.fullmatch(spec.name) or spec.name.isdecimal():
+        yield Problem("name", f"must be {NAME_FORM}, not {shown(spec.name)}")
+    if not NAME.fullmatch(spec.pool):
+        yield Problem("pool", f"must be the name of a pool, not {shown(spec.pool)}")
+    if spec.user and not NAME.fullmatch(spec.user):
+        yield Problem("user", f"must be the name of a user, not {shown(spec.user)}")
+    if spec.idempotency_key is not None and not (0 < len(spec.idempotency_key) <= 200 and spec.idempotency_key.isprintable()):
+        yield Problem("idempotency_key", "must be 1 to 200 printable characters")
+    if abs(spec.priority) > MAX_PRIORITY:
+        yield Problem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
+
+
+def _resources(spec: JobSpec) -> Iterator[Problem]:
+    if spec.gpus_min < 1:
+        yield Problem("gpus", f"must be at least 1, not {spec.gpus_min}; on a host without GPUs it counts CPU slots")
+    elif spec.gpus_min > spec.gpus_max:
+        yield Problem("gpus", f"min {spec.gpus_min} is larger than max {spec.gpus_max}")
+    elif spec.gpus_max > MAX_GPUS:
+        yield Problem("gpus", f"must be at most {MAX_GPUS}, not {spec.gpus_max}")
+    if not 0 <= spec.gpu_memory <= LARGEST:
+        yield Problem("gpu_memory", "must be between 0 and 1 PiB")
+
+
+def _demand(spec: JobSpec) -> Iterator[Problem]:
+    kind, tiers = spec.demand.kind, spec.demand.tiers
+    field = {"strict": "deadline", "soft": "soft"}.get(kind, "demand")
+    if kind == "best-effort" and tiers:
+        yield Problem(field, "a best-effort job has no deadline; use deadline (strict) or soft")
+    elif kind == "strict" and len(tiers) != 1:
+        yield Problem(field, "a strict job has one deadline; use soft for several")
+    elif kind == "soft" and not tiers:
+        yield Problem(field, "empty; give at least one step such as {deadline: 2h, reward: 80}")
+    if not all(math.isfinite(tier.deadline) for tier in tiers):
+        yield Problem(field, "a deadline must be a finite time")
+    if not all(math.isfinite(tier.reward) and tier.reward > 0 for tier in tiers):
+        yield Problem(field, "every reward must be larger than 0")
+    for earlier, later in itertools.pairwise(tiers):
+        if later.deadline <= earlier.deadline:
+            yield Problem(field, "two steps with the same deadline; the deadlines must rise from step to step")
+        elif later.reward > earlier.reward:
+            yield Problem(field, f"a later step must not be worth more than an earlier one ({later.reward:g} after {earlier.reward:g})")
+
+
+def _stop(spec: JobSpec) -> Iterator[Problem]:
+    stop = spec.stop
+    if stop.iterations is not None and not 1 <= stop.iterations <= MAX_ITERATIONS:
+        yield Problem("stop.iterations" if stop.metric is None else "stop.max_iterations", f"must be at least 1, not {stop.iterations}")
+    if stop.metric is None and (stop.target is not None or stop.mode != Stop().mode):
+        yield Problem("stop", "target and mode need a metric, such as metric: accuracy")
+    if stop.metric is not None:
+        if not stop.metric or len(stop.metric) > 100 or not stop.metric.isprintable():
+            yield Problem("stop.metric", "must be the name of a reported value, such as accuracy")
+        if stop.target is None or not math.isfinite(stop.target):
+            yield Problem("stop", "a metric needs a target, such as target: 0.9")
+        if stop.iterations is None:
+            yield Problem("stop", "a metric needs max_iterations, so that the job ends even if the target is never met")
+
+
+def _work(spec: JobSpec) -> Iterator[Problem]:
+    given = [name for name in ("recipe", "command", "entrypoint") if getattr(spec, name) is not None]
+    if len(given) > 1:
+        yield Problem(given[1], f"given beside {given[0]}; a job has exactly one of recipe, command and entrypoint")
+    if not given:
+        yield Problem("command", "nothing to run; give one of recipe, command and entrypoint")
+    if spec.command is not None and (not spec.command or not spec.command[0].strip()):
+        yield Problem("command", "empty; give a program and its arguments")
+    elif spec.command is not None and len("\0".join(spec.command).encode(errors="replace")) > MAX_ARGUMENTS:
+        yield Problem("command", f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a script")
+    if spec.entrypoint is not None and not _ENTRYPOINT.fullmatch(spec.entrypoint):
+        yield Problem("entrypoint", f"must be module:function, such as mypackage.train:build, not {shown(spec.entrypoint)}")
+    if spec.recipe is not None and not spec.recipe.strip():
+        yield Problem("recipe", "empty; give the name of a recipe")
+
+
+def _surroundings(spec: JobSpec) -> Iterator[Problem]:
+    for name, value in spec.env.items():
+        field = f"env.{name}"
+        if not _VARIABLE.fullmatch(name):
+            yield Problem("env", f"{shown(name)} is not a variable's name; use letters, digits and '_'")
+        elif name.startswith("STOKER_") or name == "CUDA_VISIBLE_DEVICES":
+            yield Problem(field, "is set by Stoker when the job starts; remove it")
+        elif len(value.encode(errors="replace")) > MAX_ARGUMENTS:
+            yield Problem(field, f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a file")
+        elif (value and secrets.looks_secret(name)) or secrets.has_credentials(value):
+            yield Problem(field, secrets.ADVICE)
+    for field, path in (("env_file", spec.env_file), ("workdir", spec.workdir or None)):
+        if path is not None and not path.startswith("/"):
+            yield Problem(field, f"must be an absolute path, not {shown(path)}")
+    for part in (*(spec.command or ()), *spec.env.values(), spec.workdir, spec.env_file or ""):
+        if "\0" in part:
+            yield Problem("command" if part in (spec.command or ()) else "env", "holds a NUL character, which no program can be given")
+
+
+def _params(spec: JobSpec) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for name, value in spec.params.items():
+        field = f"params.{name}"
+        if not name or not name.isprintable() or len(name) > 100:
+            yield Problem("params", f"{shown(name)} is not a parameter's name")
+        elif problem := _json_problem(value):
+            yield Problem(field, problem)
+        elif isinstance(value, str) and value and (secrets.looks_secret_parameter(name) or secrets.has_credentials(value)):
+            yield Problem(field, secrets.ADVICE)
+        if spec.command is not None and (first := seen.setdefault(variable(name), name)) != name:
+            yield Problem(field, f"becomes the variable {variable(name)}, and so does params.{first}; rename one")
+    if not any(_json_problem(value) for value in spec.params.values()) and len(json.dumps(spec.params)) > MAX_PARAMS:
+        yield Problem("params", f"larger than {MAX_PARAMS >> 10} KiB as JSON; put the data into a file and pass its path")
+
+
+def _json_problem(value: Any, depth: int = 0) -> str | None:
+    if depth > 32:
+        return "nested more than 32 deep"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return "must fit into 64 bits; put it in quotes to pass it as text"
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((problem for child in children if (problem := _json_problem(child, depth + 1))), None)
+
+
+def _times(spec: JobSpec) -> Iterator[Problem]:
+    positive = {"timeout": spec.timeout, "hang_after": spec.hang_after, "estimate": spec.estimate, "grace": spec.grace}
+    for field, seconds in positive.items():
+        if seconds is not None and not 0 < seconds <= LONGEST:
+            yield Problem(field, "must be longer than 0 and shorter than 100 years")
+    if 86_400 < spec.grace <= LONGEST:
+        yield Problem("grace", f"must be at most 1d, not {format_duration(spec.grace)}: a preempted job holds its GPUs so long")
+    if spec.timeout is not None and spec.estimate is not None and spec.estimate > spec.timeout > 0:
+        yield Problem(
+            "timeout",
+            f"{format_duration(spec.timeout)} is shorter than the estimate, {format_duration(spec.estimate)}: it would never end",
+        )
+
+
+def _retries(spec: JobSpec) -> Iterator[Problem]:
+    retries = spec.retries
+    if not 0 <= retries.limit <= MAX_RETRIES:
+        yield Problem("retries.limit", f"must be between 0 and {MAX_RETRIES}, not {retries.limit}")
+    if not (math.isfinite(retries.factor) and 1 <= retries.factor <= 1_000):
+        yield Problem("retries.factor", f"must be between 1 and 1000, not {retries.factor:g}")
+    if not 0 <= retries.backoff <= LONGEST:
+        yield Problem("retries.backoff", "must be between 0 and 100 years")
+    elif not retries.backoff <= retries.max_backoff <= LONGEST:
+        yield Problem("retries.max_backoff", f"must not be shorter than backoff ({format_duration(retries.backoff)})")
+    for code in retries.never_on:
+        if not -64 <= code <= 255 or code == 0:
+            yield Problem("retries.never_on", f"{code} is no exit code of a failure; use 1 to 255, or minus the number of a signal")
+
+
+def _relations(spec: JobSpec) -> Iterator[Problem]:
+    targets = [dependency.job for dependency in spec.after]
+    if spec.name in targets:
+        yield Problem("after", "a job cannot wait for itself")
+    elif len(targets) != len(set(targets)):
+        twice, _ = Counter(targets).most_common(1)[0]
+        yield Problem("after", f"{shown(twice)} is named twice")
+    elif not all(targets):
+        yield Problem("after", "holds an empty name")
+    if len(targets) > MAX_AFTER:
+        yield Problem("after", f"names more than {MAX_AFTER} jobs")
+    if len(spec.labels) > MAX_LABELS:
+        yield Problem("labels", f"more than {MAX_LABELS} labels")
+    for name, value in spec.labels.items():
+        if not 0 < len(name) <= 100 or not name.isprintable() or len(value) > 500:
+            yield Problem("labels", f"{shown(name)}: a label's name has 1 to 100 printable characters, its value up to 500")
+
+
+def _array(spec: JobSpec) -> Iterator[Problem]:
+    index, size, cap = spec.array_index, spec.array_size, spec.array_cap
+    if (index is None) != (size is None):
+        yield Problem("array", "array_index and array_size belong together")
+    elif index is not None and size is not None and not 0 <= index < size:
+        yield Problem("array", f"task {index} of {size} tasks: tasks count from 0")
+    if cap is not None and cap < 1:
+        yield Problem("array.max_running", f"must be at least 1, not {cap}")
+
+
+def _recurring(spec: JobSpec) -> Iterator[Problem]:
+    if spec.cron is None:
+        return
+    if spec.array_index is not None:
+        yield Problem("cron", "an array cannot recur; let a recurring job submit it")
+    if spec.idempotency_key is not None:
+        yield Problem(
+            "idempotency_key", "a recurring job is submitted again and again, and the key would refuse all but the first; remove it"
+        )
+    try:
+        cron.normalise(spec.cron)
+    except ValueError as error:
+        yield Problem("cron", str(error))
+
+
+_RULES: tuple[Rule, ...] = (
+    _work, _names, _resources, _demand, _stop, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
+)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Job files: YAML into JobSpecs. Whatever is wrong is one line: ``file.yaml:12: stop.iteratons: unknown field (did you mean …?)``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import NotFound, UsageError
+from . import fields, tree
+from .build import Context, build
+from .job import NAMES
+from .model import JobSpec
+from .scripts import neighbour
+from .tree import Mark, Node
+
+#: of each group a job has one; in a merge, the job's own choice drops the default's
+EXCLUSIVE = (("recipe", "command", "entrypoint"), ("demand", "deadline", "soft"))
+#: merged name by name with the default's
+MERGED = ("params", "env", "labels")
+
+
+def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | None = None) -> list[JobSpec]:
+    """All jobs of a file. ``overrides`` (from command-line options) win over what the file says of each job."""
+    source = os.fspath(path)
+    try:
+        with open(source, "rb") as file:
+            data = file.read(tree.MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFound(tree.one_line(f"{source}: no such file{neighbour(Path(source))}")) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(tree.one_line(f"{source}: cannot be read: {reason}")) from None
+    return load_text(tree.decode(data, source), source, context, overrides)
+
+
+def load_text(text: str, source: str, context: Context, overrides: Node | None = None) -> list[JobSpec]:
+    nodes = [node for document in tree.parse(text, source) for node in _jobs(document)]
+    if not nodes:
+        raise Mark(source, 1).error("", "no job in the file; see docs/job-spec.md for an example")
+    if overrides is not None:
+        nodes = [merged(node, overrides) for node in nodes]
+    stem = Path(source).stem if len(nodes) == 1 and not source.startswith("<") else ""
+    return build(nodes, context, stem)
+
+
+def merged(base: Node, over: Node) -> Node:
+    """``base`` with the fields of ``over`` in place of its own."""
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return base if over.value is None else over
+    dropped = {name for group in EXCLUSIVE if not over.value.keys().isdisjoint(group) for name in group}
+    entries = {name: node for name, node in base.value.items() if name not in dropped}
+    for name, node in over.value.items():
+        entries[name] = merged(entries[name], node) if name in MERGED and name in entries else node
+    return dataclasses.replace(over, value=entries)
+
+
+def _jobs(document: Node) -> Iterator[Node]:
+    """Jobs of one YAML document: the document itself, or the list under ``jobs:`` with ``defaults:`` for each."""
+    if document.value is None:
+        return
+    if isinstance(document.value, list):
+        raise document.mark.error("", "a list; put the jobs under 'jobs:'")
+    found = fields.entries(document, "", "a mapping of fields, such as name: and command:")
+    if "jobs" not in found and "defaults" not in found:
+        yield document
+        return
+    found = fields.known(document, "", ("jobs", "defaults"), "a mapping")
+    if "jobs" not in found:
+        raise document.mark.error("defaults", "there are no 'jobs:' beside it")
+    defaults = found.get("defaults")
+    if defaults is not None:
+        fields.known(defaults, "defaults", NAMES, "a mapping of fields")
+    for index, job in enumerate(fields.items(found["jobs"], "jobs", "a list of jobs")):
+        fields.known(job, f"jobs[{index}]", NAMES, "a mapping of fields")
+        yield dataclasses.replace(merged(defaults, job), mark=job.mark) if defaults else job

@@ -1,0 +1,116 @@
+"""Durations, memory sizes and times as people write them, and back. Errors are ValueErrors that say what is accepted."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+
+LONGEST = 100 * 365 * 86_400.0  #: a hundred years: longer is a slip, and would leave the range of dates
+LARGEST = 1 << 50  #: 1 PiB
+
+_SECONDS = {"w": 604_800.0, "d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|[wdhms])", re.ASCII)
+_BYTES = {"": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate(("k", "m", "g", "t"), start=1)
+    for suffix, base in (("", 1024), ("i", 1024), ("ib", 1024), ("b", 1000))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+
+DURATION_FORMS = "a duration such as 30, 90s, 10m, 1h30m or 2d"
+SIZE_FORMS = "a size such as 8GiB, 500MiB or a number of bytes"
+TIME_FORMS = "a duration such as 2h, or a time such as 2030-01-31T18:00 (local) or 2030-01-31T18:00Z"
+
+
+def duration(value: str | float) -> float:
+    """Seconds of ``30``, ``"90s"``, ``"1h30m"``, ``"2d"``; units must fall, so that ``"30m1h"`` is seen as the slip it is."""
+    if isinstance(value, (int, float)):
+        seconds = _seconds(value)
+    elif re.fullmatch(r"\s*\d+(\.\d+)?\s*", value, re.ASCII):
+        seconds = float(value)
+    else:
+        seconds = _sum(value)
+    if not 0 <= seconds <= LONGEST:
+        raise ValueError(f"must be between 0 and 100 years, not {value!r}")
+    return round(seconds, 3)
+
+
+def _seconds(value: float) -> float:
+    try:
+        return float(value) if math.isfinite(value) else -1.0
+    except OverflowError:  # an int beyond the floats
+        return math.inf
+
+
+def _sum(text: str) -> float:
+    total, end, last = 0.0, 0, math.inf
+    while match := _DURATION.match(text, end):
+        unit = _SECONDS[match[2]]
+        if unit >= last:
+            break
+        total, end, last = total + float(match[1]) * unit, match.end(), unit
+    if end == 0 or text[end:].strip():
+        raise ValueError(f"must be {DURATION_FORMS}, not {text!r}")
+    return total
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that `duration` reads as the same number."""
+    milliseconds, parts = round(seconds * 1000), []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
+        count, milliseconds = divmod(milliseconds, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def size(value: str | int) -> int:
+    """Bytes of ``"8GiB"``, ``"8G"`` (the same), ``"8GB"`` (decimal) or a plain number."""
+    if isinstance(value, int):
+        count = value
+    else:
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2].lower() not in _BYTES | {"b": 1}:
+            raise ValueError(f"must be {SIZE_FORMS}, not {value!r}")
+        number = float(match[1])
+        count = LARGEST + 1 if math.isinf(number) else round(number * _BYTES.get(match[2].lower(), 1))
+    if not 0 <= count <= LARGEST:
+        raise ValueError(f"must be between 0 and 1 PiB, not {value!r}")
+    return count
+
+
+def format_size(count: int) -> str:
+    """The shortest text that `size` reads as the same number."""
+    for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count and count % (1 << power) == 0:
+            return f"{count >> power}{name}"
+    return str(count)
+
+
+def moment(value: str | float, now: float) -> float:
+    """A point in time: a duration from ``now`` on, or an ISO time; one without an offset is local time."""
+    if isinstance(value, (int, float)) or _DURATION.match(value) or value.strip().isdecimal():
+        return round(now + duration(value), 3)
+    return clock(value)
+
+
+def is_relative(value: str | float) -> bool:
+    """Whether `moment` would count ``value`` from now on."""
+    return isinstance(value, (int, float)) or bool(_DURATION.match(value)) or value.strip().isdecimal()
+
+
+def clock(text: str) -> float:
+    """Seconds since the epoch of an ISO time with a time of day; without an offset it is local time."""
+    # A date alone is refused: it could mean the day's beginning or its end, a day apart.
+    if not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}", text.strip(), re.ASCII):
+        raise ValueError(f"must be {TIME_FORMS}, not {text!r}")
+    try:
+        return round(datetime.fromisoformat(text.strip()).astimezone(UTC).timestamp(), 3)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"must be {TIME_FORMS}, not {text!r}") from None
+
+
+def format_clock(ts: float) -> str:
+    """ISO time in UTC to the millisecond, which `clock` reads as the same number."""
+    return datetime.fromtimestamp(ts, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

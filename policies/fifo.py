@@ -1,0 +1,39 @@
+"""First in, first out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .contract import Plan, View, tunable
+from .serving import Ranking, serve
+
+
+class Fifo:
+    """Jobs start in the order of their submission and run to the end; nothing is preempted.
+
+    The first job that does not fit blocks those behind it, so that large gangs are never overtaken;
+    with ``backfill`` jobs behind it that fit may start.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        backfill: bool = tunable(False, "jobs behind one that does not fit may start; a large job can then be overtaken for ever")
+
+    name: ClassVar[str] = "fifo"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, view: View) -> Plan:
+        jobs = view.jobs
+        nobody_displaces = np.zeros(len(jobs))
+        ranking = Ranking(
+            order=np.lexsort((jobs.id, jobs.submitted_at)),
+            claim=nobody_displaces,
+            hold=nobody_displaces,
+            blocking=not self.config.backfill,
+        )
+        return serve(view, ranking)

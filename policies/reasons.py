@@ -1,0 +1,49 @@
+"""Why jobs wait, in words that do not move from tick to tick, so that nothing is written while nothing changes."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from .contract import Ints, Jobs, Reason, Waiting
+from .placement import Placement
+
+
+class Why(IntEnum):
+    NO_GPUS = 0
+    IMPOSSIBLE = 1
+    RESOURCES = 2
+    BEHIND = 3
+
+
+def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceable: str = "") -> list[Waiting]:
+    """``rows`` in order of service, grouped by reason; ``displaceable`` names whom they may displace, if anybody."""
+    # What the sentence depends on: behind others, the size of the gang does not matter.
+    sized = why != Why.BEHIND
+    n = jobs.gpus_min[rows] * sized
+    memories, memory = np.unique(jobs.gpu_memory[rows] * sized, return_inverse=True)
+    kinds = (why * (n.max(initial=0) + 1) + n) * len(memories) + memory
+    _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
+    members = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+    return [
+        Waiting(_reason(Why(why[i]), int(n[i]), int(memories[memory[i]]), placement, displaceable), jobs.id[group])
+        for i, group in zip(first.tolist(), members, strict=False)
+    ]
+
+
+def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
+    size = f" of {memory / 2**30:.3g} GiB" if memory else ""
+    need = f"needs {n} GPU{'s' if n > 1 else ''}{size}"
+    match why:
+        case Why.NO_GPUS:
+            return Reason("no-gpus", f"{need}; no runner offers any to this pool")
+        case Why.IMPOSSIBLE:
+            return Reason("impossible", f"{need}; the pool has only {placement.capacity(memory=memory)}, so it can never start here")
+        case Why.RESOURCES:
+            nodes = placement.nodes_needed(n, memory=memory)
+            where = "" if n == 1 else " on one node" if nodes == 1 else f" on {nodes} nodes"
+            lacking = f"too few are free or held by {displaceable}" if displaceable else "too few are free"
+            return Reason("resources", f"{need}{where}; {lacking}")
+        case Why.BEHIND:
+            return Reason("behind", "waits its turn: a job before it waits for GPUs")

@@ -1,0 +1,102 @@
+"""What the end of a process means: outcome and words, from exit code, stop request and log. Pure, one place, tested by table."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple
+
+from .rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+
+# What frameworks print when memory runs out: torch (CUDA, cuBLAS, CPU allocator), NCCL, JAX, Python itself.
+_OUT_OF_MEMORY = re.compile(
+    rb"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
+    rb"|DefaultCPUAllocator: can't allocate memory|NCCL WARN Cuda failure.*out of memory|RESOURCE_EXHAUSTED: Out of memory"
+    rb"|^MemoryError\b|^numpy.*ArrayMemoryError|" + re.escape(OOM_MARKER.encode()),
+    re.MULTILINE,
+)
+_SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the script has survived is further up
+TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
+
+
+class Ending(NamedTuple):
+    outcome: str
+    message: str | None
+
+
+def mentions_out_of_memory(log: bytes) -> bool:
+    return _OUT_OF_MEMORY.search(log[-_SEARCHED:]) is not None
+
+
+def judge(
+    *,
+    exit_code: int,
+    stop_reason: str | None,
+    stop_seen: bool,
+    grace: float,
+    killed_after_grace: bool,
+    kernel_oom: bool,
+    log: bytes,
+    survivors: str = "",
+) -> Ending:
+    """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words.
+
+    A worker that was told to stop and leaves with 0 has either finished in time, or left early and knows of no better code.
+    It is taken for finished unless a rank has seen the request (``stop_seen``); a script that handles SIGTERM by itself says
+    so by leaving with 75 (EX_TEMPFAIL), or any other code than 0.
+    """
+    if survivors:
+        words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
+        return Ending("unkillable", f"could not be killed: {survivors}; {words}")
+    if stop_reason == "hang":
+        return Ending("hang", "made no progress while its GPU idled, and was stopped; its log shows where it hangs")
+    if exit_code == 0 and not (stop_reason and stop_seen):
+        return Ending("completed", None)
+    if stop_reason is not None:
+        return _stopped(stop_reason, grace, killed_after_grace and exit_code != PREEMPTED_EXIT)
+    if kernel_oom and exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL, 1):
+        words = "use fewer loader workers or smaller batches, or run fewer jobs at once"
+        return Ending("oom", f"the kernel killed it, out of main memory: {words}")
+    if exit_code == OOM_EXIT or mentions_out_of_memory(log):
+        return Ending("oom", "out of memory: use a smaller batch, or ask for GPUs with more of it (gpu_memory)")
+    return Ending("failed", _failed(exit_code, log))
+
+
+def _stopped(reason: str, grace: float, killed: bool) -> Ending:
+    if reason == TERMINATED:
+        return Ending("lost", "stopped from outside Stoker, as at a shutdown of the machine; it goes on from its last checkpoint")
+    if killed and grace == 0:
+        return Ending("stopped", f"killed at once ({reason}): what it did since its last checkpoint is lost")
+    if killed:
+        return Ending(
+            "stopped",
+            f"did not leave within {grace:g} s of the request to stop and was killed: what it did since its last checkpoint is lost;"
+            " look at should_stop() more often, or raise grace",
+        )
+    return Ending("stopped", None)
+
+
+def _failed(exit_code: int, log: bytes) -> str:
+    if exit_code < 0:
+        what = f"killed by {signal_name(-exit_code)}, not by Stoker"
+    elif exit_code == PREEMPTED_EXIT:
+        what = f"left with {PREEMPTED_EXIT} (preempted), though Stoker had not asked it to"
+    else:
+        what = f"exit code {exit_code}"
+    last = last_line(log)
+    return f"{what}: {last}" if last else f"{what}, without a word; see 'stoker logs'"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_line(log: bytes) -> str:
+    """Last line that is not empty, shortened."""
+    for line in reversed(log[-_SEARCHED:].decode(errors="replace").splitlines()):
+        if line.strip():
+            return line.strip()[:300]
+    return ""

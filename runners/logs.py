@@ -1,0 +1,58 @@
+"""The log of a lease: all output of all ranks, within a size limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+LIMIT = 64 << 20  #: bytes of one file; one rotated file is kept beside it
+
+
+class RotatingLog:
+    """Appends to ``path``; at the limit it becomes ``path.1`` (in place of the former one) and a new file begins.
+
+    A full disk must not end a training run: what cannot be written is dropped, and said so once writing works again.
+    """
+
+    def __init__(self, path: Path, limit: int = LIMIT, keep: int = 64 << 10):
+        self.path, self.limit = path, limit
+        self._keep = keep
+        self._last = b""
+        self._dropped = 0
+        self._file: BinaryIO | None = None
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._last = (self._last + data)[-self._keep :]
+        if self._dropped:
+            data = f"\n[stoker: {self._dropped} bytes of output were lost here: the disk was full]\n".encode() + data
+        try:
+            while data:
+                data = data[self._append(data) :]
+        except OSError:
+            self._dropped += len(data)
+        else:
+            self._dropped = 0
+
+    def _append(self, data: bytes) -> int:
+        """Write what fits before the next rotation; answers with how much that was."""
+        if self._file is None:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._size = self._file.tell()
+        elif self._size >= self.limit:
+            self._file.close()
+            self._file = None
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+            return 0
+        written = self._file.write(data[: max(1, self.limit - self._size)])
+        self._size += written
+        return written
+
+    def tail(self) -> bytes:
+        """The last output, also what could not be written."""
+        return self._last
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

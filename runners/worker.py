@@ -1,0 +1,175 @@
+"""One rank of a job with a recipe or an entrypoint: ``python -m stoker.runners.worker``, alone or under torch's launcher.
+
+Reads assignment.json of ``STOKER_RUN_DIR`` and trains. Exit codes: 0 done; `PREEMPTED_EXIT` stopped as asked, all of it in a
+checkpoint; `OOM_EXIT` out of memory; 2 the spec is wrong, one line on stderr says what; 1 anything else, with its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..engine.errors import StokerError, UsageError, nearest
+from ..engine.protocol import Assignment
+from ..engine.spec.model import JobSpec
+from . import script
+from .rundir import ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+
+if TYPE_CHECKING:
+    import torch
+
+    from .training import Task
+
+ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
+
+
+def main() -> int:
+    script.should_stop()  # listens for SIGTERM from here on: the slow imports come next
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    try:
+        return _train(_read_spec())
+    except StokerError as error:
+        sys.stderr.write(f"stoker: {error}\n")
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        if not _out_of_memory(error):
+            return 1
+        sys.stderr.write(f"{OOM_MARKER} {str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
+        return OOM_EXIT
+
+
+def _read_spec() -> JobSpec:
+    run_dir = os.environ.get(ENV_RUN_DIR)
+    if not run_dir:
+        raise UsageError(f"{ENV_RUN_DIR} is not set: the worker is started by Stoker's runner, with the directory of a lease")
+    try:
+        assignment = msgspec.json.decode((Path(run_dir) / "assignment.json").read_bytes(), type=Assignment)
+        return msgspec.convert(assignment.spec, JobSpec)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{run_dir}/assignment.json cannot be read: {error}") from None
+
+
+def _train(spec: JobSpec) -> int:
+    import torch
+
+    torch.set_num_threads(_threads())
+    from . import rng
+    from .ranks import Ranks, any_rank
+    from .training import Interrupted, Trainer
+
+    # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
+    ranks = Ranks.join(_device())
+    try:
+        seed = spec.params.get("seed", 0)
+        rng.seed_all(seed if isinstance(seed, int) else 0)
+        try:
+            task, interrupted = build(spec), script.should_stop()
+        except Interrupted:
+            interrupted = True
+        if any_rank(interrupted):
+            return PREEMPTED_EXIT
+        done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks).run()
+        return 0 if done else PREEMPTED_EXIT
+    finally:
+        ranks.leave()
+
+
+def build(spec: JobSpec) -> Task:
+    """The task of the job's recipe or entrypoint; UsageError when that is wrong."""
+    from .training import Task
+
+    if spec.recipe is not None:
+        from .recipes import find
+
+        recipe = find(spec.recipe)
+        return recipe.load()(**recipe.resolve(spec.params))
+    if spec.entrypoint is None:
+        raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
+    function = _entrypoint(spec.entrypoint)
+    try:
+        inspect.signature(function).bind(**spec.params)
+    except TypeError as error:
+        raise UsageError(f"params: {spec.entrypoint} cannot be called with {sorted(spec.params)}: {error}") from None
+    task = function(**spec.params)
+    if not isinstance(task, Task):
+        raise UsageError(f"entrypoint: {spec.entrypoint} must return a stoker.runners.training.Task, not {type(task).__name__}")
+    return task
+
+
+def _entrypoint(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"entrypoint: {name!r} is not of the form module:function")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python script.py` does, also where PYTHONSAFEPATH is set
+    with _import_errors(name, module_name):
+        module = importlib.import_module(module_name)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"entrypoint: {module_name} ({module.__file__}) has no function {attribute!r}{nearest(attribute, known)}")
+    return function
+
+
+@contextmanager
+def _import_errors(entrypoint: str, module: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            message = f"entrypoint: there is no module {error.name!r} in {Path.cwd()} or where Python is installed; check 'workdir'"
+        else:
+            message = f"entrypoint: {module} needs the module {error.name!r}, which is not installed for {sys.executable}"
+        raise UsageError(message) from None
+    except SyntaxError as error:
+        raise UsageError(f"entrypoint: {error.filename}, line {error.lineno}: {error.msg}") from None
+    except ImportError as error:
+        raise UsageError(f"entrypoint: importing {module} failed: {error}") from None
+
+
+def _threads() -> int:
+    given = os.environ.get(ENV_THREADS, "1")
+    if not given.isdigit() or int(given) < 1:
+        raise UsageError(f"{ENV_THREADS}: {given!r} is not a number of threads; give 1 or more")
+    return int(given)
+
+
+def _device() -> torch.device:
+    """The GPU of this local rank among the visible ones; the CPU when none is given."""
+    import torch
+
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "this torch has no CUDA support" if torch.version.cuda is None else "torch finds no usable CUDA driver or GPU"
+        raise StokerError(f"the job was given GPUs, but {why}; see 'stoker doctor'")
+    local, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= visible:
+        raise StokerError(f"local rank {local} has no GPU: {visible} visible in CUDA_VISIBLE_DEVICES")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator and the CUDA libraries raise a plain RuntimeError.
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

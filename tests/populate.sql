@@ -1,0 +1,74 @@
+-- A plausible history for tests of views and queries: getvariable('jobs') jobs submitted one every 30 s until now, on 2 nodes of
+-- 4 GPUs. The newest 8 single-GPU jobs run, those after them wait, the others have ended.
+SET VARIABLE origin = make_timestamp(epoch_us(now())) - to_seconds(30 * getvariable('jobs'));
+SET VARIABLE running_from = getvariable('jobs') * 9 // 10;
+
+INSERT INTO nodes
+SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1', 1, 'up', '10.0.0.' || n, getvariable('origin'),
+       make_timestamp(epoch_us(now()))
+FROM range(2) r(n);
+INSERT INTO gpus
+SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
+       CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END
+FROM range(8) r(g);
+INSERT INTO policy_settings VALUES (1, 'default', 'fifo', 1.0, '{}', 'ann', getvariable('origin'));
+
+INSERT INTO jobs
+SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted + INTERVAL 40 SECOND, 'because', i % 3, false, 1, 2, 0,
+       CASE WHEN i % 4 = 0 THEN 'soft' WHEN i % 4 = 1 THEN 'strict' ELSE 'best-effort' END,
+       CASE WHEN i % 4 < 2 THEN submitted + INTERVAL 5 MINUTE END, 'text/' || i % 3, 100, NULL, submitted, submitted,
+       CASE WHEN state NOT IN ('pending', 'submitted') THEN submitted + INTERVAL 40 SECOND END,
+       CASE WHEN ended THEN submitted + INTERVAL 100 SECOND + to_seconds(i % 400) END, NULL, CASE WHEN ended THEN 1 ELSE 0 END, 0, 0, false,
+       CASE WHEN state = 'running' THEN i END, CASE WHEN ended THEN 60 + i % 400 ELSE 0 END, CASE WHEN ended THEN 60 + i % 400 ELSE 0 END,
+       CASE WHEN ended THEN state END, CASE WHEN state = 'failed' THEN 1 WHEN ended THEN 0 END,
+       CASE WHEN i % 20 < 5 THEN i - i % 20 END, CASE WHEN i % 20 < 5 THEN i % 20 END, NULL, NULL, NULL,
+       '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}'
+FROM (
+    SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
+           CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
+                WHEN i % 11 = 3 THEN 'failed' WHEN i % 13 = 5 THEN 'cancelled' ELSE 'completed' END AS state
+    FROM range(1, getvariable('jobs') + 1) r(i)
+);
+
+INSERT INTO leases
+SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' END, first_start_at - INTERVAL 2 SECOND, first_start_at, NULL,
+       CASE WHEN id % 17 = 0 THEN finished_at END, CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN 'preempted' END,
+       CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN id + 1 END, finished_at,
+       CASE WHEN finished_at IS NOT NULL THEN outcome END, CASE WHEN state = 'failed' THEN 'loss is NaN: lower the learning rate' END,
+       exit_code, 'fifo', 1
+FROM jobs WHERE first_start_at IS NOT NULL;
+INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
+INSERT INTO workers
+SELECT l.id, g.node_id, CASE WHEN l.ended_at IS NULL THEN 'running' ELSE 'exited' END, 1000 + l.id, 1.0, 'boot', '/var/lib/stoker/run-' || l.id,
+       l.started_at, l.ended_at, l.exit_code, l.outcome, l.message
+FROM leases l JOIN lease_gpus g ON g.lease_id = l.id;
+INSERT INTO tiers SELECT id, deadline - INTERVAL 2 MINUTE, 2.0 FROM jobs WHERE demand = 'soft' UNION ALL SELECT id, deadline, 1.0 FROM jobs WHERE deadline IS NOT NULL;
+INSERT INTO progress
+SELECT id, CASE WHEN state = 'completed' THEN 100 ELSE id % 90 END, 100, 1.0 / (1 + id % 90), 0.8, 0.7, 50, 1000000000, coalesce(finished_at, make_timestamp(epoch_us(now())))
+FROM jobs WHERE first_start_at IS NOT NULL;
+INSERT INTO waiting
+SELECT id, 'resources', 'waits for a free GPU', row_number() OVER (ORDER BY id), submitted_at + INTERVAL 1 HOUR, submitted_at FROM jobs WHERE state = 'pending';
+INSERT INTO provenance SELECT id, '["stoker", "submit"]', '/home/ann', 'abc123', NULL, NULL, '0.1' FROM jobs;
+INSERT INTO profiles VALUES ('text/0', 'A100', 1, 0.7, 120, 1000000000, 9, getvariable('origin'));
+
+INSERT INTO events
+SELECT row_number() OVER (ORDER BY ts, rank, job_id), ts, 'job.state', job_id, lease_id, NULL, before, after, actor, reason, NULL
+FROM (
+    SELECT submitted_at AS ts, 1 AS rank, id AS job_id, NULL AS lease_id, NULL AS before, 'submitted' AS after, owner AS actor, 'submitted' AS reason FROM jobs
+    UNION ALL SELECT submitted_at, 2, id, NULL, 'submitted', 'pending', 'daemon', 'ready' FROM jobs
+    UNION ALL SELECT granted_at, 3, job_id, id, 'pending', 'assigned', 'policy:fifo', 'first in line' FROM leases
+    UNION ALL SELECT started_at, 4, job_id, id, 'assigned', 'running', 'runner:node0', 'its worker lives' FROM leases
+    UNION ALL SELECT j.finished_at, 5, j.id, l.id, 'running', j.state, 'runner:node0', 'it ended' FROM jobs j JOIN leases l ON l.job_id = j.id WHERE j.finished_at IS NOT NULL
+);
+INSERT INTO decisions
+SELECT i, 'default', 'fifo', 1, getvariable('origin') + to_seconds(60 * i), getvariable('origin') + to_seconds(60 * i + 50), 10, 20, 'ok', NULL, 0.002,
+       0.001, 0.003, '{}', CASE WHEN i = 2 THEN 'invalid' ELSE 'applied' END, CASE WHEN i = 2 THEN 'GPU given twice' END
+FROM range(1, getvariable('jobs') // 2 + 1) r(i);
+INSERT INTO metrics
+SELECT l.job_id, l.id, 0, s, l.started_at + to_seconds(s), s * 10, name, CASE name WHEN 'loss' THEN 2.0 / (1 + s) ELSE 1 - 1.0 / (1 + s) END
+FROM leases l, range(1, 6) r(s), (VALUES ('loss'), ('accuracy')) v(name);
+INSERT INTO telemetry
+SELECT make_timestamp(epoch_us(now())) - to_seconds(10 * s), 'GPU-' || g, 'node' || g // 4, l.id, CASE WHEN g = 3 THEN 0.0 ELSE 0.9 END, 20000000000, 250, 60
+FROM range(500) r(s), range(8) q(g)
+LEFT JOIN lease_gpus h ON h.gpu_id = 'GPU-' || g AND h.lease_id IN (SELECT id FROM leases WHERE state = 'running')
+LEFT JOIN leases l ON l.id = h.lease_id;

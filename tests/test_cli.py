@@ -1,0 +1,311 @@
+"""The command line without a daemon: help, examples, laziness, errors in one line, the reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+from stoker.engine import errors
+from stoker.engine.cli import main as entry
+from stoker.engine.cli.docs import commands, reference
+from stoker.engine.cli.main import EXIT_CODES, SECTIONS, cli, run
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "duckdb", "matplotlib", "starlette", "uvicorn", "sqlglot", "numpy", "ortools", "apscheduler", "rich", "msgspec", "yaml"}
+
+Stoker = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def stoker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Stoker:
+    """Run one command line on an empty home; exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run(["--home", str(tmp_path), *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def everything() -> list[tuple[str, click.Command]]:
+    context = click.Context(cli, info_name="stoker")
+    return [(path, command) for path, command, _ in commands(cli, context)] + [("stoker docs", cli.get_command(context, "docs"))]
+
+
+ALL = everything()
+LEAVES = [(path, command) for path, command in ALL if not isinstance(command, click.Group)]
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[path for path, _ in ALL])
+def test_help_has_an_example(stoker: Stoker, path: str, command: click.Command) -> None:
+    code, out, err = stoker(*path.split()[1:], "--help")
+    assert (code, err) == (0, "")
+    assert "Examples:" in out
+    assert out.startswith(f"Usage: {path} ")
+    assert command.help and command.get_short_help_str(200)
+
+
+def command_lines(example: str) -> Iterator[list[str]]:
+    """The arguments of each `stoker` in a line of shell."""
+    words: list[str] = []
+    for word in [*shlex.split(example), "|"]:
+        if word not in {"|", ">", "<"}:
+            words.append(word)
+            continue
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        if words[:1] == ["stoker"]:
+            yield words[1:]
+        words = []
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[path for path, _ in LEAVES])
+def test_examples_parse(path: str, command: click.Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example that the command itself would refuse is worse than none."""
+    (tmp_path / "query.sql").write_text("SELECT 1")
+    monkeypatch.chdir(tmp_path)
+    own = 0
+    for line in [line for example in command.examples for line in command_lines(example)]:  # type: ignore[attr-defined]
+        root = click.Context(cli, info_name="stoker")
+        words = line[2:] if line[0] in ("--url", "--home") else line
+        name, found, rest = cli.resolve_command(root, words)
+        while isinstance(found, click.Group):
+            name, found, rest = found.resolve_command(root, rest)
+        assert found is not None
+        own += found is command
+        with found.make_context(name, rest, parent=root):
+            pass
+    assert own, f"no example shows {path} itself"
+
+
+def test_list_of_commands_says_what_each_command_says() -> None:
+    """The list imports no command, so its words are written twice: they must be the same."""
+    for section in SECTIONS.values():
+        for name, lazy in section.items():
+            if importlib.util.find_spec(f"stoker.engine.cli.{lazy.target.split(':')[0]}") is not None:
+                command = cli.get_command(click.Context(cli), name)
+                assert command is not None and command.name == name, name
+                assert lazy.help.endswith(".") and len(lazy.help) < 60
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ps", "--help"], ["up", "--help"], ["top", "--help"]])
+def test_start_imports_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys, json; from stoker.engine.cli.main import run\n"
+        f"code = run({arguments!r})\n"
+        f"print(json.dumps([code, sorted(set(sys.modules) & {HEAVY!r})]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_submitting_a_command_imports_no_framework() -> None:
+    program = (
+        "import sys; from stoker.engine.cli.main import run; code = run(['--home', '/nonexistent', 'submit', '--', 'true']);"
+        "heavy = {'torch', 'duckdb', 'matplotlib', 'starlette', 'sqlglot', 'numpy', 'ortools'} & set(sys.modules);"
+        "print(code, sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6 []"
+
+
+def test_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs/cli.md").read_text() == reference(cli), "write it anew with: stoker docs docs/cli.md"
+
+
+def test_every_kind_of_error_has_a_documented_exit_code() -> None:
+    assert {kind.exit_code for kind in errors.KINDS.values()} <= set(EXIT_CODES)
+    from stoker.engine.cli.submit import JobFailed
+
+    assert JobFailed.exit_code in EXIT_CODES
+    context = click.Context(cli, info_name="stoker")
+    text = cli.get_help(context)
+    assert all(meaning in text for meaning in EXIT_CODES.values())
+
+
+BAD: list[tuple[list[str], int, str]] = [
+    (["ps", "--url", "ftp://x:1"], 2, "http://HOST:PORT"),
+    (["ps", "--url", "http://x:99999"], 2, "http://HOST:PORT"),
+    (["bogus"], 2, "no such command 'bogus'"),
+    (["submitt"], 2, "did you mean 'submit'"),
+    (["ps", "--stat", "x"], 2, "--stat"),
+    (["ps", "--state", "runing"], 2, "did you mean 'running'"),
+    (["ps", "--limit", "0"], 2, "--limit"),
+    (["submit"], 2, "nothing to run"),
+    (["submit", "--"], 2, "nothing follows '--'"),
+    (["submit", "train.py"], 3, "stoker submit -- train.py"),
+    (["submit", "job.yml"], 3, "no such file"),
+    (["submit", "--gpus", "x", "--", "true"], 2, "--gpus"),
+    (["submit", "--recipe", "digits-cn"], 2, "digits-cnn"),
+    (["submit", "--follow", "--json", "--", "true"], 2, "--wait --json"),
+    (["submit", "--array", "x=1,2", "--follow", "--", "true"], 2, "--follow shows one job"),
+    (["submit", "--cron", "* * * * *", "--wait", "--", "true"], 2, "never ends"),
+    (["show"], 2, "JOB"),
+    (["show", "1", "--events", "-1"], 2, "--events"),
+    (["explain"], 2, "JOB"),
+    (["logs"], 2, "JOB"),
+    (["cancel"], 2, "JOB"),
+    (["hold"], 2, "JOB"),
+    (["release"], 2, "JOB"),
+    (["priority", "high", "1"], 2, "NUMBER"),
+    (["schedule"], 2, "missing command"),
+    (["schedule", "remove", "x"], 2, "ID"),
+    (["top", "--interval", "0"], 2, "--interval"),
+    (["sql", "-f", "missing.sql"], 2, "missing.sql"),
+    (["sql", "SELECT 1", "-o", "xml"], 2, "-o"),
+    (["sql", ""], 2, "empty"),
+    (["sql", "SELECT 1", "--watch", "1", "-o", "csv"], 2, "--watch"),
+    (["report", "--since", "yesterday"], 2, "--since"),
+    (["up", "--slots", "0"], 2, "--slots"),
+    (["runner", "lst"], 2, "did you mean 'list'"),
+    (["runner", "stop"], 2, "NODE"),
+    (["drain"], 2, "NODE"),
+    (["policy", "set"], 2, "POLICY"),
+    (["policy", "set", "fifo", "interval"], 2, "KEY=VALUE"),
+    (["policy", "set", "fifo", "--interval", "0"], 2, "--interval"),
+    (["token", "create", "x", "--role", "king"], 2, "--role"),
+    (["token", "revoke", "x"], 2, "ID"),
+    (["backup", "."], 2, "directory"),
+    (["compact", "x"], 2, "unexpected extra argument"),
+    (["serve-sql", "--file", "nothing.duckdb"], 2, "no such file"),
+    (["doctor", "x"], 2, "unexpected extra argument"),
+    (["service", "--bogus"], 2, "--bogus"),
+    (["completion", "tcsh"], 2, "tcsh"),
+    (["down", "--timeout", "x"], 2, "--timeout"),
+    (["status", "x"], 2, "unexpected extra argument"),
+    (["schema", "a", "b"], 2, "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=[" ".join(case[0]) for case in BAD])
+def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int, words: str) -> None:
+    got, out, err = stoker(*arguments)
+    assert out == ""
+    assert err.startswith("stoker: error: ") and err.count("\n") == 1, err
+    assert words in err
+    assert got == code
+
+
+NEEDS_DAEMON = [
+    "ps", "status", "show 1", "explain 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
+    "schedule remove 1",
+    "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
+    "runner forget a", "drain a", "policy list", "policy show fifo", "policy set fifo", "token create a --role read", "token list",
+    "token revoke 1", "backup", "compact", "serve-sql", "submit -- true",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", NEEDS_DAEMON)
+def test_without_a_daemon_the_remedy_is_named(stoker: Stoker, line: str) -> None:
+    code, out, err = stoker(*line.split())
+    assert (code, out, err.count("\n")) == (6, "", 1)
+    assert "stoker up --detach" in err
+
+
+def test_every_command_is_tried_with_bad_input() -> None:
+    tried = {case[0][0] for case in BAD} | {line.split()[0] for line in NEEDS_DAEMON}
+    names = {path.split()[1] for path, _ in ALL} - {"demo", "docs"}
+    assert names <= tried
+
+
+def test_debug_shows_the_traceback(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_DEBUG", "1")
+    _, _, err = stoker("ps")
+    assert err.startswith("Traceback") and err.splitlines()[-1].startswith("stoker: error: ")
+
+
+def test_our_own_faults_get_one_line_too(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("oh\nno")
+
+    monkeypatch.setattr(entry.cli, "main", broken)
+    code, _, err = stoker("ps")
+    assert code == 1 and err.count("\n") == 1 and "RuntimeError: oh no" in err and "STOKER_DEBUG" in err
+
+
+def test_interrupt_is_130(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.engine.client.Client.get", interrupted)
+    code, out, err = stoker("ps")
+    assert (code, out, err.strip()) == (130, "", "")
+
+
+def test_no_arguments_shows_help() -> None:
+    done = subprocess.run([sys.executable, "-m", "stoker"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Usage: stoker" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("line", ["completion bash", "service"])
+def test_a_closed_pipe_is_quiet(line: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run([sys.executable, "-m", "stoker", *line.split()], stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(stoker: Stoker, shell: str) -> None:
+    code, out, err = stoker("completion", shell)
+    assert (code, err) == (0, "")
+    assert "_STOKER_COMPLETE" in out
+
+
+def complete(line: str, home: Path) -> list[str]:
+    """What bash would offer at the end of ``line``."""
+    words = line.split(" ")
+    environment = {"_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "STOKER_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-m", "stoker"], capture_output=True, text=True, check=False, env=environment)
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_completion_of_commands_and_silence_without_a_daemon(tmp_path: Path) -> None:
+    assert complete("stoker su", tmp_path) == ["submit"]
+    assert complete("stoker policy s", tmp_path) == ["set", "show"]
+    assert complete("stoker show ", tmp_path) == []
+
+
+def test_service_unit(stoker: Stoker, tmp_path: Path) -> None:
+    code, out, _ = stoker("service", "--slots", "3")
+    assert code == 0
+    assert f'"--home" "{tmp_path}" "up" "--slots" "3"' in out
+    assert "KillMode=process" in out
+
+
+def test_doctor_without_a_daemon(stoker: Stoker) -> None:
+    code, out, err = stoker("doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(out)}
+    assert err == ""
+    assert {"python", "packages", "torch", "cuda", "nvml", "home", "disk", "cache", "recipes", "daemon"} <= set(findings)
+    assert findings["python"]["status"] == "ok" and findings["torch"]["status"] == "ok"
+    assert findings["daemon"]["status"] == "warn" and "up --detach" in findings["daemon"]["remedy"]
+    assert code == int(any(finding["status"] == "fail" for finding in findings.values()))
+    assert all(finding["remedy"] for finding in findings.values() if finding["status"] == "fail")
+
+
+def test_doctor_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.engine.cli import checks
+    from stoker.engine.cli.command import App
+    from stoker.engine.home import Home
+
+    home = tmp_path / "h"
+    home.mkdir(mode=0o755)
+    assert [finding.status for finding in checks.home(App(Home(home))) if finding.check == "home"] == ["warn"]
+    long = App(Home(tmp_path / ("x" * 120)))
+    (finding,) = checks.daemon(long)
+    assert finding.check == "socket" and finding.status == "fail"
+    monkeypatch.setattr(checks.importlib.metadata, "requires", lambda _: ["no-such-package>=1", "click>=999", 'torch>=1; extra == "dev"'])
+    assert [(finding.check, finding.status) for finding in checks.packages()][:2] == [("no-such-package", "fail"), ("click", "fail")]

@@ -1,0 +1,332 @@
+"""The command line on a real daemon with a real runner: `up`, jobs, every listing, what is refused, `down`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stoker.engine.cli.main import run
+from stoker.engine.client import Client
+from stoker.engine.home import Home
+
+pytestmark = pytest.mark.xdist_group("cli-live")
+
+Stoker = Callable[..., tuple[int, str, str]]
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer; fails when there is none in time."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Path]:
+    """A home with a daemon and a runner of two slots, started and ended by the command line itself."""
+    home = Path(tempfile.mkdtemp(prefix="stoker-"))
+    command = [sys.executable, "-m", "stoker", "--home", str(home)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"OMP_NUM_THREADS": "1"}
+    started = subprocess.run(
+        [*command, "up", "--detach", "--slots", "2", "--node", "here"], check=False, capture_output=True, text=True, env=environment
+    )
+    assert started.returncode == 0, started.stderr
+    assert "stoker submit" in started.stdout
+    yield home
+    ended = subprocess.run([*command, "down", "--workers"], check=False, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, "the daemon and its workers have stopped\n"), ended.stderr
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def stoker(live: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stoker:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(["--home", str(live), *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def jobs(live: Path) -> dict[str, int]:
+    """One job that has ended, one that failed, one that waits for ever, and an array of three that is held; numbers by name."""
+
+    def submit(*arguments: str) -> None:
+        assert run(["--home", str(live), "submit", *arguments]) == 0
+
+    submit("--name", "good", "--label", "team=vision", "--", "sh", "-c", "echo first; echo last")
+    submit("--name", "bad", "--", "sh", "-c", "echo about to fail; exit 3")
+    submit("--name", "later", "--hold", "--", "true")
+    submit("--name", "sweep", "--hold", "--array", "lr=1,2,3", "--", "echo", "{lr}")
+    client = Client(Home(live), url="", token="")
+    rows = client.get("/v1/jobs", arrays=1)["jobs"]
+    for name in ("good", "bad"):
+        until(lambda name=name: client.get(f"/v1/jobs/{name}")["job"]["finished_at"])
+    client.close()
+    return {row["name"]: row["id"] for row in rows}
+
+
+LISTINGS = [
+    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "policy list", "policy show fifo", "schedule list",
+    "token list", "schema", "schema jobs_now", "top", "doctor", "sql SELECT\u00a01",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LISTINGS)
+def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
+    words = [word.replace("\u00a0", " ") for word in line.split(" ")]
+    code, out, err = stoker(*words, "--json")
+    assert (code, err) == (0, "")
+    json.loads(out)
+
+
+@pytest.mark.parametrize("line", LISTINGS)
+def test_text_of_every_listing_is_plain(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
+    words = [word.replace("\u00a0", " ") for word in line.split(" ")]
+    code, out, err = stoker(*words)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out and "None" not in out and out.strip()
+
+
+def test_an_array_is_one_row(stoker: Stoker, jobs: dict[str, int]) -> None:
+    _, collapsed, _ = stoker("ps")
+    (row,) = [line for line in collapsed.splitlines() if "sweep" in line]
+    assert "sweep[3 tasks]" in row and "0/3 ended" in row
+    _, every, _ = stoker("ps", "--arrays")
+    assert sum("sweep[" in line for line in every.splitlines()) == 3
+
+
+def test_filters_of_ps(stoker: Stoker, jobs: dict[str, int]) -> None:
+    _, out, _ = stoker("ps", "--state", "failed", "--json")
+    assert [row["name"] for row in json.loads(out)] == ["bad"]
+    assert stoker("ps", "--user", "nobody-at-all")[1] == "no such jobs\n"
+
+
+def test_show_says_what_and_how(stoker: Stoker, jobs: dict[str, int]) -> None:
+    _, out, _ = stoker("show", "bad")
+    assert "exit code 3" in out and "about to fail" in out and "here/cpu" in out
+    _, out, _ = stoker("show", "good")
+    assert "team=vision" in out and "completed since" in out
+
+
+def test_explain_says_why_it_waits(stoker: Stoker, jobs: dict[str, int]) -> None:
+    _, out, _ = stoker("explain", "later")
+    assert out.startswith(f"job {jobs['later']} later waits: held")
+
+
+def test_logs(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert stoker("logs", "good") == (0, "first\nlast\n", "")
+    assert stoker("logs", "good", "-n", "1") == (0, "last\n", "")
+    assert stoker("logs", "-f", str(jobs["good"])) == (0, "first\nlast\n", "")
+    code, out, err = stoker("logs", "later")
+    assert (code, out) == (0, "") and "nothing yet" in err
+    assert stoker("logs", "good", "--lease", "999")[0] == 3
+
+
+def test_a_job_is_followed_to_its_end(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("submit", "--follow", "--name", "talker", "--", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.1; done")
+    assert (code, out) == (0, "line 1\nline 2\nline 3\n")
+    assert err.startswith("stoker: submitted job ")
+
+
+def test_waiting_tells_of_failure(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("submit", "--wait", "--json", "--name", "doomed", "--", "sh", "-c", "exit 7")
+    assert code == 10
+    assert [(row["name"], row["state"], row["exit_code"]) for row in json.loads(out)] == [("doomed", "failed", 7)]
+    assert "doomed failed" in err.splitlines()[-1]
+
+
+def test_submission_from_a_file_with_options_over_it(stoker: Stoker, jobs: dict[str, int]) -> None:
+    Path("job.yaml").write_text("name: filed\ncommand: 'true'\npriority: 1\nhold: true\n")
+    code, out, err = stoker("submit", "job.yaml", "--priority", "7")
+    assert (code, err) == (0, "") and out.endswith(" filed\n")
+    _, out, _ = stoker("show", "filed", "--json")
+    found = json.loads(out)
+    assert found["job"]["priority"] == 7 and found["provenance"]["cwd"] == str(Path.cwd())
+    Path("job.yaml").write_text("name: filed\ncomand: 'true'\n")
+    code, _, err = stoker("submit", "job.yaml")
+    assert code == 2 and "job.yaml:2: comand" in err and "command" in err and err.count("\n") == 1
+
+
+def test_a_dry_run_submits_nothing(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("submit", "--dry-run", "--name", "ghost", "--", "true")
+    assert code == 0 and "ghost" in out and "nothing was submitted" in err
+    assert stoker("show", "ghost")[0] == 3
+
+
+def test_a_snapshot_is_what_runs(stoker: Stoker, jobs: dict[str, int]) -> None:
+    Path("say.sh").write_text("echo before\n")
+    assert stoker("submit", "--snapshot", "--hold", "--name", "frozen", "--", "sh", "say.sh")[0] == 0
+    Path("say.sh").write_text("echo after\n")
+    assert stoker("release", "frozen")[0] == 0
+    assert stoker("logs", "-f", "frozen")[1] == "before\n"
+
+
+def test_control(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert stoker("submit", "--hold", "--name", "pet", "--", "true")[0] == 0
+    _, out, _ = stoker("priority", "-5", "pet", "--json")
+    assert json.loads(out)[0]["message"] == "priority 0 -> -5"
+    _, out, _ = stoker("cancel", "pet")
+    assert "cancelled" in out
+    code, out, err = stoker("cancel", "pet", "no-such-job", "sweep[0]", "--json")
+    assert code == 3 and [row["name"] for row in json.loads(out)] == ["pet", "sweep[0]"]
+    assert err.count("\n") == 1 and "no-such-job" in err
+
+
+def test_names_are_resolved_by_the_daemon(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert "good" in stoker("show", "goo")[1]
+    assert (
+        stoker("submit", "--hold", "--name", "twin-a", "--", "true")[0]
+        == stoker("submit", "--hold", "--name", "twin-b", "--", "true")[0]
+        == 0
+    )
+    code, _, err = stoker("show", "twin")
+    assert code == 2 and "twin-a" in err and "twin-b" in err
+    code, _, err = stoker("show", "godo")
+    assert code == 3 and "good" in err
+
+
+def test_recurring_jobs(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert stoker("submit", "--name", "nightly", "--cron", "0 3 * * *", "--", "true")[1] == "schedule 1\n"
+    assert "nightly" in stoker("schedule", "list")[1]
+    assert stoker("schedule", "remove", "1")[0] == 0
+    assert stoker("schedule", "remove", "99")[0] == 3
+    assert json.loads(stoker("schedule", "list", "--json")[1]) == []
+
+
+def test_sql(stoker: Stoker, jobs: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    query = "SELECT name, exit_code FROM jobs WHERE name IN ('good', 'bad') ORDER BY name"
+    assert stoker("sql", query)[1] == "name  exit_code\nbad   3\ngood  0\n"
+    assert stoker("sql", "-o", "csv", query)[1] == "name,exit_code\nbad,3\ngood,0\n"
+    assert json.loads(stoker("sql", "--json", query)[1]) == [{"name": "bad", "exit_code": 3}, {"name": "good", "exit_code": 0}]
+    code, _, err = stoker("sql", "-o", "parquet", "--to", "out.parquet", query)
+    assert code == 0 and Path("out.parquet").read_bytes()[:4] == b"PAR1" and "out.parquet" in err
+    Path("query.sql").write_text(query)
+    assert "good" in stoker("sql", "-f", "query.sql")[1]
+    code, out, err = stoker("sql", "--limit", "1", query)
+    assert out == "name  exit_code\nbad   3\n" and "only the first 1 rows" in err
+    assert stoker("sql", "SELECT 1 AS one WHERE false")[1] == "one\n(no rows)\n"
+    for bad in ("DROP TABLE jobs", "SELECT * FROM job", "SELEC 1", "SELECT 1; SELECT 2", "FROM read_csv('/etc/passwd')"):
+        code, out, err = stoker("sql", bad)
+        assert (code, out, err.count("\n")) == (2, "", 1), bad
+    assert stoker("sql", "SELECT 1", "--to", "x")[0] == 2
+    assert stoker("sql", "-o", "csv", "--to", "no/such/dir", "SELECT 1")[0] == 2
+
+
+def test_sql_from_a_pipe(live: Path) -> None:
+    command = [sys.executable, "-m", "stoker", "--home", str(live), "sql"]
+    done = subprocess.run(command, input="SELECT 42 AS answer", capture_output=True, text=True, check=True)
+    assert done.stdout == "answer\n42\n"
+
+
+def test_watch_repeats_until_interrupted(live: Path) -> None:
+    command = [sys.executable, "-m", "stoker", "--home", str(live), "sql", "--watch", "0.1", "SELECT 42 AS answer"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        seen = 0
+        while seen < 2:
+            seen += process.stdout.readline() == "42\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read().strip() == ""
+
+
+def test_policies(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert "every   2s" in stoker("policy", "set", "fifo", "--interval", "2")[1]
+    assert "hysteresis=3" in stoker("policy", "set", "srtf", "hysteresis=3")[1]
+    code, _, err = stoker("policy", "set", "srtf", "hysteresi=3")
+    assert code == 2 and "hysteresis" in err
+    assert stoker("policy", "set", "srft")[0] in (2, 3)
+    assert stoker("policy", "show", "srft")[0] == 3
+    assert "hysteresis=3" in stoker("policy", "show", "srtf")[1]
+    assert stoker("policy", "set", "priority")[0] == 0
+
+
+def test_tokens(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("token", "create", "laptop", "--role", "read")
+    assert code == 0 and out.strip() and "not shown again" in err
+    _, listed, _ = stoker("token", "list")
+    assert "laptop" in listed and out.strip() not in listed
+    number = json.loads(stoker("token", "list", "--json")[1])[-1]["id"]
+    assert stoker("token", "revoke", str(number))[0] == 0
+
+
+def test_backup_and_compact(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert stoker("backup", "copy.duckdb")[0] == 0
+    assert Path("copy.duckdb").stat().st_size > 0
+    code, _, err = stoker("backup", "copy.duckdb")
+    assert code == 2 and "exists" in err
+    assert stoker("compact")[0] == 0
+
+
+def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
+    assert stoker("drain", "here", "--wait", "--timeout", "20")[0] == 0
+    assert json.loads(stoker("runner", "list", "--json")[1])[0]["state"] in ("draining", "drained")
+    assert stoker("runner", "resume", "here")[0] == 0
+    code, _, err = stoker("runner", "forget", "here")
+    assert code == 4 and err.count("\n") == 1
+    assert stoker("drain", "nowhere")[0] == 3
+
+
+def test_report(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("report", "--out", "pages", "--since", "1h")
+    assert (code, err) == (0, "") and "pages/index.html" in out and "JCT" in out
+    assert Path("pages/index.html").stat().st_size > 1000
+
+
+def test_completion_knows_the_jobs(live: Path, jobs: dict[str, int]) -> None:
+    environment = {"_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": "stoker show go", "COMP_CWORD": "2", "STOKER_HOME": str(live)}
+    done = subprocess.run([sys.executable, "-m", "stoker"], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr) == ("plain,good\n", "")
+
+
+def test_a_second_up_is_refused(stoker: Stoker, jobs: dict[str, int]) -> None:
+    for arguments in (["up"], ["up", "--detach"]):
+        code, out, err = stoker(*arguments)
+        assert (code, out, err.count("\n")) == (4, "", 1) and "already runs" in err
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_top_fills_a_terminal_and_leaves_it_as_it_was(live: Path, jobs: dict[str, int], key: bytes) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(slave)
+    # A session's leader that opens a terminal is controlled by it: Ctrl-C becomes a signal.
+    command = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(slave), sys.executable, "-m", "stoker", "top", "--home", str(live)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=environment, start_new_session=True) as process:
+        text = b""
+        while b"q quit" not in text:
+            text += os.read(master, 65536)
+        os.write(master, key)
+        assert process.wait(10) == (0 if key == b"q" else 130)
+    assert termios.tcgetattr(slave) == before
+    os.close(slave)
+    os.close(master)
+    assert b"\x1b[?1049h" in text  # the alternate screen: what was there comes back
+    assert b"CPU slots" in text and b"Queue" in text
+
+
+def test_global_options_stand_anywhere(live: Path, jobs: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ps", "--home", str(live), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)

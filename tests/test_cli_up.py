@@ -1,0 +1,150 @@
+"""`stoker up` as a keeper of processes: restarts, clean ends, and starts that cannot succeed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
+from stoker.engine.client import Client
+from stoker.engine.errors import StokerError
+from stoker.engine.home import Home
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer; fails when there is none in time."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if found := what():
+                return found
+        except StokerError:
+            pass
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+class Up:
+    """`stoker up` in the foreground, in a session of its own as a terminal would give it."""
+
+    def __init__(self, home: Home, *arguments: str) -> None:
+        self.log = home.path / "up.txt"
+        command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up", *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self.client = Client(home, url="", token="")
+
+    def daemon(self) -> int:
+        return int(self.client.get("/v1/status")["pid"])
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@pytest.fixture
+def up(home: Home) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(home, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.client.close()
+        if one.process.poll() is None:
+            one.process.terminate()
+        one.process.wait(60)
+
+
+def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Callable[..., Up]) -> None:
+    running = up("--slots", "1", "--node", "here")
+    first = until(running.daemon)
+    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    os.kill(first, signal.SIGKILL)
+    second = until(lambda: (found := running.daemon()) != first and found)
+    assert "the daemon died (signal SIGKILL); restarting it in 500ms" in running.said()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(40) == 0
+    for pid in (agent, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None:
+    running = up("--slots", "1", "--node", "here")
+    until(running.daemon)
+    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: running.client.get("/v1/runners")["runners"][0]["pid"] != agent)
+    assert "the runner died (signal SIGKILL)" in running.said()
+
+
+def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
+    running = up("--no-runner")
+    until(running.daemon)
+    done = subprocess.run([sys.executable, "-m", "stoker", "--home", str(home.path), "down", "--json"], capture_output=True, check=True)
+    assert b'"stopped": true' in done.stdout
+    # `down` answers when all is over, so that an `up` may follow at once.
+    assert running.process.wait(5) == 0
+    assert not home.socket.exists()
+
+
+@pytest.mark.parametrize("how", [["up"], ["up", "--detach"]])
+def test_what_cannot_start_is_not_tried_again(home: Home, how: list[str]) -> None:
+    home.database.write_bytes(b"this is no database" * 1000)
+    command = [sys.executable, "-m", "stoker", "--home", str(home.path), *how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 8
+    assert "stoker: error: " in done.stderr and "Traceback" not in done.stderr
+    assert "the daemon did not start (exit code 8)" in done.stderr
+
+
+def test_bad_configuration_is_named(home: Home) -> None:
+    Path(home.config).write_text("[polcy]\n")
+    command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "config.toml" in done.stderr and "did you mean 'policy'" in done.stderr
+
+
+def test_back_off_doubles_up_to_a_limit() -> None:
+    child = Child("x", ["false"])
+    child.started = time.monotonic()
+    pauses = [child.plan_restart() for _ in range(10)]
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+
+
+def test_a_child_that_lived_long_is_restarted_at_once() -> None:
+    child = Child("x", ["false"])
+    child.started = time.monotonic()
+    child.plan_restart()
+    child.plan_restart()
+    child.started = time.monotonic() - 3600
+    assert child.plan_restart() == FIRST_PAUSE
+
+
+def test_a_child_that_does_not_leave_is_killed() -> None:
+    child = Child("x", [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"])
+    child.start()
+    assert child.process is not None
+    pid = child.process.pid
+    until(lambda: _ignores_term(pid))
+    assert child.stop(0.2) == -signal.SIGKILL
+
+
+def _ignores_term(pid: int) -> bool:
+    ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
+    return bool(int(ignored.split()[1], 16) & (1 << (signal.SIGTERM - 1)))
+
+
+@pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (8, "exit code 8"), (-9, "signal SIGKILL"), (-250, "signal 250")])
+def test_ends_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

@@ -1,0 +1,66 @@
+"""The SQL cookbook: every query passes the guard and gives rows on a populated database, and docs/sql.md shows them as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from stoker.engine.api.query import Limits, readable, run_query
+from stoker.engine.sqlfiles import ROOT, view_files
+from stoker.engine.store import migrate
+
+COOKBOOK = sorted((ROOT / "sql" / "cookbook").glob("*.sql"))
+DOCUMENT = ROOT / "docs" / "sql.md"
+SECTION = re.compile(r"(<!-- cookbook -->\n).*(<!-- /cookbook -->)", re.DOTALL)
+
+
+def render() -> str:
+    """The cookbook section of docs/sql.md."""
+    parts = []
+    for path in COOKBOOK:
+        question, query = path.read_text().split("\n", maxsplit=1)
+        parts.append(f"**{question.removeprefix('-- ')}** (`sql/cookbook/{path.name}`)\n\n```sql\n{query.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def con() -> Iterator[duckdb.DuckDBPyConnection]:
+    con = duckdb.connect()
+    migrate.apply(con, migrate.available())
+    for file in view_files():
+        con.execute(file.read_text())
+    con.execute("SET VARIABLE jobs = 200")
+    con.execute((Path(__file__).parent / "populate.sql").read_text())
+    yield con
+    con.close()
+
+
+def test_there_are_twenty_queries_with_a_sentence_each() -> None:
+    assert len(COOKBOOK) >= 20
+    for path in COOKBOOK:
+        assert re.match(r"-- [A-Z].+[.?]\n(SELECT|WITH|FROM)\b", path.read_text()), path.name
+
+
+#: Nothing to find in a healthy picture; they are run all the same.
+MAY_BE_EMPTY = {"fragmentation"}
+
+
+@pytest.mark.parametrize("path", COOKBOOK, ids=lambda path: path.stem)
+def test_query_runs_under_the_guard(con: duckdb.DuckDBPyConnection, path: Path) -> None:
+    result = run_query(con.cursor, path.read_text(), Limits(), readable(con))
+    assert not result.truncated
+    assert result.rows or path.stem[3:] in MAY_BE_EMPTY
+    assert len(set(result.columns)) == len(result.columns)
+
+
+def test_document_shows_the_queries_as_they_are() -> None:
+    section = SECTION.search(DOCUMENT.read_text())
+    assert section
+    assert section[0] == f"{section[1]}{render()}{section[2]}", "docs/sql.md is not up to date: run python tests/test_cookbook.py"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(SECTION.sub(lambda match: f"{match[1]}{render()}{match[2]}", DOCUMENT.read_text()))

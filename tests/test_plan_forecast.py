@@ -1,0 +1,75 @@
+"""Expected starts of waiting jobs, by hand and against a forecast that takes GPUs one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from stoker.engine.forecast import HORIZON, estimate_starts
+from stoker.policies.contract import Phase
+from views import NOW, Job, make_view, views
+
+
+def forecast(view, order):
+    return (estimate_starts(view, order) - NOW).tolist()
+
+
+def test_worked_example():
+    # Two GPUs, busy for 100 s and 300 s. 3 (1 GPU, 50 s) starts at 100, 4 (2 GPUs, 10 s) at 300, 5 when 4 ends.
+    jobs = [
+        Job(1, held=(0,), remaining=100),
+        Job(2, held=(1,), remaining=300),
+        Job(3, remaining=50),
+        Job(4, gpus=2, remaining=10),
+        Job(5, remaining=math.nan),
+    ]
+    assert forecast(make_view([2], jobs), [3, 4, 5]) == [100, 300, 310]
+
+
+def test_unknown_lengths_make_later_starts_unknown():
+    jobs = [Job(1, held=(0,)), Job(2, held=(1,), remaining=60), Job(3), Job(4)]
+    starts = forecast(make_view([2], jobs), [3, 4])
+    assert starts[0] == 60
+    assert math.isnan(starts[1])
+
+
+def test_what_can_never_start_holds_up_nobody():
+    starts = forecast(make_view([2], [Job(1, gpus=3), Job(2)], unusable=[1]), [1, 2])
+    assert math.isnan(starts[0])
+    assert starts[1] == 0
+
+
+def test_stopping_jobs_are_as_good_as_gone_and_overdue_ones_too():
+    jobs = [Job(1, held=(0,), stopping=True), Job(2, held=(1,), remaining=-5), Job(3, gpus=2)]
+    assert forecast(make_view([2], jobs), [3]) == [0]
+
+
+def test_beyond_the_horizon_nothing_is_told():
+    jobs = [Job(1, held=(0,), remaining=HORIZON + 1), Job(2)]
+    assert math.isnan(forecast(make_view([1], jobs), [2])[0])
+
+
+def test_an_empty_order():
+    assert len(estimate_starts(make_view([1]), [])) == 0
+
+
+@given(views())
+def test_agrees_with_gpus_taken_one_by_one(view):
+    jobs = view.jobs
+    ends = np.full(len(view.gpus), NOW)
+    for row in range(len(jobs)):
+        left = 0.0 if jobs.phase[row] == Phase.STOPPING else jobs.remaining[row]
+        ends[jobs.allocation(row)] = NOW + (math.inf if math.isnan(left) else left)
+    ends = ends[view.gpus.usable]
+    order = [int(jobs.id[row]) for row in range(len(jobs)) if jobs.phase[row] == Phase.PENDING]
+    expected = []
+    for row in np.flatnonzero(jobs.phase == Phase.PENDING):
+        n = int(jobs.gpus_min[row])
+        ends.sort()
+        start = ends[n - 1] if n <= len(ends) else math.inf
+        if n <= len(ends):
+            ends[:n] = start + (math.inf if math.isnan(jobs.remaining[row]) else jobs.remaining[row])
+        expected.append(start if math.isfinite(start) and start <= NOW + HORIZON else math.nan)
+    assert estimate_starts(view, order).tolist() == pytest.approx(expected, nan_ok=True)

@@ -1,0 +1,232 @@
+"""From view to plan: what is done now, and the evictions that no policy gets."""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stoker.engine.guards import Actions, Limits, Memory, Stop, reconcile
+from stoker.engine.plan_check import PlanError, check
+from stoker.policies.contract import Allocation, Group, Phase, Plan
+from views import NOW, Job, World, make_view, views
+
+FREE = Limits(min_run_time=0, cooldown=300)
+
+
+def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(), groups=()):
+    view = make_view(nodes, jobs, unusable=unusable)
+    plan = Plan({job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}, groups=groups)
+    check(plan, view) if not unusable else None
+    return reconcile(view, plan, limits, memory or Memory())
+
+
+def test_starts_on_free_gpus_and_renewals():
+    actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (1,)})
+    assert actions == Actions(starts=[(2, (1,), None)], renewals=[(1, None)])
+
+
+def test_an_eviction_stops_now_and_starts_later():
+    jobs = [Job(1, held=(0,)), Job(2, held=(1,)), Job(3, gpus=2)]
+    assert act(jobs, {3: (0, 1)}) == Actions(
+        stops=[(1, "preempted", 3), (2, "preempted", 3)], deferred=[(3, "waits for jobs 1, 2 to stop")]
+    )
+    # Once told to stop they are not told again, and nothing starts while one of them holds on.
+    jobs[0].held, jobs[1].stopping = (), True
+    assert act(jobs, {3: (0, 1)}) == Actions(deferred=[(3, "waits for job 2 to stop")])
+
+
+def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
+    assert act([Job(1, held=(0,)), Job(2)], {2: (1,)}) == Actions(starts=[(2, (1,), None)])
+
+
+def test_all_victims_or_none():
+    # 1 could be stopped, 2 not yet: 1 would lose its work for nothing.
+    jobs = [Job(1, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59), Job(3, gpus=2)]
+    actions = act(jobs, {3: (0, 1)}, limits=Limits(min_run_time=60))
+    assert actions == Actions(deferred=[(3, "job 2 has run for less than 60 s and is not stopped before")])
+
+
+def test_no_eviction_for_a_gang_with_an_unusable_gpu():
+    actions = act([Job(1, held=(0,)), Job(2, gpus=2)], {2: (0, 1)}, unusable=[1])
+    assert actions == Actions(deferred=[(2, "GPU n0/g1 is not usable now")])
+
+
+def test_the_budget_of_preemptions():
+    jobs = [Job(1, held=(0,), preemptions=3), Job(2)]
+    actions = act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=3))
+    assert actions == Actions(deferred=[(2, "job 1 has been preempted 3 times and is not preempted again")])
+    assert act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=4)).stops == [(1, "preempted", 2)]
+
+
+def test_who_gave_way_does_not_take_it_back_within_the_cooldown():
+    memory = Memory().after([Stop(1, "preempted", 2)], NOW - 299, FREE)
+    jobs = [Job(1), Job(2, held=(0,))]
+    assert act(jobs, {1: (0,)}, memory=memory) == Actions(
+        deferred=[(1, "gave way to job 2 less than 300 s ago and may not displace it yet")]
+    )
+    late = Memory().after([Stop(1, "preempted", 2)], NOW - 300, FREE)
+    assert act(jobs, {1: (0,)}, memory=late).stops == [(2, "preempted", 1)]
+
+
+def test_no_cycle_over_several_jobs():
+    # 1 gave way to 2, and 2 to 3; so 1 may not displace 3, while 4 may.
+    memory = Memory().after([Stop(1, "preempted", 2), Stop(2, "preempted", 3)], NOW - 10, FREE)
+    jobs = [Job(1), Job(3, held=(0,)), Job(4)]
+    assert act(jobs, {1: (0,)}, memory=memory).stops == []
+    assert act(jobs, {4: (0,)}, memory=memory).stops == [(3, "preempted", 4)]
+
+
+def test_nobody_gives_way_to_the_same_job_twice():
+    # Job 2 was not started in the room that 1 made for it; so 1, which runs again, does not make room again.
+    memory = Memory().after([Stop(1, "preempted", 2)], NOW - 10, FREE)
+    actions = act([Job(1, held=(0,)), Job(2)], {2: (0,)}, memory=memory)
+    assert actions == Actions(deferred=[(2, "job 1 gave way to it less than 300 s ago and does not do so again yet")])
+
+
+def test_memory_forgets():
+    memory = Memory().after([Stop(1, "preempted", 2), Stop(5, "preempted", None)], 0, FREE)
+    assert memory.gave_way == {(1, 2): 0}
+    assert memory.after([], 300, FREE).gave_way == {}
+
+
+def test_a_move_waits_for_free_gpus():
+    assert act([Job(1, held=(0,))], {1: (1,)}).stops == [(1, "preempted", None)]
+    growing = [Job(1, gpus_max=2, held=(0,)), Job(2, held=(1,))]
+    assert act(growing, {1: (0, 1)}) == Actions(deferred=[(1, "is moved when job 2 has left the GPUs that it moves to")])
+    swap = [Job(1, held=(0,)), Job(2, held=(1,))]
+    assert act(swap, {1: (1,), 2: (0,)}).stops == []
+    young = act([Job(1, held=(0,), lease_time=5)], {1: (1,)}, limits=Limits(min_run_time=60))
+    assert young == Actions(deferred=[(1, "job 1 has run for less than 60 s and is not stopped before")])
+
+
+def test_nobody_moves_for_a_start_that_is_refused():
+    # 3 wants the node; 2 is too young to stop, so 1 need not go to GPU 2 either.
+    jobs = [Job(1, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=1), Job(3, gpus=2)]
+    actions = act(jobs, {1: (2,), 3: (0, 1)}, nodes=(2, 2), limits=Limits(min_run_time=60))
+    assert actions.stops == []
+    assert actions.deferred[1] == (1, "is not moved: the job that wants its GPUs cannot start yet")
+
+
+def test_partners_of_a_group_share_without_eviction():
+    actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (0,)}, groups=[Group("packed", (1, 2))])
+    assert actions == Actions(starts=[(2, (0,), None)], renewals=[(1, None)])
+
+
+@pytest.mark.parametrize("limits", [FREE, Limits(min_run_time=50, max_preemptions=2)])
+@given(view=views(), data=st.data())
+@settings(max_examples=150)
+def test_what_any_valid_plan_can_bring_about(limits, view, data):
+    """The guards hold for plans that no sane policy would make."""
+    plan = data.draw(plans(view))
+    try:
+        check(plan, view)
+    except PlanError:
+        return
+    actions = reconcile(view, plan, limits, Memory())
+    jobs = view.jobs
+    row = {job: number for number, job in enumerate(jobs.id.tolist())}
+    held = {gpu: int(job) for job, gpus in zip(jobs.id, map(jobs.allocation, range(len(jobs))), strict=True) for gpu in gpus.tolist()}
+    for start in actions.starts:
+        assert jobs.phase[row[start.job]] == Phase.PENDING
+        assert not held.keys() & set(start.gpus)
+        assert view.gpus.usable[list(start.gpus)].all()
+    stopped = {stop.job for stop in actions.stops}
+    assert len(stopped) == len(actions.stops)
+    for stop in actions.stops:
+        assert jobs.phase[row[stop.job]] == Phase.ACTIVE
+        assert jobs.lease_time[row[stop.job]] >= limits.min_run_time
+        assert limits.max_preemptions is None or jobs.preemptions[row[stop.job]] < limits.max_preemptions
+        if stop.for_job is not None:
+            wanted = set(plan.allocations[stop.for_job].gpus)
+            assert wanted & set(jobs.allocation(row[stop.job]).tolist()), "an eviction that frees nothing that is wanted"
+            in_the_way = {held[gpu] for gpu in wanted if gpu in held}
+            leaving = stopped | {job for job in in_the_way if jobs.phase[row[job]] == Phase.STOPPING}
+            assert in_the_way <= leaving, "an eviction that does not let the start happen"
+            assert view.gpus.usable[list(wanted)].all()
+    outcome = [start.job for start in actions.starts] + [d.job for d in actions.deferred] + [r.job for r in actions.renewals]
+    assert len(outcome) == len(set(outcome))
+    moved = {stop.job for stop in actions.stops} - set(outcome)
+    assert set(outcome) | moved >= set(plan.allocations)
+
+
+@st.composite
+def plans(draw, view):
+    """Any sharing-free assignment of usable GPUs to some of the jobs, and some running jobs left as they are."""
+    free = draw(st.permutations(range(len(view.gpus))))
+    allocations = {}
+    for row in draw(st.permutations(range(len(view.jobs)))):
+        if view.jobs.phase[row] == Phase.STOPPING or draw(st.booleans()):
+            continue
+        kept = view.jobs.allocation(row).tolist()
+        n = int(view.jobs.gpus_min[row])
+        if kept and draw(st.booleans()) and set(kept) <= set(free):
+            chosen = kept
+        else:
+            fits = [g for g in free if view.gpus.usable[g] and not 0 < view.gpus.memory[g] < view.jobs.gpu_memory[row]]
+            if len(fits) < n:
+                continue
+            chosen = fits[:n]
+        free = [g for g in free if g not in chosen]
+        allocations[int(view.jobs.id[row])] = Allocation(tuple(chosen))
+    return Plan(allocations)
+
+
+class Spiteful:
+    """Shuffles the jobs over the GPUs anew at each tick: the worst policy that passes the check."""
+
+    Config: ClassVar[type] = object
+    name: ClassVar[str] = "spiteful"
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+
+    def plan(self, view):
+        jobs = view.jobs
+        free = self.random.permutation(np.flatnonzero(view.gpus.usable)).tolist()
+        allocations = {}
+        for row in self.random.permutation(np.flatnonzero(jobs.phase != Phase.STOPPING)):
+            n = int(jobs.gpus_min[row])
+            if len(free) >= n:
+                allocations[int(jobs.id[row])] = Allocation(tuple(free[:n]))
+                free = free[n:]
+        return Plan(allocations)
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=15)
+def test_a_spiteful_policy_comes_to_rest_within_the_budget(seed):
+    jobs = {number: Job(number, gpus=1 + number % 3) for number in range(1, 8)}
+    world = World([4, 2], jobs, limits=Limits(min_run_time=20, max_preemptions=2, cooldown=60))
+    policy = Spiteful(seed)
+    for _ in range(400):
+        world.tick(policy)
+    assert 0 < world.stops <= 2 * len(jobs)
+    before = (world.stops, world.placements())
+    for _ in range(30):
+        world.tick(policy)
+    assert (world.stops, world.placements()) == before
+
+
+class TakingTurns:
+    """Always wants the job that is waiting to have the only GPU: two jobs that preempt each other for ever."""
+
+    Config: ClassVar[type] = object
+    name: ClassVar[str] = "taking-turns"
+
+    def plan(self, view):
+        waiting = np.flatnonzero(view.jobs.phase == Phase.PENDING)
+        return Plan({int(view.jobs.id[waiting[0]]): Allocation((0,))} if len(waiting) else {})
+
+
+def test_two_jobs_cannot_take_turns_faster_than_the_cooldown():
+    world = World([1], {1: Job(1, held=(0,)), 2: Job(2)}, limits=Limits(min_run_time=0, cooldown=300), seconds=10)
+    times = []
+    for _ in range(100):
+        if world.tick(TakingTurns()).stops:
+            times.append(world.now)
+    assert len(times) == 4  # 1000 s, one eviction each 300 s and the first at once
+    assert all(later - earlier >= 300 for earlier, later in itertools.pairwise(times))

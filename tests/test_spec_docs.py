@@ -1,0 +1,51 @@
+"""The reference names every field and option, and its examples and those of examples/ are accepted."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.job import NAMES, NESTED
+from stoker.engine.spec.load import load_file, load_text
+from stoker.engine.spec.options import OPTIONS
+from stoker.runners.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = (ROOT / "docs" / "job-spec.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE)
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def context() -> Context:
+    return Context(now=time.time(), cwd=ROOT, recipes=RECIPES)
+
+
+def test_every_field_is_documented_and_no_other() -> None:
+    documented = re.findall(r"^\| `([\w.]+)` \|", REFERENCE, re.MULTILINE)
+    assert sorted(documented) == sorted([*NAMES, *(f"{field}.{part}" for field, parts in NESTED.items() for part in parts)])
+
+
+def test_every_option_is_documented() -> None:
+    assert {option.name for option in OPTIONS} <= set(re.findall(r"`(--[a-z-]+)", REFERENCE))
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_examples_of_the_reference_are_accepted(text: str) -> None:
+    assert load_text(text, "block.yaml", context())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_accepted(path: Path) -> None:
+    assert load_file(path, context())
+
+
+def test_the_examples_show_what_they_claim() -> None:
+    found = {path.stem: load_file(path, context()) for path in EXAMPLES}
+    assert {"recipe", "command", "array", "deadline", "chain", "nightly"} <= found.keys()
+    assert [spec.demand.kind for spec in found["deadline"]] == ["strict", "soft"]
+    assert len(found["array"]) == 6
+    assert [dependency.job for dependency in found["chain"][2].after] == ["clean", "split"]
+    assert found["nightly"][0].cron == "30 2 * * mon,tue,wed,thu,fri"

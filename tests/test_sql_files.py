@@ -1,0 +1,155 @@
+"""Every statement below sql/ is parsed by sqlglot and qualified against the migrated schema, and bound by DuckDB itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import OptimizeError, SqlglotError
+from sqlglot.optimizer.qualify import qualify
+from sqlglot.schema import MappingSchema
+from stoker.engine.sqlfiles import ROOT, view_files
+from stoker.engine.store import migrate
+
+FILES = sorted((ROOT / "sql").rglob("*.sql"))
+
+
+@pytest.fixture(scope="module")
+def con() -> Iterator[duckdb.DuckDBPyConnection]:
+    con = duckdb.connect()
+    migrate.apply(con, migrate.available())
+    for file in view_files():
+        con.execute(file.read_text())
+    yield con
+    con.close()
+
+
+@pytest.fixture(scope="module")
+def schema(con: duckdb.DuckDBPyConnection) -> MappingSchema:
+    tables: dict[str, dict[str, str]] = {}
+    for table, column, kind in con.execute("SELECT table_name, column_name, data_type FROM duckdb_columns()").fetchall():
+        tables.setdefault(table, {})[column] = kind
+    for (table,) in con.execute("SELECT table_name FROM duckdb_tables()").fetchall():
+        tables[table]["rowid"] = "BIGINT"
+    return MappingSchema(tables, dialect="duckdb")
+
+
+def check(text: str, schema: MappingSchema) -> None:
+    """Raise SqlglotError when a statement of ``text`` cannot be parsed, or names a table or column that is not there."""
+    for statement in sqlglot.parse(text, dialect="duckdb"):
+        if statement is None or isinstance(statement, exp.Comment | exp.Semicolon):
+            continue
+        for query in _queries(statement, schema):
+            _check_tables(query, schema)
+            qualify(query, schema=schema, dialect="duckdb", validate_qualify_columns=True)
+
+
+def _queries(statement: exp.Expression, schema: MappingSchema) -> Iterator[exp.Query]:
+    """The statement as queries that name the same tables and columns."""
+    if isinstance(statement, exp.Query):
+        yield statement.copy()
+    elif isinstance(statement, exp.Create) and isinstance(statement.expression, exp.Query):
+        yield statement.expression.copy()
+    elif isinstance(statement, exp.Insert):
+        yield from _inserted(statement, schema)
+    elif isinstance(statement, exp.Update | exp.Delete):
+        yield _touched(statement)
+    else:
+        raise SqlglotError(f"{type(statement).__name__} statements have no place in sql/")
+
+
+def _inserted(insert: exp.Insert, schema: MappingSchema) -> Iterator[exp.Query]:
+    target = insert.this.this if isinstance(insert.this, exp.Schema) else insert.this
+    columns = [column.name for column in insert.this.expressions] if isinstance(insert.this, exp.Schema) else []
+    yield exp.select(*(exp.column(column) for column in columns or ["*"])).from_(target.copy())
+    if isinstance(insert.expression, exp.Query):
+        source = insert.expression.copy()
+        if insert.args.get("with_"):
+            source.set("with_", insert.args["with_"].copy())
+        yield source
+    if conflict := insert.args.get("conflict"):
+        known = schema.column_names(target)
+        for assignment in conflict.find_all(exp.EQ):
+            for column in assignment.find_all(exp.Column):
+                if column.name not in known:
+                    raise OptimizeError(f"Unknown column: {column.name}")
+
+
+def _touched(change: exp.Update | exp.Delete) -> exp.Select:
+    parts = [part.copy() for part in change.expressions] if isinstance(change, exp.Update) else []
+    query = exp.select(*(exp.alias_(part, f"c{n}") for n, part in enumerate(parts or [exp.Literal.number(1)]))).from_(change.this.copy())
+    sources = change.args.get("from_") or change.args.get("using") or []
+    for source in [sources.this] if isinstance(sources, exp.From) else sources:
+        query = query.join(source.copy(), join_type="cross")
+    if where := change.args.get("where"):
+        query = query.where(where.this.copy())
+    if change.args.get("with_"):
+        query.set("with_", change.args["with_"].copy())
+    return query
+
+
+def _check_tables(query: exp.Expression, schema: MappingSchema) -> None:
+    own = {cte.alias for cte in query.find_all(exp.CTE)}
+    for table in query.find_all(exp.Table):
+        known = not isinstance(table.this, exp.Identifier) or table.name in own or schema.column_names(table)
+        if not known and not table.name.startswith("duckdb_"):
+            raise OptimizeError(f"Unknown table: {table.name}")
+
+
+def bind(con: duckdb.DuckDBPyConnection, text: str) -> None:
+    """Let DuckDB resolve every name of the statements, without running them."""
+    for statement in con.extract_statements(text):
+        if statement.type in (duckdb.StatementType.CREATE, duckdb.StatementType.ALTER):
+            continue  # the view files have been executed by the fixture; COMMENT is an ALTER to DuckDB
+        con.execute(f"PREPARE checked AS {statement.query.strip().rstrip(';')}")
+        con.execute("DEALLOCATE checked")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "sql")))
+def test_file_names_only_what_is_there(con: duckdb.DuckDBPyConnection, schema: MappingSchema, path: Path) -> None:
+    text = path.read_text()
+    check(text, schema)
+    bind(con, text)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "sql")))
+def test_file_begins_with_a_sentence(path: Path) -> None:
+    first = path.read_text().split("\n", maxsplit=1)[0]
+    assert first.startswith("-- ") and len(first) > 15, "the first line says in a sentence what the file is for"
+
+
+WRONG = [
+    "SELECT nme FROM jobs",
+    "SELECT j.name FROM jobs j WHERE j.stat = 'running'",
+    "SELECT name FROM job",
+    "SELECT x.name FROM jobs j",
+    "SELECT etta FROM jobs_now",
+    "WITH a AS (SELECT id FROM jobs) SELECT name FROM a",
+    "SELECT 1 FROM jobs j JOIN leases l ON l.jobid = j.id",
+    "SELECT id FROM jobs WHERE id IN (SELECT job FROM leases)",
+    "UPDATE jobs SET stat = 'running' WHERE id = $1",
+    "UPDATE jobs SET state = $2 WHERE number = $1",
+    "UPDATE jobs SET state = b.stat FROM (SELECT state FROM leases) b WHERE jobs.id = 1",
+    "DELETE FROM waiting WHERE job = $1",
+    "DELETE FROM wait WHERE job_id = $1",
+    "INSERT INTO waiting (job_id, kode) SELECT 1, 'x'",
+    "INSERT INTO waiting (job_id, code) SELECT number, 'x' FROM jobs",
+    "CREATE OR REPLACE VIEW v AS SELECT stat FROM jobs",
+    "SELECT 1; SELECT nme FROM jobs",
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_name_is_found_by_sqlglot(schema: MappingSchema, text: str) -> None:
+    with pytest.raises(SqlglotError):
+        check(text, schema)
+
+
+@pytest.mark.parametrize("text", [text for text in WRONG if not text.startswith("CREATE")])
+def test_a_wrong_name_is_found_by_duckdb(con: duckdb.DuckDBPyConnection, text: str) -> None:
+    with pytest.raises((duckdb.BinderException, duckdb.CatalogException)):
+        bind(con, text)

@@ -1,0 +1,374 @@
+"""The supervisor with real processes: started at most once, everything ended, and a last word about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stoker.engine import identity
+from stoker.engine.identity import Process
+from stoker.runners import endings, processes
+from stoker.runners.rundir import RunDir
+from stoker.runners.supervisor import TAKEN
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for something that other processes bring about."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+    return found
+
+
+class Shim:
+    """One supervisor under test."""
+
+    def __init__(self, home: Path, argv: list[str], lease: int = 1, **launch: Any):
+        self.run = RunDir(home, job=1, lease=lease)
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "STOKER_TAG": self.run.tag, **launch.pop("env", {})}
+        self.launch = {"argv": argv, "env": env, "cwd": str(home), "log_limit": 1 << 20, "kill_wait": 5.0, **launch}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-m", "stoker.runners.supervisor", str(self.run.path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(json.dumps(self.launch).encode())
+        self.process = self.process or process
+        return process
+
+    def says(self, text: str) -> None:
+        """Wait until this is in its log."""
+        until(lambda: self.run.log.exists() and text in self.run.log.read_text())
+
+    def stop(self, reason: str = "preempted", grace: float = 20.0, number: int = signal.SIGTERM) -> None:
+        assert self.process is not None
+        self.run.write("stop.json", {"reason": reason, "grace": grace})
+        os.kill(self.process.pid, number)
+
+    def end(self) -> dict[str, Any]:
+        """Its last word, after which nothing of it may live."""
+        assert self.process is not None
+        assert self.process.wait(30) == 0
+        assert processes.tagged(self.run.tag) == []
+        exit: dict[str, Any] = self.run.read("exit.json")
+        return exit
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Any:
+    made: list[Shim] = []
+
+    def make(*argv: str, **launch: Any) -> Shim:
+        found = Shim(tmp_path, list(argv), lease=len(made) + 1, **launch)
+        made.append(found)
+        found.start()
+        return found
+
+    yield make
+    for found in made:
+        assert found.process is not None
+        if found.process.poll() is None:
+            found.process.kill()
+        found.process.wait()
+        processes.end_tagged(found.run.tag)
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", code)
+
+
+def test_completes_and_keeps_output(shim: Any) -> None:
+    run = shim("sh", "-c", "echo out; echo err >&2")
+    end = run.end()
+    assert (end["outcome"], end["exit_code"], end["stop_reason"]) == ("completed", 0, None)
+    assert run.run.log.read_text() == "out\nerr\n"
+    assert end["started_at"] <= end["ended_at"]
+
+
+def test_failure_says_the_last_line(shim: Any) -> None:
+    end = shim("sh", "-c", "echo 'ValueError: no such column'; exit 3").end()
+    assert (end["outcome"], end["exit_code"], end["message"]) == ("failed", 3, "exit code 3: ValueError: no such column")
+
+
+def test_signal_is_named(shim: Any) -> None:
+    end = shim(*python("import os; os.kill(os.getpid(), 11)")).end()
+    assert (end["outcome"], end["exit_code"], end["signal"]) == ("failed", -11, "SIGSEGV")
+
+
+def test_cannot_start(shim: Any) -> None:
+    end = shim("no-such-program").end()
+    assert end["outcome"] == "start-failed"
+    assert "no-such-program" in end["message"]
+
+
+def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
+    """Many supervisors of one lease at the same moment: one runs the command, the others leave."""
+    shim = Shim(tmp_path, ["sh", "-c", "echo started; sleep 0.3"])
+    codes = [process.wait(30) for process in [shim.start() for _ in range(6)]]
+    assert sorted(codes) == [0] + [TAKEN] * 5
+    assert shim.run.log.read_text() == "started\n"
+    assert shim.start().wait(30) == TAKEN, "not after its end either"
+
+
+def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
+    run = RunDir(tmp_path, 1, 1)
+    run.path.mkdir(parents=True)
+    command = [sys.executable, "-I", "-m", "stoker.runners.supervisor", str(run.path)]
+    assert subprocess.run(command, input=b'{"argv": ["tou', check=False).returncode == 1
+    assert run.read("supervisor.json") is None, "the next agent can start it"
+
+
+def test_stop_that_came_first(tmp_path: Path) -> None:
+    shim = Shim(tmp_path, ["sh", "-c", "echo started"])
+    shim.run.write("stop.json", {"reason": "cancelled", "grace": 5})
+    shim.start()
+    end = shim.end()
+    assert (end["outcome"], end["stop_reason"], end["exit_code"]) == ("stopped", "cancelled", None)
+    assert not shim.run.log.exists()
+
+
+CHECKPOINTS = """
+import signal, sys, time
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True: time.sleep(0.01)
+"""
+
+
+def test_stop_lets_it_checkpoint(shim: Any) -> None:
+    run = shim(*python(CHECKPOINTS))
+    run.says("ready")
+    run.stop()
+    end = run.end()
+    assert (end["outcome"], end["exit_code"], end["stop_reason"], end["killed_after_grace"]) == ("stopped", 75, "preempted", False)
+    run.says("saved")
+
+
+def test_stop_behind_a_shell_lets_it_checkpoint(shim: Any, tmp_path: Path) -> None:
+    """The shell dies of SIGTERM at once; what it had started still gets its grace."""
+    script = tmp_path / "train.py"
+    script.write_text(CHECKPOINTS.replace('print("saved"', 'time.sleep(0.5); print("saved"'))
+    run = shim("sh", "-c", f"true && {sys.executable} -S {script}; echo after")
+    run.says("ready")
+    run.stop()
+    assert run.end()["outcome"] == "stopped"
+    assert run.run.log.read_text() == "ready\nsaved\n"
+
+
+def test_stop_spares_loader_workers(shim: Any) -> None:
+    """Children of the main process are its own affair: a loader worker that dies of SIGTERM breaks the step to be saved."""
+    run = shim(
+        *python(
+            "import subprocess, signal, sys, time\n"
+            "loader = subprocess.Popen(['sleep', '60'])\n"
+            "def leave(*_):\n"
+            "    time.sleep(0.3)\n"
+            "    print('loader', loader.poll(), flush=True)\n"
+            "    sys.exit(75)\n"
+            "signal.signal(signal.SIGTERM, leave)\n"
+            "print('ready', flush=True)\n"
+            "while True: time.sleep(0.01)\n"
+        )
+    )
+    run.says("ready")
+    run.stop()
+    assert run.end()["exit_code"] == 75
+    run.says("loader None")
+
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+
+
+def test_kill_after_the_grace(shim: Any) -> None:
+    run = shim(*python(DEAF))
+    run.says("ready")
+    run.stop(grace=0.3)
+    end = run.end()
+    assert (end["outcome"], end["exit_code"], end["signal"], end["killed_after_grace"]) == ("stopped", -9, "SIGKILL", True)
+    assert "raise grace" in end["message"]
+
+
+def test_a_second_word_may_shorten_the_grace(shim: Any) -> None:
+    run = shim(*python(DEAF))
+    run.says("ready")
+    run.stop("preempted", grace=600)
+    run.stop("cancelled", grace=0.1)
+    end = run.end()
+    assert (end["stop_reason"], end["exit_code"]) == ("cancelled", -9)
+
+
+def test_kill_now(shim: Any) -> None:
+    run = shim(*python(DEAF))
+    run.says("ready")
+    run.stop("fenced", grace=600, number=signal.SIGUSR1)
+    assert run.end()["exit_code"] == -9
+
+
+def test_grandchildren_that_hide_are_ended(shim: Any) -> None:
+    """setsid, a double fork, and an emptied environment do not help: they stay descendants of the supervisor."""
+    run = shim("sh", "-c", "setsid sleep 611 & (setsid sleep 612 &) ; env -i setsid sleep 613 & sleep 0.2; echo done")
+    assert run.end()["outcome"] == "completed"
+    left = [pid for pid in processes.pids() if any(f"sleep\0{n}".encode() in _cmdline(pid) for n in (611, 612, 613))]
+    assert left == []
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
+    """As a process stuck in a driver call: the wait is bounded, and the GPU can be quarantined for those that are left."""
+    shim = Shim(tmp_path, ["sh", "-c", "sleep 600 & echo ready; wait"], kill_wait=0.2)
+    helpless = "import sys; from stoker.runners import processes, supervisor; processes.send = lambda *_: False"
+    command = [sys.executable, "-c", f"{helpless}; sys.exit(supervisor.main(sys.argv))", str(shim.run.path)]
+    shim.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert shim.process.stdin is not None
+    with shim.process.stdin as pipe:
+        pipe.write(json.dumps(shim.launch).encode())
+    shim.says("ready")
+    shim.stop(grace=0.1)
+    assert shim.process.wait(30) == 0
+    end = shim.run.read("exit.json") or {}
+    left = processes.tagged(shim.run.tag)
+    processes.end_tagged(shim.run.tag)
+    assert (end["outcome"], end["exit_code"]) == ("unkillable", None)
+    assert sorted(Process(*found) for found in end["survivors"]) == sorted(left)
+    assert len(left) == 2
+    assert "(sleep)" in end["message"]
+
+
+def test_terminated_from_outside_is_not_the_jobs_fault(shim: Any) -> None:
+    run = shim(*python(CHECKPOINTS))
+    run.says("ready")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.end()["outcome"] == "lost"
+
+
+def test_log_stays_within_its_limit(shim: Any) -> None:
+    run = shim(*python("for i in range(30_000): print(f'{i:09d}')"), log_limit=100_000)
+    assert run.end()["outcome"] == "completed"
+    rotated = run.run.log.with_name("output.log.1")
+    assert rotated.stat().st_size == 100_000
+    assert run.run.log.stat().st_size <= 100_000
+    kept = (rotated.read_text() + run.run.log.read_text()).split()
+    assert kept[-1] == "000029999"
+    assert [int(line) for line in kept[1:]] == list(range(30_000 - len(kept) + 1, 30_000)), "nothing lost or doubled at the seam"
+
+
+def test_a_full_disk_does_not_end_the_job(shim: Any, tmp_path: Path) -> None:
+    """The log cannot be written: the job goes on, and its end is told with what it said last."""
+    run = Shim(tmp_path, ["sh", "-c", "echo lost words; exit 4"], lease=77)
+    run.run.log.symlink_to("/dev/full")
+    run.start()
+    end = run.end()
+    assert (end["exit_code"], end["message"]) == (4, "exit code 4: lost words")
+
+
+def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
+    """Ranks under torch's launcher sit in sessions of their own; they leave with 75, and so does the gang."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import os, signal, sys, time\n"
+        "stop = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: stop.append(1))\n"
+        "print(f'rank {os.environ[\"RANK\"]} ready\\n', end='', flush=True)\n"
+        "while not stop: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "print(f'rank {os.environ[\"RANK\"]} signalled\\n', end='', flush=True)\n"
+        "sys.exit(75)\n"
+    )
+    gang = ("-m", "stoker.runners.gang", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(rank))
+    run = shim(sys.executable, *gang, env={"OMP_NUM_THREADS": "1"})
+    run.says("rank 0 ready")
+    run.says("rank 1 ready")
+    run.stop()
+    end = run.end()
+    assert (end["outcome"], end["exit_code"], end["killed_after_grace"]) == ("stopped", 75, False)
+    run.says("rank 0 signalled")
+    run.says("rank 1 signalled")
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "words"),
+    [
+        ({"exit_code": 0}, "completed", None),
+        ({"exit_code": 0, "stop_reason": "preempted"}, "completed", None),
+        ({"exit_code": 0, "stop_reason": "preempted", "stop_seen": True}, "stopped", None),
+        ({"exit_code": 1, "stop_reason": "preempted"}, "stopped", None),
+        ({"exit_code": -15, "stop_reason": "hang"}, "hang", "made no progress"),
+        ({"exit_code": 1, "log": b"x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to"}, "oom", "smaller batch"),
+        ({"exit_code": 76}, "oom", "smaller batch"),
+        ({"exit_code": -9, "kernel_oom": True}, "oom", "kernel"),
+        ({"exit_code": -9}, "failed", "SIGKILL, not by Stoker"),
+        ({"exit_code": 0, "log": b"CUDA out of memory, retrying with a smaller batch"}, "completed", None),
+        ({"exit_code": 1, "log": b"CUDA out of memory" + b"\nepoch" * 10_000}, "failed", "exit code 1: epoch"),
+        ({"exit_code": 75}, "failed", "though Stoker had not asked"),
+        ({"exit_code": 2}, "failed", "without a word"),
+        ({"exit_code": -9, "stop_reason": "preempted", "survivors": "pid 7 (python)"}, "unkillable", "pid 7 (python)"),
+    ],
+)
+def test_endings(given: dict[str, Any], outcome: str, words: str | None) -> None:
+    rest = {"stop_reason": None, "stop_seen": False, "grace": 30.0, "killed_after_grace": False, "kernel_oom": False, "log": b""}
+    ending = endings.judge(**{**rest, **given})
+    assert ending.outcome == outcome
+    assert (ending.message is None) if words is None else words in (ending.message or "")
+
+
+def test_identity_is_pid_and_start_time() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    found = identity.stat(child.pid)
+    assert found is not None
+    other = Process(found.pid, found.started - 1)
+    assert identity.alive(found.process)
+    assert not identity.alive(other)
+    assert not processes.send(other, signal.SIGKILL), "another process with its pid is left alone"
+    assert child.poll() is None
+    assert processes.send(found.process, signal.SIGKILL)
+    until(lambda: not identity.alive(found.process))  # a zombie is dead
+    child.wait()
+    assert identity.stat(child.pid) is None
+
+
+def test_command_names_with_parentheses(tmp_path: Path) -> None:
+    program = tmp_path / "a) S 1 (b"
+    program.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(program), "60"])
+    try:
+        found = until(lambda: (s := identity.stat(child.pid)) and processes.command(child.pid).startswith("a)") and s)
+        assert found.parent == os.getpid()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_holders_of_device_files(tmp_path: Path) -> None:
+    device = tmp_path / "nvidia0"
+    device.touch()
+    with device.open() as file:
+        child = subprocess.Popen(["sleep", "60"], stdin=file)
+    try:
+        held = until(lambda: processes.device_holders(str(tmp_path / "nvidia")))
+        assert held[child.pid] == {str(device)}
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,207 @@
+"""Views for tests: written by hand, random (hypothesis), and a small world that moves by what the engine does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from stoker.engine.guards import Actions, Limits, Memory, protect, reconcile
+from stoker.engine.plan_check import check
+from stoker.policies.contract import Gpus, Jobs, Nodes, Phase, Plan, Policy, View
+
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
+settings.load_profile("steady")
+
+NOW = 1_000_000.0
+GIB = float(2**30)
+
+
+@dataclass
+class Job:
+    """One job of a view; what is left out is what a plain 1-GPU job has."""
+
+    id: int
+    gpus: int = 1
+    gpus_max: int | None = None
+    priority: int = 0
+    submitted: float = 0.0
+    remaining: float = math.nan
+    run_time: float = 0.0
+    lease_time: float = 0.0
+    preemptions: int = 0
+    memory: float = 0.0
+    held: tuple[int, ...] = ()
+    stopping: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.STOPPING if self.stopping else Phase.ACTIVE if self.held else Phase.PENDING
+
+
+def make_view(
+    nodes: Sequence[int], jobs: Sequence[Job] = (), *, unusable: Sequence[int] = (), memory: Sequence[float] = (), now: float = NOW
+) -> View:
+    """A pool whose nodes have ``nodes`` GPUs each, and its jobs."""
+    count = sum(nodes)
+    node = np.repeat(np.arange(len(nodes)), nodes)
+    index = np.concatenate([np.arange(n) for n in nodes]) if nodes else np.zeros(0, dtype=np.int64)
+    usable = np.ones(count, dtype=bool)
+    usable[list(unusable)] = False
+    gpus = Gpus(
+        id=np.array([f"n{n}/g{i}" for n, i in zip(node, index, strict=True)], dtype=object),
+        node=node.astype(np.int64),
+        index=index.astype(np.int64),
+        usable=usable,
+        memory=np.array(memory, dtype=float) if len(memory) else np.zeros(count),
+    )
+    return View(now, "default", make_jobs(jobs), gpus, Nodes(np.array([f"n{n}" for n in range(len(nodes))], dtype=object)))
+
+
+def make_jobs(jobs: Sequence[Job]) -> Jobs:
+    def ints(values: Sequence[int]) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    def floats(values: Sequence[float]) -> np.ndarray:
+        return np.array(values, dtype=np.float64)
+
+    zeros, none = ints([0] * len(jobs)), floats([])
+    return Jobs(
+        id=ints([job.id for job in jobs]),
+        submitted_at=floats([job.submitted for job in jobs]),
+        phase=ints([job.phase for job in jobs]),
+        gpus_min=ints([job.gpus for job in jobs]),
+        gpus_max=ints([job.gpus_max or job.gpus for job in jobs]),
+        priority=ints([job.priority for job in jobs]),
+        demand=zeros,
+        deadline=np.full(len(jobs), np.inf),
+        attained=floats([job.run_time * job.gpus for job in jobs]),
+        run_time=floats([job.run_time for job in jobs]),
+        lease_time=floats([job.lease_time for job in jobs]),
+        remaining=floats([job.remaining for job in jobs]),
+        gpu_memory=floats([job.memory for job in jobs]),
+        preemptions=ints([job.preemptions for job in jobs]),
+        user=zeros,
+        model=zeros,
+        alloc_start=np.concatenate([[0], np.cumsum([len(job.held) for job in jobs])]).astype(np.int64),
+        alloc_gpus=ints([gpu for job in jobs for gpu in job.held]),
+        tier_start=ints([0] * (len(jobs) + 1)),
+        tier_deadline=none,
+        tier_reward=none,
+    )
+
+
+def given(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """GPUs of each job in a plan."""
+    return {job: allocation.gpus for job, allocation in plan.allocations.items()}
+
+
+def reasons(plan: Plan) -> dict[int, str]:
+    """Code of the reason of each waiting job."""
+    return {int(job): waiting.reason.code for waiting in plan.waiting for job in waiting.jobs}
+
+
+@st.composite
+def views(draw: st.DrawFn, *, max_jobs: int = 14, running: bool = True) -> View:
+    """A pool of up to four odd-sized nodes, with jobs that wait, run and stop, and GPUs that are out of use."""
+    nodes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=0, max_size=4))
+    count = sum(nodes)
+    sizes = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 6, 8, 9, 12, 16])
+    ids = draw(st.lists(st.integers(1, 500), unique=True, max_size=max_jobs))
+    free = draw(st.permutations(range(count)))
+    jobs = []
+    for job_id in sorted(ids):
+        job = Job(
+            job_id,
+            gpus=draw(sizes),
+            priority=draw(st.integers(-1, 2)),
+            submitted=float(draw(st.integers(0, 5))),
+            remaining=draw(st.one_of(st.just(math.nan), st.integers(0, 20_000).map(float))),
+            run_time=float(draw(st.integers(0, 20_000))),
+            preemptions=draw(st.integers(0, 3)),
+            memory=draw(st.sampled_from([0.0, 0.0, 0.0, 16 * GIB, 48 * GIB])),
+        )
+        job.gpus_max = job.gpus + draw(st.integers(0, 3))
+        if running and len(free) >= job.gpus and draw(st.booleans()):
+            job.held, free = tuple(sorted(free[: job.gpus])), free[job.gpus :]
+            job.lease_time = float(draw(st.integers(0, 100)))
+            job.stopping = draw(st.integers(0, 3)) == 0
+        jobs.append(job)
+    unusable = draw(st.lists(st.integers(0, count - 1), unique=True, max_size=3)) if count else []
+    memory = [draw(st.sampled_from([0.0, 24 * GIB, 80 * GIB])) for _ in range(count)]
+    return make_view(nodes, jobs, unusable=unusable, memory=memory)
+
+
+@dataclass
+class World:
+    """Jobs and GPUs that obey the engine's actions: a stop takes a tick, then the job waits again."""
+
+    nodes: Sequence[int]
+    jobs: dict[int, Job]
+    limits: Limits = Limits()
+    unusable: Sequence[int] = ()
+    seconds: float = 10.0  #: a tick
+    progress: bool = False  #: jobs with a known length work and end
+    now: float = NOW
+    memory: Memory = field(default_factory=Memory)
+    finished: set[int] = field(default_factory=set)
+    stops: int = 0
+
+    def view(self) -> View:
+        return protect(make_view(self.nodes, list(self.jobs.values()), unusable=self.unusable, now=self.now), self.limits)
+
+    def tick(self, policy: Policy) -> Actions:
+        view = self.view()
+        plan = policy.plan(view)
+        check(plan, view)
+        actions = reconcile(view, plan, self.limits, self.memory)
+        self.check_actions(actions)
+        self.memory = self.memory.after(actions.stops, self.now, self.limits)
+        self._apply(actions)
+        self._pass_time()
+        return actions
+
+    def check_actions(self, actions: Actions) -> None:
+        held = {gpu for job in self.jobs.values() for gpu in job.held}
+        for start in actions.starts:
+            assert self.jobs[start.job].phase == Phase.PENDING
+            assert held.isdisjoint(start.gpus), "a start on GPUs that somebody holds"
+            held |= set(start.gpus)
+        starters = {start.job for start in actions.starts}
+        for stop in actions.stops:
+            victim = self.jobs[stop.job]
+            assert victim.phase == Phase.ACTIVE
+            assert victim.lease_time >= self.limits.min_run_time
+            assert self.limits.max_preemptions is None or victim.preemptions < self.limits.max_preemptions
+            assert stop.for_job not in starters, "an eviction for a job that starts without it"
+
+    def _apply(self, actions: Actions) -> None:
+        for job in self.jobs.values():
+            if job.stopping:
+                self.jobs[job.id] = dataclasses.replace(job, stopping=False, held=(), lease_time=0.0)
+        for stop in actions.stops:
+            job = self.jobs[stop.job]
+            self.jobs[stop.job] = dataclasses.replace(job, stopping=True, preemptions=job.preemptions + 1)
+            self.stops += 1
+        for start in actions.starts:
+            self.jobs[start.job] = dataclasses.replace(self.jobs[start.job], held=start.gpus, lease_time=0.0)
+
+    def _pass_time(self) -> None:
+        self.now += self.seconds
+        for job in list(self.jobs.values()):
+            if job.phase != Phase.ACTIVE:
+                continue
+            job.lease_time += self.seconds
+            if self.progress:
+                job.run_time += self.seconds
+                job.remaining -= self.seconds
+                if job.remaining <= 0:
+                    self.finished.add(job.id)
+                    del self.jobs[job.id]
+
+    def placements(self) -> Mapping[int, tuple[int, ...]]:
+        return {job.id: job.held for job in self.jobs.values()}
