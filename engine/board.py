@@ -27,6 +27,7 @@ class Board:
         self._lock = threading.Lock()
         self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon comes again with other contents
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
         self._specs: dict[int, dict[str, Any]] = {}  # lease to its job's spec: read once, it never changes
@@ -75,7 +76,7 @@ class Board:
         self._waiters[node].add(waiter)
         try:
             answer = self._answers.get(node)
-            if answer is None or answer.version == version:
+            if (answer is None or answer.version == version) and not self._closing:
                 try:
                     await asyncio.wait_for(waiter.wait(), wait)
                 except TimeoutError:
@@ -84,7 +85,8 @@ class Board:
         finally:
             self._waiters[node].discard(waiter)
 
-    def wake_all(self) -> None:
-        """Answer every poll now (the daemon is stopping)."""
+    def close(self) -> None:
+        """Answer every poll at once from now on: the daemon is stopping."""
+        self._closing = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))

@@ -144,7 +144,7 @@ class Daemon:
     def stop_serving(self) -> None:
         for server in self._servers:
             server.should_exit = True
-        self.board.wake_all()
+        self.board.close()
 
     def close(self) -> None:
         """Stop the tasks, write what is folded, checkpoint."""

@@ -118,10 +118,6 @@ class Scheduling:
         fields = ("pool", "policy", "interval", "config", "set_by", "ts")
         return [{name: getattr(state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
 
-    def interval(self, pool: str) -> float:
-        state = self._pools.get(pool)
-        return state.setting.interval if state else self._config.policy.interval
-
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]

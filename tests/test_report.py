@@ -7,6 +7,7 @@ import html.parser
 import json
 import math
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from stoker.engine.api.query import Limits, readable, run_query
 from stoker.engine.report import Table, summary, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect, literal
 from stoker.engine.sqlfiles import MIGRATIONS
@@ -102,19 +104,18 @@ class History:
 
 
 class Database:
-    """A query function like the daemon's: JSON in between, which knows neither NaN nor infinity."""
+    """A query function like the daemon's: guarded, and JSON in between, which knows neither NaN nor infinity."""
 
     def __init__(self, history: History) -> None:
         self.con = duckdb.connect()
-        self.limit: int | None = None
+        self.limits = Limits(rows=100_000)
         history.store(self.con)
+        self.tables = readable(self.con)
 
     def __call__(self, query: str) -> Table:
-        cursor = self.con.execute(query)
-        columns = [column[0] for column in cursor.description or ()]
-        rows = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in cursor.fetchall()]
-        rows = json.loads(json.dumps(rows))
-        return Table(columns, rows[: self.limit], self.limit is not None and len(rows) > self.limit)
+        result = run_query(self.con.cursor, query, self.limits, self.tables)
+        rows = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in result.rows]
+        return Table(result.columns, json.loads(json.dumps(rows)), result.truncated)
 
 
 def small() -> History:
@@ -375,7 +376,7 @@ def test_distribution_keeps_its_ends_when_it_is_thinned(monkeypatch: pytest.Monk
 
 def test_an_answer_cut_short_is_said(database: Database, tmp_path: Path) -> None:
     cut = Database(small())
-    cut.limit = 5
+    cut.limits = Limits(rows=5)
     assert "cut off" in write_report(cut, tmp_path / "cut", title="t", now=T0 + 500).read_text()
     assert "cut off" not in write_report(database, tmp_path / "whole", title="t", now=T0 + 500).read_text()
 
@@ -386,9 +387,7 @@ def test_only_numbers_become_part_of_a_statement(value: object) -> None:
         literal(value)
 
 
-def test_pyplot_and_its_global_state_are_not_used(database: Database, tmp_path: Path) -> None:
-    import subprocess
-
+def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
     code = "import sys, stoker.engine.report as r; assert 'matplotlib' not in sys.modules; import stoker.engine.report.plots; " \
            "assert 'matplotlib.pyplot' not in sys.modules and 'duckdb' not in sys.modules"  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -36,8 +36,10 @@ def resolve(store: Store, word: str) -> int:
         raise NotFound(f"there is no job {word!r}{near}; 'stoker ps --all' shows them")
     best = min(row[2] for row in found)
     candidates = [row for row in found if row[2] == best]
+    if best == 2 and candidates[0][3] is not None and len({row[3] for row in candidates}) == 1:
+        return int(min(row[0] for row in candidates))  # an array by the name it was given: its first task stands for it
     if best == 2 and len({row[1] for row in candidates}) > 1:
-        some = ", ".join(f"{name} ({job})" for job, name, _ in candidates[:5])
+        some = ", ".join(f"{row[1]} ({row[0]})" for row in candidates[:5])
         raise UsageError(f"{word!r} is the beginning of several names: {some}; give more of the name, or the number")
     return int(candidates[0][0])
 

@@ -167,7 +167,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
 
 async def change_policy(call: Call) -> dict[str, Any]:
     asked = await call.message(PolicyChange)
-    interval = asked.interval if asked.interval is not None else call.daemon.scheduling.interval(asked.pool)
+    interval = asked.interval if asked.interval is not None else await asyncio.to_thread(_interval, call, asked.pool)
     if not 0.05 <= interval <= 3600:
         raise UsageError(f"interval: {interval} s is outside its range 0.05 to 3600")
     try:
@@ -177,6 +177,12 @@ async def change_policy(call: Call) -> dict[str, Any]:
     setting = PolicySetting(asked.pool, asked.policy, interval, asked.config, call.who.user)
     await asyncio.wrap_future(call.daemon.store.submit(set_policy, setting))
     return next(row for row in await asyncio.to_thread(objects, call.daemon.store, "api/policies") if row["pool"] == asked.pool)
+
+
+def _interval(call: Call, pool: str) -> float:
+    """The interval that was set last for a pool, in force already or not."""
+    set_before = {row["pool"]: row["interval"] for row in objects(call.daemon.store, "api/policies")}
+    return float(set_before.get(pool, call.daemon.config.policy.interval))
 
 
 async def schedules(call: Call) -> dict[str, Any]:

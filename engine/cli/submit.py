@@ -76,7 +76,7 @@ def submit(
         raise UsageError("--follow prints the job's output, --json would mix with it; use --wait --json")
     if following and len(jobs) != 1:
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
-    if (following or wait) and jobs[0].cron:
+    if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
     answer = _post(app, jobs, dry_run, snapshot)
     if dry_run or not (wait or following):
@@ -96,8 +96,10 @@ def submit(
 def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
     from ...runners import recipes
     from ..spec.build import Context
+    from ..spec.check import require_all
     from ..spec.load import load_file, load_text
     from ..spec.options import from_options, overrides
+    from ..spec.tree import MAX_BYTES, decode
 
     context = Context.here(recipes.RECIPES)
     if not files:
@@ -108,17 +110,19 @@ def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]
     jobs: list[Any] = []
     for file in files:
         if str(file) == "-":
-            jobs += load_text(sys.stdin.read(), "<stdin>", context, over)
+            jobs += load_text(decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>"), "<stdin>", context, over)
             continue
         if not file.exists() and file.suffix not in YAML:
             raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
         jobs += load_file(file, context, over)
+    require_all(jobs)
     return jobs
 
 
 def _post(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
     import msgspec
 
+    from ..spec.expand import submissions
     from ..spec.model import Submission
     from ..spec.provenance import capture, snapshot
 
@@ -127,9 +131,13 @@ def _post(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict
         copied = snapshot(_one_workdir(jobs), app.home.create().snapshots / uuid.uuid4().hex)
         note(f"copied {copied.files} files, {fmt.size(copied.bytes)}")
     origin = capture(sys.argv, Path.cwd(), client=__version__, snapshot=copied.path if copied else None)
-    body = msgspec.json.encode(Submission(jobs=jobs, provenance=origin, dry_run=dry_run))
-    answer: dict[str, Any] = msgspec.json.decode(app.client.post_raw("/v1/jobs", body))
-    return answer
+    whole: dict[str, Any] = {"jobs": [], "schedules": [], "dry_run": dry_run}
+    for group in submissions(jobs):
+        body = msgspec.json.encode(Submission(jobs=group, provenance=origin, dry_run=dry_run))
+        answer = msgspec.json.decode(app.client.post_raw("/v1/jobs", body))
+        whole["jobs"] += answer["jobs"]
+        whole["schedules"] += [answer["schedule"]] if answer["schedule"] is not None else []
+    return whole
 
 
 def _one_workdir(jobs: list[Any]) -> Path:
@@ -158,15 +166,15 @@ def _show(answer: dict[str, Any], count: int) -> None:
         ]
         note(f"nothing was submitted; {'this is' if count == 1 else 'these are'} what would be:")
         print_table(answer["jobs"], columns, "a recurring job")
-    elif answer["schedule"] is not None:
-        write(f"schedule {answer['schedule']}\n")
-    else:
-        known = [row["id"] for row in answer["jobs"] if row["existing"]]
-        fresh = [row["id"] for row in answer["jobs"] if not row["existing"]]
-        if fresh:
-            write(f"{_ids(fresh)}{'' if len(fresh) > 1 else ' ' + answer['jobs'][-1]['name']}\n")
-        if known:
-            write(f"{_ids(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
+        return
+    known = [row["id"] for row in answer["jobs"] if row["existing"]]
+    fresh = [row for row in answer["jobs"] if not row["existing"]]
+    if fresh:
+        write(f"{_ids([row['id'] for row in fresh])}{'' if len(fresh) > 1 else ' ' + fresh[0]['name']}\n")
+    if known:
+        write(f"{_ids(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
+    for schedule in answer["schedules"]:
+        write(f"schedule {schedule}\n")
 
 
 _ENDED = [

@@ -48,7 +48,8 @@ def nightly_backup(store: Store, home: Home) -> None:
 
 def compact(store: Store, home: Home) -> dict[str, int]:
     """Rewrite the database without what deleted rows have left; writers and readers wait meanwhile."""
-    before = store.path.stat().st_size
+    log = store.path.with_name(store.path.name + ".wal")
+    before = store.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
 
     def make(con: duckdb.DuckDBPyConnection) -> Path:
         home.backups.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -67,7 +67,7 @@ def apply(con: duckdb.DuckDBPyConnection, migrations: list[Migration]) -> None:
         con.execute("BEGIN")
         try:
             con.execute(migration.text)
-            con.execute("INSERT INTO migrations VALUES (?, ?, ?, now()::TIMESTAMP)", [migration.number, migration.name, migration.checksum])
+            con.execute("INSERT INTO migrations VALUES (?, ?, ?, make_timestamp(epoch_us(now())))", [migration.number, migration.name, migration.checksum])
             con.execute("COMMIT")
         except Exception:
             con.execute("ROLLBACK")

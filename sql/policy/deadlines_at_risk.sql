@@ -1,6 +1,6 @@
 -- Jobs not ended whose estimated end lies behind their last deadline, with words.
 WITH ends AS (
-    SELECT j.id, j.deadline, coalesce(w.est_start, now()::TIMESTAMP) + to_seconds(coalesce(e.remaining, 0)) AS est_end
+    SELECT j.id, j.deadline, coalesce(w.est_start, make_timestamp(epoch_us(now()))) + to_seconds(coalesce(e.remaining, 0)) AS est_end
     FROM jobs j JOIN estimates e ON e.job_id = j.id LEFT JOIN waiting w ON w.job_id = j.id
     WHERE j.deadline IS NOT NULL
 )

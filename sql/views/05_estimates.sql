@@ -6,7 +6,7 @@ WITH known AS (
     GROUP BY model, gpu_count
 ),
 facts AS (
-    SELECT j.id, j.run_time + coalesce(epoch(now()::TIMESTAMP - l.started_at), 0) AS ran,
+    SELECT j.id, j.run_time + coalesce(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0) AS ran,
            coalesce(p.total_steps, j.total_steps) - coalesce(p.step, 0) AS steps_left,
            coalesce(p.seconds_per_step, k.pace) AS pace,
            coalesce(j.est_duration, k.duration) AS duration,

@@ -1,0 +1,263 @@
+"""The rules of the house (docs and design): who may import whom, what is packaged, where SQL stands, what may not be edited."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("engine", "policies", "runners")
+
+#: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
+MAY_IMPORT = {
+    "": ("runners.script",),
+    "__main__": ("engine.cli.main",),
+    "policies": ("policies",),
+    "runners": ("", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.protocol", "engine.spec.model"),
+    "engine": ("", "engine", "policies"),
+    "engine.store": ("engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
+    "engine.workflow": (
+        "engine.workflow", "engine.store", "engine.spec", "engine.states", "engine.errors", "engine.home", "engine.protocol",
+    ),
+    "engine.spec": ("engine.spec", "engine.errors"),
+    "engine.report": ("engine.report", "engine.sqlfiles", "engine.cli.format", "policies.contract"),
+    # The command line speaks HTTP like everybody else: it never opens the store.
+    "engine.cli": (
+        "", "engine.cli", "engine.client", "engine.errors", "engine.home", "engine.states", "engine.sqlfiles", "engine.spec",
+        "engine.report", "engine.api.serve_sql",
+    ),
+    # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.spec", "engine.states", "runners.recipes"),
+}  # fmt: skip
+
+#: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).
+LIBRARIES = {
+    "duckdb": ("engine.store", "engine.api.query", "engine.api.serve_sql"),
+    "sqlglot": ("engine.api.sqlguard", "engine.api.sqlnames"),
+    "apscheduler": ("engine.tasks", "engine.spec.cron"),
+    "starlette": ("engine.api",),
+    "uvicorn": ("engine.daemon",),
+    "matplotlib": ("engine.report",),
+    "click": ("engine.cli", "engine.spec.options"),
+    "rich": ("engine.cli",),
+    "torch": ("runners",),
+    "safetensors": ("runners",),
+    "tokenizers": ("runners",),
+    "pynvml": ("runners.devices", "engine.cli.checks"),
+    "ortools": ("policies",),
+}
+
+
+def module_name(path: Path) -> str:
+    """Name below the package: ``engine.store.store``, ``engine.store`` for its ``__init__``, "" for the root's."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package."""
+    paths = [ROOT / "__init__.py", ROOT / "__main__.py", *(path for part in PARTS for path in sorted((ROOT / part).rglob("*.py")))]
+    return {module_name(path): path for path in paths}
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text(), name)
+
+
+def is_below(name: str, prefix: str) -> bool:
+    return name == prefix or (prefix != "" and name.startswith(prefix + "."))
+
+
+def statements(node: ast.AST, only_types: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import, at any depth, and whether it is for the type checker only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, only_types
+        guarded = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        yield from statements(child, only_types or guarded)
+
+
+def ours(name: str, node: ast.AST, known: frozenset[str]) -> Iterator[str]:
+    """Modules of ours that the module ``name`` imports; ``from . import x`` counts as x where x is a module."""
+    is_package = name in known and any(is_below(other, name) and other != name for other in known)
+    package = name.split(".") if is_package else name.split(".")[:-1]
+    for statement, _ in statements(node):
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            base = [*package[: len(package) - statement.level + 1], *(statement.module or "").split(".")]
+            target = ".".join(part for part in base if part)
+            for alias in statement.names:
+                inner = f"{target}.{alias.name}".lstrip(".")
+                yield inner if inner in known else target
+
+
+def rule(name: str) -> tuple[str, ...]:
+    return MAY_IMPORT[max((prefix for prefix in MAY_IMPORT if prefix and is_below(name, prefix)), key=len, default="")]
+
+
+def forbidden(name: str, node: ast.AST, known: frozenset[str]) -> list[str]:
+    return [target for target in ours(name, node, known) if not any(is_below(target, allowed) for allowed in rule(name))]
+
+
+@pytest.mark.parametrize("name", modules(), ids=lambda name: name or "stoker")
+def test_imports_go_in_the_right_direction(name: str) -> None:
+    assert forbidden(name, tree(name), frozenset(modules())) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "target"),
+    [
+        ("policies.fifo", "from ..engine.store.store import Store", "engine.store.store"),
+        ("policies.fifo", "def f():\n    from .. import engine", "engine"),
+        ("runners.agent", "from ..engine.store import store", "engine.store.store"),
+        ("runners.recipes", "from ...engine import daemon", "engine.daemon"),
+        ("engine.daemon", "from ..runners.agent import main", "runners.agent"),
+        ("engine.cli.top", "from ..store.store import Store", "engine.store.store"),
+        ("engine.store.store", "import os\nif os.name:\n    from ..daemon import run", "engine.daemon"),
+    ],
+)
+def test_the_direction_test_sees_what_is_wrong(name: str, statement: str, target: str) -> None:
+    known = frozenset(modules())
+    assert name in known and target in known
+    assert forbidden(name, ast.parse(statement), known) == [target]
+
+
+@pytest.mark.parametrize("name", modules(), ids=lambda name: name or "stoker")
+def test_libraries_stay_where_they_belong(name: str) -> None:
+    found = set()
+    for statement, only_types in statements(tree(name)):
+        if only_types or (isinstance(statement, ast.ImportFrom) and statement.level):
+            continue
+        imported = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else [statement.module or ""]
+        found |= {library.split(".")[0] for library in imported}
+    assert "stoker" not in found, "imports inside the package are relative"
+    for library in found & LIBRARIES.keys():
+        assert any(is_below(name, place) for place in LIBRARIES[library]), f"{name or 'stoker'} imports {library}"
+
+
+@pytest.mark.parametrize("name", modules(), ids=lambda name: name or "stoker")
+def test_every_module_says_what_it_is(name: str) -> None:
+    path = modules()[name]
+    if path.name == "__init__.py" and not path.read_text().strip():
+        return
+    assert ast.get_docstring(tree(name)), f"{path.relative_to(ROOT)}: no docstring"
+
+
+SQL = re.compile(r"\s*(--.*\n\s*)?(SELECT|WITH\s+\w+\s+AS|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|CREATE\s+\w+|COPY|MERGE\s+INTO)\b")
+
+
+def long_sql(node: ast.AST) -> list[int]:
+    """Lines at which a string that begins like SQL spans more than one line."""
+    found = []
+    for child in ast.walk(node):
+        text = ast.unparse(child)[2:] if isinstance(child, ast.JoinedStr) else getattr(child, "value", None)
+        if isinstance(child, ast.Constant | ast.JoinedStr) and isinstance(text, str) and SQL.match(text.lstrip("'\"")):
+            if child.end_lineno != child.lineno or "\n" in text:
+                found.append(child.lineno)
+    return found
+
+
+def test_long_sql_stands_in_files() -> None:
+    found = {name: lines for name in modules() if (lines := long_sql(tree(name)))}
+    assert found == {}, "put it into a file below sql/"
+
+
+def test_the_sql_test_sees_what_is_wrong() -> None:
+    bad = [
+        'x = """SELECT a\nFROM b"""',
+        'x = f"""\n  SELECT {a}\n  FROM b"""',
+        'x = ("INSERT INTO t "\n "VALUES (1)")',
+        'x = "WITH a AS (\\n"',
+    ]
+    assert [long_sql(ast.parse(text)) for text in bad] == [[1], [1], [1], [1]]
+    assert long_sql(ast.parse('x = "SELECT 1"\ny = """Select a file\nor two."""')) == []
+
+
+def pyproject() -> dict[str, dict[str, dict[str, object]]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_list_of_packages_is_complete() -> None:
+    there = {name for name, path in modules().items() if path.name == "__init__.py"}
+    lacking = {str(path.parent.relative_to(ROOT)) for path in modules().values()} - {name.replace(".", "/") or "." for name in there}
+    assert not lacking, "directories with modules but no __init__.py"
+    listed = pyproject()["tool"]["setuptools"]["packages"]
+    assert listed == sorted({f"stoker.{name}".rstrip(".") for name in there})
+
+
+def test_files_that_are_read_at_run_time_are_packaged() -> None:
+    patterns = pyproject()["tool"]["setuptools"]["package-data"]
+    assert isinstance(patterns, dict)
+    below = [path for top in (*PARTS, "sql", "migrations") for path in (ROOT / top).rglob("*") if path.is_file()]
+    data = [path.relative_to(ROOT).as_posix() for path in below if path.suffix not in (".py", ".pyc", ".txt", ".md")]
+    wanted = [f"{package.replace('.', '/')}/{pattern}".removeprefix("stoker/") for package, some in patterns.items() for pattern in some]
+    wanted += [pattern.replace("**/", "") for pattern in wanted]
+    assert len(data) > 20
+    assert [path for path in data if not any(fnmatch.fnmatch(path, pattern) for pattern in wanted)] == []
+
+
+def test_migrations_are_numbered_without_gaps_and_never_edited() -> None:
+    files = sorted((ROOT / "migrations").glob("*.sql"))
+    assert [int(path.name[:4]) for path in files] == list(range(1, len(files) + 1))
+    assert all(re.fullmatch(r"\d{4}_[a-z0-9_]+\.sql", path.name) for path in files)
+    recorded = dict(reversed(line.split("  ", 1)) for line in (ROOT / "migrations" / "checksums.txt").read_text().splitlines())
+    now = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    assert now == recorded, (
+        "a migration that has landed is never edited: databases that have it are refused; add a new one, and its line to checksums.txt "
+        "(cd migrations && sha256sum *.sql > checksums.txt)"
+    )
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert os.access(ci, os.X_OK)
+    lines = [line for line in ci.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[-1] == "exec make test"
+    head = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
+    assert "make demo" in head and "make test" in head
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+
+
+IGNORED = {"build", "dist", "report", "__pycache__"}
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Every text file of the project."""
+    found = {}
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if not (Path(folder) == ROOT and name in IGNORED - {"__pycache__"})]
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.endswith(".egg-info")]
+        folders[:] = [name for name in folders if not name.startswith(".") or name == ".ci"]
+        for name in files:
+            path = Path(folder) / name
+            try:
+                found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+    return found
+
+
+def test_no_python_file_is_too_long_to_read() -> None:
+    """Tests may be longer: a table of cases is one thing, however many there are."""
+    sizes = {name: text.count("\n") for name, text in texts().items() if name.endswith(".py")}
+    limits = {name: 800 if name.startswith(("tests/", "benchmarks/")) else 600 for name in sizes}
+    assert {name: size for name, size in sizes.items() if size > limits[name]} == {}
+
+
+def test_nothing_names_a_place_of_one_machine() -> None:
+    places = [str(place) for place in (ROOT, Path.home()) if len(place.parts) > 1]
+    pattern = re.compile("|".join(rf"(?<![\w.~}}/-]){re.escape(place)}(?![\w-])" for place in places))
+    assert "tests/test_house.py" in texts()
+    assert [name for name, text in texts().items() if pattern.search(text)] == []
