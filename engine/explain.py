@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .api.rows import objects
+from .rows import objects
 from .states import FINAL, State
 from .store.store import Store
 

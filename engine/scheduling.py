@@ -18,11 +18,11 @@ import numpy as np
 
 from ..policies import registry
 from ..policies.contract import Phase, Plan, Policy
-from .api.rows import objects
 from .config import Config
 from .forecast import estimate_starts
 from .guards import Actions, Limits, Memory, protect, reconcile
 from .plan_check import PlanError, check
+from .rows import objects
 from .spec.model import JobSpec
 from .store.store import Committed, Store
 from .tasks import Tasks
@@ -107,6 +107,7 @@ class Scheduling:
         state = _Pool(setting, registry.create(setting.policy, setting.config), self._remembered(setting.pool))
         with self._lock:
             if before := self._pools.get(setting.pool):
+                self._flush(before)
                 state.waiting = before.waiting
             else:
                 state.waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", setting.pool)}

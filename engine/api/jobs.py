@@ -12,6 +12,7 @@ import msgspec
 from ..errors import NotFound, UsageError, nearest
 from ..explain import explain as explain_job
 from ..logfile import read_tail
+from ..rows import objects
 from ..spec.check import require_all
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
@@ -20,8 +21,7 @@ from ..store.store import Store
 from ..workflow.control import Control, control
 from ..workflow.settings import NewSchedule, add_schedule
 from ..workflow.submit import SubmitRequest, check, submit
-from .app import Call, endpoint
-from .rows import objects
+from .call import Call, endpoint
 
 ACTIONS = ("cancel", "hold", "release", "priority")
 MAX_LOG_WAIT = 25.0  #: seconds

@@ -15,16 +15,16 @@ from ... import __version__
 from ...policies import registry
 from ...policies.contract import make_config
 from ..errors import UsageError
+from ..rows import objects
 from ..schema_text import schema as schema_tables
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import compact as compact_database
 from ..workflow.leases import Stop, stop
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
-from .app import Call, endpoint
 from .auth import GRANTS, digest, new_token
+from .call import Call, endpoint
 from .prometheus import exposition
 from .query import FORMATS, answer
-from .rows import objects
 
 
 async def healthz(call: Call) -> dict[str, Any]:

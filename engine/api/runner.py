@@ -9,7 +9,7 @@ from .. import protocol
 from ..errors import Stale
 from ..protocol import Hello, Poll, Report, Welcome
 from ..workflow import runners
-from .app import Call, endpoint
+from .call import Call, endpoint
 
 HEARTBEAT = 20.0  #: seconds: longest wait of a poll
 TELEMETRY_INTERVAL = 5.0

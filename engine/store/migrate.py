@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LEDGER = "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, name VARCHAR, checksum VARCHAR, applied TIMESTAMP)"
 
+_RECORD = "INSERT INTO migrations VALUES (?, ?, ?, make_timestamp(epoch_us(now())))"
+
 
 @dataclass(frozen=True, slots=True)
 class Migration:
@@ -67,7 +69,7 @@ def apply(con: duckdb.DuckDBPyConnection, migrations: list[Migration]) -> None:
         con.execute("BEGIN")
         try:
             con.execute(migration.text)
-            con.execute("INSERT INTO migrations VALUES (?, ?, ?, make_timestamp(epoch_us(now())))", [migration.number, migration.name, migration.checksum])
+            con.execute(_RECORD, [migration.number, migration.name, migration.checksum])
             con.execute("COMMIT")
         except Exception:
             con.execute("ROLLBACK")

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..sqlfiles import sql
-from ..store.store import Store
+from .sqlfiles import sql
+from .store.store import Store
 
 
 def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,209 @@
+"""Real processes for end-to-end tests: daemons, runners, the command line; and waiting for what they bring about."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.client import Client
+from stoker.engine.errors import StokerError
+from stoker.engine.home import Home
+
+
+def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer; fails when there is none in time. An error of the daemon counts as not yet."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if found := what():
+                return found
+            said: object = "false"
+        except StokerError as error:
+            said = error
+        assert time.monotonic() < end, f"it did not come true within {seconds:g} s: {said}"
+        time.sleep(0.03)
+
+
+class _Process:
+    """A process of Stoker in a session of its own, with its output in a file; `kill` is kill -9."""
+
+    def __init__(self, home: Home, log: str, command: list[str], env: Mapping[str, str] | None = None) -> None:
+        self.home = home
+        self.log = home.path / log
+        self.env = {**os.environ, **(env or {})}
+        self.command = command
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def launch(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env, start_new_session=True)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """A clean stop; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def end(self) -> None:
+        """Leave nothing of it behind, however it is."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+class DaemonProcess(_Process):
+    """A daemon in a process of its own."""
+
+    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(home, "daemon.log", [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments], env)
+        self._clients: list[Client] = []
+
+    def start(self) -> Client:
+        self.launch()
+        client = self.client()
+        try:
+            client.wait_until_up(30)
+        except Exception:
+            raise AssertionError(f"the daemon did not come up:\n{self.said()[-3000:]}") from None
+        return client
+
+    def client(self, url: str = "", token: str = "") -> Client:
+        """A connection, closed when the daemon is ended."""
+        self._clients.append(Client(self.home, url=url, token=token))
+        return self._clients[-1]
+
+    def end(self) -> None:
+        for client in self._clients:
+            client.close()
+        super().end()
+
+
+class RunnerProcess(_Process):
+    """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`."""
+
+    def __init__(self, home: Home, node: str = "here", slots: int = 2, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self.node = node
+        options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *arguments]
+        super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.agent", *options], env)
+
+    def start(self) -> None:
+        self.launch()
+        client = Client(self.home, url="", token="")
+        until(lambda: any(row["id"] == self.node and row["pid"] == self.pid for row in client.get("/v1/runners")["runners"]))
+        client.close()
+
+
+def end_workers(home: Home) -> None:
+    """Kill every worker that was started for this home, with its supervisor: both carry or watch its tag."""
+    from stoker.runners import processes
+    from stoker.runners.rundir import RunDir
+
+    for run in RunDir.find(home.path):
+        if (run.path / "exit.json").exists():
+            continue
+        registered = run.read("supervisor.json")
+        if registered and registered["pid"]:
+            processes.send(processes.Process(registered["pid"], registered["started"]), signal.SIGKILL)
+        processes.end_tagged(run.tag)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """Its error; fails unless it is exactly one line, and no traceback."""
+        assert self.err.count("\n") == 1 and self.err.startswith("stoker: error: "), self.err
+        assert "Traceback" not in self.err and self.out == "", (self.out, self.err)
+        return self.err.strip()
+
+
+def command(home: Home, *arguments: str, **options: Any) -> Said:
+    """One command of the command line, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker", "--home", str(home.path), *arguments], capture_output=True, text=True, check=False, **options
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+class Jobs:
+    """Jobs of one daemon, submitted and watched through its API."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def submit(self, name: str, *argv: str, **fields: Any) -> int:
+        """Submit one job; ``argv`` is its command, unless ``fields`` name a recipe."""
+        job: dict[str, Any] = {"name": name, **fields}
+        if argv:
+            job["command"] = list(argv)
+        return self.submit_all(job)[0]
+
+    def submit_all(self, *jobs: dict[str, Any]) -> list[int]:
+        body = {"jobs": list(jobs), "provenance": {"argv": ["test"], "cwd": "/"}}
+        return [row["id"] for row in self.client.post("/v1/jobs", body)["jobs"]]
+
+    def shell(self, name: str, script: str, **fields: Any) -> int:
+        return self.submit(name, "sh", "-c", script, **fields)
+
+    def python(self, name: str, script: str, **fields: Any) -> int:
+        return self.submit(name, sys.executable, "-c", script, **fields)
+
+    def show(self, job: int | str) -> dict[str, Any]:
+        row: dict[str, Any] = self.client.get(f"/v1/jobs/{job}")["job"]
+        return row
+
+    def state(self, job: int | str) -> str:
+        return str(self.show(job)["state"])
+
+    def ended(self, job: int | str, seconds: float = 30.0) -> dict[str, Any]:
+        """The job once it has ended."""
+        return until(lambda: (row := self.show(job))["finished_at"] and row, seconds)
+
+    def act(self, action: str, job: int | str, **body: Any) -> None:
+        self.client.post(f"/v1/jobs/{job}/{action}", body)
+
+    def waits(self, job: int | str) -> str | None:
+        """The code of why it waits, None when it does not or nobody has looked yet."""
+        waiting = self.client.get(f"/v1/jobs/{job}")["waiting"]
+        return None if waiting is None else str(waiting["code"])
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.client.post("/v1/sql", {"query": query})["rows"]]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        columns = ("seq", "job_id", "lease_id", "node_id", "before", "after", "actor", "reason")
+        rows = self.sql(f"SELECT {', '.join(columns)} FROM events WHERE kind = '{kind}' ORDER BY seq")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def run_dir(self, job: int | str) -> Path:
+        """Directory of its newest lease."""
+        ((path,),) = self.sql(f"SELECT run_dir FROM workers JOIN leases l ON l.id = lease_id WHERE l.job_id = {int(job)} ORDER BY l.id DESC LIMIT 1")
+        return Path(path)

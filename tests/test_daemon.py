@@ -1,0 +1,402 @@
+"""The daemon and its parts: long polls, tokens, hooks, metrics, recurring jobs, silent runners, deadlines, tasks, decisions."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+from stoker.engine.board import Board
+from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
+from stoker.engine.deadlines import DeadlineWatch
+from stoker.engine.errors import Conflict, NotFound, Stale, StokerError, Unauthorized, UsageError
+from stoker.engine.fleet import SILENT_AFTER, Fleet
+from stoker.engine.hooks import Hooks
+from stoker.engine.identity import Process, boot_id, stat
+from stoker.engine.protocol import VERSION, GpuInfo, Hello
+from stoker.engine.recurring import Recurring
+from stoker.engine.scheduling import Scheduling
+from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
+from stoker.engine.tasks import Tasks
+from stoker.engine.workflow import runners
+from stoker.engine.workflow.control import Control, control
+from stoker.engine.workflow.settings import NewSchedule, PolicySetting, add_schedule, set_policy
+from stoker.engine.workflow.submit import SubmitRequest, submit
+
+PROVENANCE = Provenance(argv=[], cwd="/")
+
+
+def until(condition, seconds: float = 20.0):
+    """What ``condition`` answers as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not become true in time"
+        time.sleep(0.01)
+    return found
+
+
+def hello(node: str = "n1", slots: int = 2, **more) -> Hello:
+    gpus = [GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name="cpu") for i in range(slots)]
+    fields = {"protocol": VERSION, "version": "t", "node": node, "host": "h", "boot_id": "b", "pid": 1, "pid_started": 1.0, "home": "/h",
+              "address": "localhost", "pool": "default", "gpus": gpus, "leases": []}  # fmt: skip
+    return Hello(**{**fields, **more})
+
+
+def put(store, *specs: JobSpec) -> list[int]:
+    return [row["id"] for row in store.write(submit, SubmitRequest(Submission(jobs=list(specs), provenance=PROVENANCE), "ann"))]
+
+
+def events(store, kind: str) -> list[str]:
+    with store.read() as con:
+        return [row[0] for row in con.execute("SELECT reason FROM events WHERE kind = $1 ORDER BY seq", [kind]).fetchall()]
+
+
+class TestRealDaemon:
+    def test_an_assignment_reaches_a_waiting_runner_at_once(self, start_daemon):
+        daemon = start_daemon()
+        runner, user = daemon.client(), daemon.client()
+        session = runner.post("/v1/runner/hello", msgspec.to_builtins(hello()))["session"]
+        first = runner.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 0.1})
+        assert first["leases"] == []
+        got = []
+        poll = {"node": "n1", "session": session, "version": first["version"], "wait": 20.0}
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=30)))
+        waiting.start()
+        user.post(
+            "/v1/jobs", {"jobs": [{"name": "a", "recipe": "toy", "gpus_min": 2, "gpus_max": 2}], "provenance": {"argv": [], "cwd": "/"}}
+        )
+        waiting.join(15)
+        (lease,) = got[0]["leases"]
+        assert (lease["job"], lease["gpus"], lease["world_size"], lease["stop"]) == (1, ["n1/cpu0", "n1/cpu1"], 2, None)
+        assert lease["spec"]["name"] == "a" and got[0]["version"] != first["version"]
+
+    def test_tokens_and_roles_over_tcp(self, start_daemon):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        daemon = start_daemon("--tcp", f"127.0.0.1:{port}")
+        admin = daemon.client()
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(Unauthorized, match="no valid token"):
+            daemon.client(url, "wrong").get("/v1/status")
+        assert daemon.client(url).get("/healthz") == {"ok": True}
+        made = admin.post("/v1/tokens", {"name": "reader", "role": "read"})
+        reader = daemon.client(url, made["token"])
+        assert reader.get("/v1/status")["version"]
+        job = {"jobs": [{"name": "a", "recipe": "toy"}], "provenance": {"argv": [], "cwd": "/"}}
+        with pytest.raises(Unauthorized, match=r"needs role submit.*'reader' has role read"):
+            reader.post("/v1/jobs", job)
+        submitter = daemon.client(url, admin.post("/v1/tokens", {"name": "bob", "role": "submit"})["token"])
+        assert submitter.post("/v1/jobs", job)["jobs"][0]["id"] == 1
+        assert submitter.get("/v1/jobs/1")["job"]["owner"] == "bob"
+        for refused in ("/v1/runner/hello", "/v1/policy", "/v1/shutdown"):
+            with pytest.raises(Unauthorized):
+                submitter.post(refused, {})
+        admin.post(f"/v1/tokens/{made['id']}/revoke")
+        with pytest.raises(Unauthorized):
+            reader.get("/v1/status")
+        listed = admin.get("/v1/tokens")["tokens"]
+        assert [(t["name"], t["revoked"]) for t in listed] == [("reader", True), ("bob", False)]
+        assert "token" not in json.dumps(listed).replace("tokens", "") and made["token"] not in json.dumps(listed)
+
+    def test_metrics_are_in_prometheus_format(self, start_daemon):
+        client = start_daemon().client()
+        client.post("/v1/runner/hello", msgspec.to_builtins(hello()))
+        text = client.request("GET", "/metrics").read().decode()
+        sample = re.compile(r'^stoker_[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)*\})? -?[0-9.e+-]+$')
+        assert all(line.startswith("# ") or sample.match(line) for line in text.splitlines())
+        assert 'stoker_gpus{pool="default"} 2' in text and 'stoker_runner_up{runner="n1"} 1.0' in text
+
+    def test_a_clean_stop_answers_waiting_polls_and_exits_zero(self, start_daemon):
+        daemon = start_daemon()
+        runner = daemon.client()
+        session = runner.post("/v1/runner/hello", msgspec.to_builtins(hello()))["session"]
+        answer = runner.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 0.1})
+        got = []
+        poll = {"node": "n1", "session": session, "version": answer["version"], "wait": 20.0}
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=30)))
+        waiting.start()
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        waiting.join(10)
+        assert got[0]["leases"] == [] and time.monotonic() - began < 15
+        assert not daemon.home.socket.exists()
+
+
+def test_hooks_run_on_their_events_with_the_facts_and_failures_are_recorded(store, tmp_path):
+    out = tmp_path / "facts"
+    hooks = Hooks(store, [Hook(("cancelled",), f'echo "$STOKER_EVENT $STOKER_JOB_ID $STOKER_JOB_NAME" > {out}; cat > {out}.json'),
+                          Hook(("cancelled",), "echo broken >&2; exit 3"), Hook(("failed",), f"touch {out}.never")])  # fmt: skip
+    store.listen(hooks.committed)
+    (job,) = put(store, JobSpec(name="a b", recipe="toy"))
+    store.write(control, Control("cancel", (job,), "ann"))
+    hooks.close()
+    assert out.read_text() == "cancelled 1 a b\n"
+    assert json.loads((tmp_path / "facts.json").read_text())["job_name"] == "a b"
+    assert not (tmp_path / "facts.never").exists()
+    (failure,) = until(lambda: events(store, "hook.failed"))
+    assert "exit code 3: broken" in failure
+
+
+def test_config_errors_name_the_file_and_the_nearest_key(home):
+    assert load(home) == Config()
+    home.config.write_text("[guards]\nmin_runtime = 3.0\n")
+    with pytest.raises(UsageError, match=r"config.toml.*min_runtime.*did you mean 'min_run_time'"):
+        load(home)
+    home.config.write_text('[[hooks]]\non = ["finished"]\ncommand = "x"\n')
+    with pytest.raises(UsageError, match=r"'finished' is not one of completed"):
+        load(home)
+    home.config.write_text("[guards\n")
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        load(home)
+
+
+def test_a_recurring_job_is_submitted_once_a_minute_with_its_deadline_from_then(store):
+    tasks = Tasks(lambda *_: None)
+    recurring = Recurring(store, tasks)
+    spec = JobSpec(name="nightly", recipe="toy", cron="0 3 * * *", demand=Demand("strict", (Tier(time.time() + 3600),)))
+    number = store.write(
+        add_schedule, NewSchedule("nightly", spec.cron, msgspec.json.encode(Submission(jobs=[spec], provenance=PROVENANCE)).decode(), "ann")
+    )
+    recurring.reload()
+    tasks.start()
+    hour = time.gmtime(until(lambda: recurring.next_run(number)))
+    assert (hour.tm_hour, hour.tm_min) == (3, 0)
+    ((_, _, text, user, created),) = store.rows("policy/schedules")
+    recurring._fire(number, text, user, created)
+    recurring._fire(number, text, user, created)
+    with store.read() as con:
+        rows = con.execute("SELECT schedule_id, epoch(deadline) - epoch(submitted_at), spec ->> '$.cron' FROM jobs").fetchall()
+    assert len(rows) in (1, 2)  # two when the minute turned between the two
+    assert rows[0][0] == number and rows[0][1] == pytest.approx(3600, abs=5) and rows[0][2] is None
+    tasks.stop()
+
+
+class TestFleet:
+    def fleet(self, store, clock) -> Fleet:
+        store.write(runners.hello, hello(pid=4_000_000))
+        fleet = Fleet(store, clock=lambda: clock[0])
+        store.listen(lambda commit: fleet.reload() if "nodes" in commit.topics else None)
+        return fleet
+
+    def state(self, store) -> str:
+        return dict(store.rows("api/node_states"))["n1"]
+
+    def test_a_silent_runner_is_suspect_and_its_jobs_stay_its_own(self, store):
+        clock = [time.time()]
+        fleet = self.fleet(store, clock)
+        clock[0] += SILENT_AFTER + 1
+        fleet.watch()
+        assert self.state(store) == "suspect"
+        fleet.hear("n1", 1)
+        fleet.watch()
+        assert self.state(store) == "up"
+
+    def test_a_drain_is_over_when_the_last_job_has_left(self, store):
+        clock = [time.time()]
+        fleet = self.fleet(store, clock)
+        fleet.change("n1", "draining", "ann", "test")
+        fleet.watch()
+        assert self.state(store) == "drained"
+
+    def test_forgetting_is_refused_while_it_may_live(self, store):
+        clock = [time.time()]
+        fleet = self.fleet(store, clock)
+        with pytest.raises(Conflict, match="heard a moment ago"):
+            fleet.forget("n1", "ann")
+        clock[0] += SILENT_AFTER + 1
+        own = stat(1)
+        store.write(runners.hello, hello(pid=1, pid_started=own.started, boot_id=boot_id()))
+        fleet.reload()
+        with pytest.raises(Conflict, match="process 1 is alive"):
+            fleet.forget("n1", "ann")
+        store.write(runners.hello, hello(pid=1, pid_started=own.started + 1, boot_id=boot_id()))
+        fleet.forget("n1", "ann")
+        assert self.state(store) == "gone"
+        with pytest.raises(NotFound, match="runner 'zz'"):
+            fleet.forget("zz", "ann")
+
+    def test_an_old_session_is_stale(self, store):
+        fleet = self.fleet(store, [time.time()])
+        with pytest.raises(Stale):
+            fleet.hear("n1", 99)
+
+
+def test_a_deadline_at_risk_is_announced_once(store):
+    fine, late = put(
+        store, JobSpec(name="fine", recipe="toy", estimate=10.0, demand=Demand("strict", (Tier(time.time() + 1000),))),
+        JobSpec(name="late", recipe="toy", estimate=5000.0, demand=Demand("strict", (Tier(time.time() + 1000),))),
+    )  # fmt: skip
+    watch = DeadlineWatch(store)
+    watch.look()
+    watch.look()
+    DeadlineWatch(store).look()  # a restarted daemon
+    with store.read() as con:
+        rows = con.execute("SELECT job_id, reason FROM events WHERE kind = 'job.deadline-at-risk'").fetchall()
+    assert [row[0] for row in rows] == [late] and "after its deadline" in rows[0][1]
+    assert fine != late
+
+
+class TestTasks:
+    def test_a_task_that_raises_is_reported_and_runs_again(self):
+        heard, runs = [], []
+        tasks = Tasks(lambda *event: heard.append(event))
+
+        def work():
+            runs.append(1)
+            raise RuntimeError("no luck")
+
+        tasks.every("t", 0.05, work)
+        tasks.start()
+        until(lambda: len(runs) >= 3)
+        tasks.stop()
+        assert heard[0] == ("task.error", "t", "RuntimeError: no luck")
+        assert next(iter(tasks.states())).errors >= 3
+
+    def test_wake_ups_while_it_runs_are_folded_into_one_more_run(self):
+        runs, go, inside = [], threading.Event(), threading.Event()
+        tasks = Tasks(lambda *_: None)
+
+        def work():
+            runs.append(1)
+            inside.set()
+            go.wait(20)
+
+        tasks.every("t", 3600.0, work)
+        tasks.start()
+        tasks.wake("t")
+        assert inside.wait(20)
+        for _ in range(50):
+            tasks.wake("t")
+        go.set()
+        until(lambda: len(runs) == 2 and not any(s.running_since for s in tasks.states()))
+        tasks.stop()
+        assert len(runs) == 2
+
+    def test_a_task_that_hangs_is_seen_and_the_others_go_on(self, monkeypatch):
+        monkeypatch.setattr("stoker.engine.tasks.STUCK_AFTER", 0.05)
+        heard, runs, go = [], [], threading.Event()
+        tasks = Tasks(lambda *event: heard.append(event))
+        tasks.every("hangs", 0.05, lambda: go.wait(20))
+        tasks.every("goes on", 0.05, lambda: runs.append(1))
+        tasks.start()
+        until(lambda: any(event[:2] == ("task.stuck", "hangs") for event in heard))
+        count = len(runs)
+        until(lambda: len(runs) > count)
+        assert {s.name: s.stuck for s in tasks.states()} == {"hangs": True, "goes on": False}
+        go.set()
+        tasks.stop()
+
+
+class TestScheduling:
+    @pytest.fixture
+    def scheduling(self, store):
+        store.write(runners.hello, hello(slots=2))
+        made = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0)))
+        made.reload()
+        return made
+
+    def decisions(self, store):
+        with store.read() as con:
+            return con.execute("SELECT policy, ticks, outcome, error FROM decisions ORDER BY id").fetchall()
+
+    def test_ticks_that_decide_the_same_share_a_row(self, store, scheduling):
+        put(store, *(JobSpec(name=f"j{i}", recipe="toy") for i in range(3)))
+        for _ in range(5):
+            scheduling.tick("default")
+        scheduling.flush()
+        assert self.decisions(store) == [("fifo", 5, "applied", None)]
+        with store.read() as con:
+            assert con.execute("SELECT job_id, code FROM waiting").fetchall() == [(3, "resources")]
+
+    def test_a_policy_is_in_force_from_the_next_tick_and_the_history_is_kept(self, store, scheduling):
+        scheduling.tick("default")
+        store.write(set_policy, PolicySetting("default", "srtf", 1.0, {"hysteresis": 3.0}, "ann"))
+        scheduling.reload()
+        scheduling.tick("default")
+        scheduling.flush()
+        assert [row[0] for row in self.decisions(store)] == ["fifo", "srtf"]
+        assert scheduling.in_force()[0]["config"] == {"hysteresis": 3.0}
+
+    def test_a_policy_that_raises_or_plans_what_can_not_be_changes_nothing(self, store, scheduling, tmp_path, monkeypatch):
+        (tmp_path / "odd_policies.py").write_text(
+            "from dataclasses import dataclass\n"
+            "from stoker.policies.contract import Allocation, Plan\n"
+            "@dataclass\nclass Config:\n    pass\n"
+            "class Raises:\n    name, Config = 'raises', Config\n    def __init__(self, config): pass\n"
+            "    def plan(self, view): raise RuntimeError('out of ideas')\n"
+            "class Twice(Raises):\n    name = 'twice'\n"
+            "    def plan(self, view): return Plan({int(job): Allocation((0,)) for job in view.jobs.id})\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        put(store, JobSpec(name="running", recipe="toy"))
+        scheduling.tick("default")
+        put(store, JobSpec(name="new", recipe="toy"))
+        for policy in ("odd_policies:Raises", "odd_policies:Twice"):
+            store.write(set_policy, PolicySetting("default", policy, 1.0, {}, "ann"))
+            scheduling.reload()
+            for _ in range(3):
+                scheduling.tick("default")
+        scheduling.flush()
+        rows = self.decisions(store)[1:]
+        assert [(row[1], row[2]) for row in rows] == [(3, "error"), (3, "invalid")]
+        assert rows[0][3] == "RuntimeError: out of ideas" and "\n" not in rows[1][3]
+        with store.read() as con:
+            assert con.execute("SELECT state FROM jobs ORDER BY id").fetchall() == [("assigned",), ("pending",)]
+
+    def test_places_and_starts_are_forecast(self, store, scheduling):
+        put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))
+        scheduling.tick("default")
+        scheduling.forecast()
+        with store.read() as con:
+            rows = con.execute("SELECT position, epoch(est_start - updated_at) FROM waiting ORDER BY position").fetchall()
+        assert [row[0] for row in rows] == [1, 2, 3]
+        assert [row[1] for row in rows] == pytest.approx([100, 100, 200], abs=5)
+
+    def test_a_dry_run_tells_when_a_job_would_start(self, store, scheduling):
+        fits = JobSpec(name="x", recipe="toy", estimate=10.0)
+        assert scheduling.foresee([fits])[0][1] == "starts at once"
+        put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(2)))
+        scheduling.tick("default")
+        start, why = scheduling.foresee([fits])[0]
+        assert start == pytest.approx(time.time() + 100, abs=5) and "needs 1 GPU" in why
+        with store.read() as con:
+            assert con.execute("SELECT count(*) FROM jobs").fetchall() == [(2,)]
+
+    def test_preemption_takes_two_ticks_and_is_explained(self, store, scheduling):
+        store.write(set_policy, PolicySetting("default", "priority", 1.0, {}, "ann"))
+        scheduling.reload()
+        low = put(store, JobSpec(name="a", recipe="toy"), JobSpec(name="b", recipe="toy"))
+        scheduling.tick("default")
+        (urgent,) = put(store, JobSpec(name="urgent", recipe="toy", gpus_min=2, gpus_max=2, priority=9))
+        scheduling.tick("default")
+        with store.read() as con:
+            stops = con.execute("SELECT job_id, stop_reason, stop_for FROM leases ORDER BY job_id").fetchall()
+        assert stops == [(job, "preempted", urgent) for job in low]
+
+
+def test_the_board_hands_out_what_is_live_and_counts_versions_anew(store):
+    board = Board(store, lambda _: None)
+    store.write(runners.hello, hello())
+    board.refresh()
+    before = {node: answer.version for node, answer in board._answers.items()}
+    again = Board(store, lambda _: None)
+    again.refresh()
+    assert before == {} == {node: answer.version for node, answer in again._answers.items()}
+    assert again._base >= board._base
+
+
+def test_processes_are_known_by_pid_and_start():
+    from stoker.engine.identity import alive
+
+    own = stat(1)
+    assert alive(Process(1, own.started)) and not alive(Process(1, own.started + 1))
+
+
+def test_every_error_has_an_exit_code_of_its_own():
+    kinds = StokerError.__subclasses__()
+    assert len({kind.exit_code for kind in kinds}) == len(kinds) and all(kind.exit_code > 1 for kind in kinds)
