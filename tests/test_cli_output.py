@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from stoker.engine.cli import format as fmt
+from stoker.engine import format as fmt
 from stoker.engine.cli.output import Column, fit, plain_table, print_table, table
 from stoker.engine.cli.sql import value_text
 

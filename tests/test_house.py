@@ -29,14 +29,14 @@ MAY_IMPORT = {
         "engine.workflow", "engine.store", "engine.spec", "engine.states", "engine.errors", "engine.home", "engine.protocol",
     ),
     "engine.spec": ("engine.spec", "engine.errors"),
-    "engine.report": ("engine.report", "engine.sqlfiles", "engine.cli.format", "policies.contract"),
+    "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.errors", "engine.home", "engine.states", "engine.sqlfiles", "engine.spec",
+        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles", "engine.spec",
         "engine.report", "engine.api.serve_sql",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
-    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.spec", "engine.states", "runners.recipes"),
+    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.states", "runners.recipes"),
 }  # fmt: skip
 
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).

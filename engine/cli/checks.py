@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from ... import __version__
+from .. import format as fmt
 from ..errors import StokerError, Unreachable
-from . import format as fmt
 from .command import App
 
 Status = Literal["ok", "warn", "fail"]

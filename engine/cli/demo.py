@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
+from .. import format as fmt
 from ..client import Client
 from ..errors import StokerError
 from ..home import Home
-from . import format as fmt
 from .command import App, Command, examples, pass_app
 from .output import Answer, Column, console, json_option, note, print_facts, print_table
 

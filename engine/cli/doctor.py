@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .checks import Finding, everything
 from .command import App, Command, examples, pass_app
 from .output import colours, write, write_json

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import format as fmt
+from .. import format as fmt
 from .output import STATE_STYLE, Column, Row, state_style
 
 RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from .. import format as fmt
 from ..errors import UsageError, nearest
 from ..states import State
-from . import format as fmt
 from . import job_columns, runner
 from .command import App, Command, examples, pass_app
 from .output import Answer, Column, json_option, note, print_facts, print_table, section

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import format as fmt
 from ..errors import StokerError
-from . import format as fmt
 
 if TYPE_CHECKING:
     from rich.console import Console

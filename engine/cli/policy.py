@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import format as fmt
 from ..errors import NotFound, UsageError, nearest
-from . import format as fmt
 from .command import App, Group, examples, pass_app
 from .jobref import Word, complete_names
 from .output import Answer, Column, Row, json_option, print_facts, print_table, section, write

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import format as fmt
 from ..errors import UsageError
-from . import format as fmt
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import Answer, json_option, print_facts

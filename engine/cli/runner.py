@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import click
 
+from .. import format as fmt
 from ..errors import Conflict, NotFound
-from . import format as fmt
 from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .output import Answer, Column, json_option, print_table, state_style, write

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .command import App, Group, examples, pass_app
 from .output import Answer, Column, json_option, print_table, write
 

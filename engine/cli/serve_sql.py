@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .command import App, Command, examples, pass_app
 from .output import note, write
 from .upkeep import TIMEOUT

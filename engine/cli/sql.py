@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import click
 
+from .. import format as fmt
 from ..errors import NotFound, UsageError, nearest
-from . import format as fmt
 from .command import App, Command, examples, pass_app
 from .output import Answer, Column, Row, clear_screen, json_option, note, print_table, section, write, write_json
 

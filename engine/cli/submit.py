@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import click
 
 from ... import __version__
+from .. import format as fmt
 from ..errors import NotFound, StokerError, UsageError
 from ..spec.options import spec_options
 from ..states import FINAL
-from . import format as fmt
 from .command import App, Command, examples, pass_app
 from .jobref import job_path
 from .logs import print_log

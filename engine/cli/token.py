@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .command import App, Group, examples, pass_app
 from .output import Answer, Column, json_option, note, print_table, write
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import format as fmt
+from .. import format as fmt
 from . import job_columns
 from .output import Column, Row, table
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import format as fmt
 from ..errors import Conflict, StokerError, Unreachable
 from ..home import Home
-from . import format as fmt
 from .children import Child, describe_exit
 from .command import App, Command, examples, pass_app
 from .output import Answer, error_line, json_option, note, write

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from . import format as fmt
+from .. import format as fmt
 from .command import App, Command, examples, pass_app
 from .output import Answer, json_option, write
 

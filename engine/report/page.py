@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from html import escape
 from typing import Any
 
-from ..cli import format as fmt
+from .. import format as fmt
 from .data import MOST_CURVES, ONE_BY_ONE, Report
 from .style import zone
 
@@ -71,8 +72,6 @@ def render(report: Report, title: str, images: Mapping[str, bytes], made_at: flo
 
 
 def _clock(moment: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    from datetime import datetime
-
     return fmt.MISSING if moment is None else datetime.fromtimestamp(moment).astimezone().strftime(form)
 
 
