@@ -35,6 +35,11 @@ class Board:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
+    def detach(self) -> None:
+        """The loop is about to be closed: commits that come later wake nobody."""
+        with self._lock:
+            self._loop = None
+
     def refresh(self) -> None:
         """Read the live leases; wake the polls of runners whose assignments have changed."""
         with self._lock:
@@ -47,8 +52,8 @@ class Board:
                     version = (before.version if before else self._base) + 1
                     self._answers[node] = msgspec.structs.replace(now, version=version)
                     changed.append(node)
-        if self._loop is not None and changed:
-            self._loop.call_soon_threadsafe(self._wake, changed)
+            if self._loop is not None and changed:
+                self._loop.call_soon_threadsafe(self._wake, changed)
 
     def _read(self) -> dict[str, list[Assignment]]:
         rows = self._store.objects("policy/assignments")

@@ -4,36 +4,50 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import Annotated
 
 import msgspec
 
+from ..policies import registry
 from .errors import UsageError
+from .fleet import SILENT_AFTER
 from .home import Home
+from .spec.cron import normalise
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: of seconds or days; not NaN either
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+_MEMORY = r"^\d+(\.\d+)? *([kKMGT]i?)?B$"
 
 
 class PolicyDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policy of pools for which none has been set by 'stoker policy set'."""
 
     name: str = "priority"
-    interval: float = 5.0  #: seconds between ticks; events wake it at once
+    interval: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 5.0  #: seconds between ticks; events wake it at once
 
 
 class Guards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What no policy can override (docs/concepts.md, preemption)."""
 
-    min_run_time: float = 30.0  #: seconds a job runs before it may be preempted
-    max_preemptions: int | None = 10  #: of one job; None: no limit
-    cooldown: float = 60.0  #: seconds in which a preempted job may not displace the job it made way for
+    min_run_time: Amount = 30.0  #: seconds a job runs before it may be preempted
+    max_preemptions: Annotated[int, msgspec.Meta(ge=0)] | None = 10  #: of one job; None: no limit
+    cooldown: Amount = 60.0  #: seconds in which a preempted job may not displace the job it made way for
 
 
 class RetentionDays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Days; see Retention in engine/store/maintenance.py."""
 
-    telemetry_full: float = 2.0
-    telemetry: float = 30.0
-    metrics_full: float = 14.0
-    decisions: float = 30.0
-    events: float = 365.0
+    telemetry_full: Amount = 2.0
+    telemetry: Amount = 30.0
+    metrics_full: Amount = 14.0
+    decisions: Amount = 30.0
+    events: Amount = 365.0
+
+
+class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the daemon concludes from a runner's silence."""
+
+    silent_after: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = SILENT_AFTER  #: seconds without a word after which it is suspect
 
 
 class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +55,7 @@ class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     on: tuple[str, ...]
     command: str  #: for /bin/sh; the event is in STOKER_EVENT, STOKER_JOB_ID, STOKER_JOB_NAME, STOKER_REASON and as JSON on its input
-    timeout: float = 30.0  #: seconds
+    timeout: Positive = 30.0  #: seconds
 
 
 HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "runner-suspect", "task-error")
@@ -54,15 +68,16 @@ class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory: str = "2GiB"  #: that DuckDB may use
-    query_seconds: float = 30.0  #: of one ad-hoc statement
-    query_rows: int = 100_000
+    memory: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "2GiB"  #: that DuckDB may use
+    query_seconds: Positive = 30.0  #: of one ad-hoc statement
+    query_rows: Annotated[int, msgspec.Meta(ge=1)] = 10_000
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyDefault = PolicyDefault()
     guards: Guards = Guards()
     retention: RetentionDays = RetentionDays()
+    runners: Runners = Runners()
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()
     limits: Limits = Limits()
@@ -76,20 +91,37 @@ def load(home: Home) -> Config:
         return Config()
     try:
         config = msgspec.toml.decode(text, type=Config)
-    except msgspec.DecodeError as error:  # ValidationError is one too
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one too
         raise UsageError(f"{home.config}: {_words(str(error))}") from None
+    _check(home, config)
+    return config
+
+
+def _check(home: Home, config: Config) -> None:
+    """What types cannot say."""
+    try:
+        registry.create(config.policy.name, {})
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{home.config}: {error.args[0]}") from None
+    if config.backup.cron:
+        try:
+            normalise(config.backup.cron)
+        except ValueError as error:
+            raise UsageError(f"{home.config}: backup.cron: {error}") from None
     for hook in config.hooks:
         for event in hook.on:
             if event not in HOOK_EVENTS:
                 raise UsageError(f"{home.config}: hooks.on: {event!r} is not one of {', '.join(HOOK_EVENTS)}")
-    return config
 
 
 def _words(message: str) -> str:
     """msgspec's message with the nearest known key."""
+    message = message.replace(f"`str` matching regex {_MEMORY!r}", "a size such as 2GiB")
     unknown = re.search(r"unknown field `(\w+)`", message)
     if not unknown:
         return message
-    known = {name for kind in (Config, PolicyDefault, Guards, RetentionDays, Hook, Backup, Limits) for name in kind.__struct_fields__}
+    known = {
+        name for kind in (Config, PolicyDefault, Guards, RetentionDays, Runners, Hook, Backup, Limits) for name in kind.__struct_fields__
+    }
     near = difflib.get_close_matches(unknown[1], known, n=1)
     return message + (f" (did you mean {near[0]!r}?)" if near else "")

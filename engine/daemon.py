@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import uvicorn
 
@@ -67,7 +67,7 @@ class Daemon:
         )
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
-        self.fleet = Fleet(self.store)
+        self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
         self.board = Board(self.store, self.fleet.shutdown)
         self.board.refresh()
         self.tasks = Tasks(self._on_task)
@@ -76,6 +76,7 @@ class Daemon:
         self.scheduling = Scheduling(self.store, self.tasks, config)
         self.deadlines = DeadlineWatch(self.store)
         self.exit_code = 0
+        self.hanging: list[str] = []  #: tasks that would not end, once closed
         self._servers: list[uvicorn.Server] = []
 
     def start(self) -> None:
@@ -86,7 +87,7 @@ class Daemon:
         self.tasks.every("policies", 3600.0, self.scheduling.reload)
         self.tasks.every("recurring", 3600.0, self.recurring.reload)
         self.tasks.every("lease clock", LEASE_CLOCK, lambda: look_at_leases(self.store, time.time()))
-        self.tasks.every("runner watch", 10.0, self.fleet.watch)
+        self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("retention", 3600.0, self._retain)
         if self.config.backup.cron:
@@ -148,9 +149,9 @@ class Daemon:
 
     def close(self) -> None:
         """Stop the tasks, write what is folded, checkpoint."""
-        self.tasks.stop()
+        self.hanging = self.tasks.stop()
         self.hooks.close()
-        if self.store.failed is None:
+        with contextlib.suppress(StokerError):  # counters only; the disk may be full
             self.scheduling.flush()
         self.store.close()
 
@@ -168,6 +169,7 @@ class Daemon:
         try:
             await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(self._servers, sockets, strict=True)))
         finally:
+            self.board.detach()
             self.home.socket.unlink(missing_ok=True)
 
 
@@ -236,7 +238,16 @@ def run(home: Home, tcp: tuple[str, int] | None = None) -> int:
             asyncio.run(daemon.serve(tcp))
         finally:
             daemon.close()
+        if daemon.hanging:
+            _leave_behind(daemon.hanging, daemon.exit_code)
         return daemon.exit_code
+
+
+def _leave_behind(tasks: list[str], code: int) -> NoReturn:
+    """Exit at once: Python would wait for the threads of tasks that hang, for ever."""
+    log.error("left hanging: %s", ", ".join(tasks), extra={"action": "daemon.hanging"})
+    logging.shutdown()
+    os._exit(code)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -255,7 +266,7 @@ def main() -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run is a warning of its; engine/tasks.py judges those
     try:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
         return run(home, parse_address(options.tcp) if options.tcp else None)

@@ -31,15 +31,10 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     if state in (State.PENDING, State.SUBMITTED):
         why = waiting["reason"] if waiting else row["state_reason"] or "the policy has not looked at it yet"
         place = f" (place {waiting['position']} in the queue)" if waiting and waiting["position"] else ""
-        return f"waits: {why}{place}"
+        return f"{why}{place}" if why.startswith("waits") else f"waits: {why}{place}"
     if state in FINAL:
-        return f"{state}: {row['state_reason']}"
-    return f"{state} since its {_ordinal(row['attempts'])} lease: {row['state_reason']}"
-
-
-def _ordinal(number: int) -> str:
-    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
+        return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
+    return f"{state} {row['state_reason']}, attempt {row['attempts']}"
 
 
 def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from .identity import Process, alive, boot_id
 from .store.store import Store
 from .workflow.runners import NodeChange, change_node, seen
 
-SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect: three missed polls
+SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
 class Fleet:
@@ -21,15 +21,17 @@ class Fleet:
     its processes are proved dead (another boot, or it says so itself) or a person declares it dead.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, *, silent_after: float = SILENT_AFTER) -> None:
         self._store = store
+        self._silent_after = silent_after
+        self.heartbeat = min(20.0, silent_after / 3)  #: longest wait of a poll: three missed ones make a runner suspect
         self._clock = clock
         self._lock = threading.Lock()
         rows = store.rows("api/fleet")
         self._sessions: dict[str, int] = {node: session for node, session, _ in rows}
         self._states: dict[str, str] = {node: state for node, _, state in rows}
-        now = clock()
-        self._heard: dict[str, float] = dict.fromkeys(self._sessions, now)  # a fresh daemon gives everybody the full time
+        self._began = clock()  # a fresh daemon gives everybody the full time
+        self._heard: dict[str, float] = {}
         self._leaving: set[str] = set()
 
     def registered(self, node: str, session: int) -> None:
@@ -71,12 +73,12 @@ class Fleet:
         self._store.write(seen, heard)
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
-            silent = now - heard.get(node, now)
-            if state == "up" and silent > SILENT_AFTER:
+            silent = now - heard.get(node, self._began)
+            if state == "up" and silent > self._silent_after:
                 self.change(
                     node, "suspect", "daemon", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running"
                 )
-            elif state == "suspect" and silent < SILENT_AFTER:
+            elif state == "suspect" and silent < self._silent_after:
                 self.change(node, "up", "daemon", "it is heard again")
             elif state == "draining" and node not in busy:
                 self.change(node, "drained", "daemon", "its last job has left")
@@ -88,8 +90,9 @@ class Fleet:
     def forget(self, node: str, actor: str) -> None:
         """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""
         self._require(node)
-        if self._clock() - self._heard.get(node, 0.0) < SILENT_AFTER:
-            raise Conflict(f"runner {node} was heard a moment ago: stop it with 'stoker runner stop {node}', or wait until it is silent")
+        if self._states[node] not in ("stopped", "gone") and self._clock() - self._heard.get(node, self._began) < self._silent_after:
+            last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
+            raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
         for pid, started, boot in self._store.rows("api/node_processes", node):
             if boot == boot_id() and alive(Process(pid, started)):
                 raise Conflict(f"runner {node}: its process {pid} is alive on this host; end it first, so that no job runs twice")

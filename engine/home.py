@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .errors import UsageError
+
 ENV_HOME = "STOKER_HOME"
 
 
@@ -23,7 +25,12 @@ class Home:
         return cls(Path(state) / "stoker")
 
     def create(self) -> Home:
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except FileExistsError:
+            raise UsageError(f"{self.path}: is not a directory; choose another home with --home or {ENV_HOME}") from None
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be made ({error.strerror}); choose another home with --home or {ENV_HOME}") from None
         return self
 
     @property

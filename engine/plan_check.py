@@ -21,6 +21,8 @@ def check(plan: Plan, view: View) -> None:
     A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
     usable GPUs that no other job of the plan has, unless a group of the plan shares them.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan() answered with a {type(plan).__name__}, not a Plan")
     row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
     if not isinstance(plan.allocations, Mapping):
         raise PlanError(f"allocations: a {type(plan.allocations).__name__} is not a mapping of job to Allocation")

@@ -70,6 +70,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
+    gpu_memory: int = 0  #: bytes that it is expected to need on each GPU: as asked for, or as measured of its model; 0: not known
     stop: str | None = None
     grace: float = 30.0
 

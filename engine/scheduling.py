@@ -10,15 +10,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..policies import registry
-from ..policies.contract import Phase, Plan, Policy
+from ..policies.contract import Phase, Plan, Policy, View
 from .config import Config
+from .errors import StokerError
 from .forecast import estimate_starts
 from .guards import Actions, Limits, Memory, protect, reconcile
 from .plan_check import PlanError, check
@@ -61,15 +62,17 @@ class _Pool:
     places: dict[int, tuple[int | None, float | None]] = field(default_factory=dict)
     folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
     written: float = 0.0  #: when it was last written
+    owed: bool = False  #: ticks of it are not written yet
     stale_forecast: bool = True
 
 
 class Scheduling:
     """All pools. `tick` may be called by anybody; ticks of one pool never overlap."""
 
-    def __init__(self, store: Store, tasks: Tasks, config: Config) -> None:
+    def __init__(self, store: Store, tasks: Tasks, config: Config, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._tasks = tasks
+        self._clock = clock
         self._config = config
         self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
@@ -104,7 +107,7 @@ class Scheduling:
         return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"])
 
     def _adopt(self, setting: Setting) -> None:
-        state = _Pool(setting, registry.create(setting.policy, setting.config), self._remembered(setting.pool))
+        state = _Pool(setting, _create(setting), self._remembered(setting.pool))
         with self._lock:
             if before := self._pools.get(setting.pool):
                 self._flush(before)
@@ -122,7 +125,7 @@ class Scheduling:
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]
-        now = time.time()
+        now = self._clock()
         start = time.perf_counter()
         with self._store.read() as con:
             seen = snapshot(con, pool, now)
@@ -134,7 +137,7 @@ class Scheduling:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
             check(plan, seen.view)
-        except Exception as error:  # a policy is anybody's code
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
             self._refused(state, blank, error)
             return
         actions = reconcile(seen.view, plan, self._limits, state.memory)
@@ -152,7 +155,7 @@ class Scheduling:
         state.memory = state.memory.after(actions.stops, now, self._limits)
 
     def _remembered(self, pool: str) -> Memory:
-        rows = self._store.rows("policy/recent_preemptions", pool, time.time() - self._limits.cooldown)
+        rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
         return Memory({(victim, winner): ts for victim, winner, ts in rows})
 
     def _enactment(self, state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> Enactment:
@@ -174,11 +177,12 @@ class Scheduling:
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan))
 
     @staticmethod
-    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan) -> list[tuple[int, str, str]]:
+    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan) -> list[tuple[int, str, str, bool]]:
         now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
         for group in plan.waiting:
             now.update(dict.fromkeys((int(job) for job in group.jobs), (group.reason.code, group.reason.text)))
-        changed = [(job, *why) for job, why in now.items() if state.waiting.get(job) != why]
+        before = state.waiting
+        changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]
         state.stale_forecast |= bool(changed) or len(now) != len(state.waiting)
         state.waiting = now
         return changed
@@ -189,7 +193,11 @@ class Scheduling:
             self._flush(state)
             acted = enactment.grants or enactment.stops or enactment.renewals
             decision = replace(decision, outcome="applied" if acted else "unchanged")
-            enacted = self._store.write(enact, replace(enactment, decision=decision))
+            try:
+                enacted = self._store.write(enact, replace(enactment, decision=decision))
+            except StokerError:
+                state.waiting = {}  # none of the new reasons is written: the next tick writes all of them
+                raise
             for job in enacted.skipped:
                 state.waiting.pop(job, None)
             state.folded, state.written = replace(decision, number=enacted.decision), decision.last_ts
@@ -197,10 +205,10 @@ class Scheduling:
             return
         self._fold(state, decision)
 
-    def _refused(self, state: _Pool, decision: Decision, error: Exception) -> None:
+    def _refused(self, state: _Pool, decision: Decision, error: BaseException) -> None:
         """The policy raised, or its plan can't be: recorded once, however often it happens in a row."""
         outcome = "invalid" if isinstance(error, PlanError) else "error"
-        words = str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+        words = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
         if outcome == "error" and (state.folded is None or state.folded.error != words):
             log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
         self._fold(state, replace(decision, outcome=outcome, error=words))
@@ -214,14 +222,14 @@ class Scheduling:
             number = self._store.write(enact, Enactment(decision)).decision
             state.folded, state.written = replace(decision, number=number), decision.last_ts
             return
-        state.folded = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts)
+        state.folded, state.owed = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts), True
         if decision.last_ts - state.written > FOLD:
             self._flush(state)
 
     def _flush(self, state: _Pool) -> None:
-        if state.folded is not None and state.folded.last_ts > state.written:
+        if state.folded is not None and state.owed:
             self._store.write(enact, Enactment(state.folded))
-            state.written = state.folded.last_ts
+            state.written, state.owed = state.folded.last_ts, False
 
     def flush(self) -> None:
         """Write what was folded: the daemon is stopping."""
@@ -235,17 +243,17 @@ class Scheduling:
                 continue
             state.stale_forecast = False
             with self._store.read() as con:
-                view = snapshot(con, pool, time.time()).view
+                view = snapshot(con, pool, self._clock()).view
             starts = dict(zip(state.order, estimate_starts(view, state.order).tolist(), strict=True))
-            rows = []
-            for position, job in enumerate(state.order, 1):
-                place = (position, None if math.isnan(starts[job]) else starts[job])
-                if _moved(state.places.get(job), place):
-                    rows.append((job, *place))
-                    state.places[job] = place
-            state.places = {job: place for job, place in state.places.items() if job in starts}
-            if rows:
-                self._store.write(write_forecast, Forecast(rows))
+            places = {job: (n, None if math.isnan(starts[job]) else starts[job]) for n, job in enumerate(state.order, 1)}
+            moved = {job: place for job, place in places.items() if _moved(state.places.get(job), place)}
+            if moved:
+                try:
+                    self._store.write(write_forecast, Forecast([(job, *place) for job, place in moved.items()]))
+                except StokerError:
+                    state.stale_forecast = True
+                    raise
+            state.places = {job: place for job, place in (state.places | moved).items() if job in places}
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""
@@ -258,7 +266,7 @@ class Scheduling:
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"
         with self._store.read() as con:
-            view = snapshot(con, spec.pool, time.time()).view
+            view = snapshot(con, spec.pool, self._clock()).view
         trial = replace(view, jobs=_with(view.jobs, spec, view.now))
         new = int(trial.jobs.id[-1])
         plan = state.policy.plan(trial)
@@ -268,6 +276,28 @@ class Scheduling:
         start = float(estimate_starts(trial, order)[order.index(new)])
         why = next(group.reason.text for group in plan.waiting if new in set(map(int, group.jobs)))
         return (None if math.isnan(start) else start), why
+
+
+def _create(setting: Setting) -> Policy:
+    """The policy of a setting. One that can no longer be loaded, as its module has gone, must not keep the daemon from starting."""
+    try:
+        return registry.create(setting.policy, setting.config)
+    except (ValueError, KeyError) as error:
+        log.error("pool %s: %s", setting.pool, error, extra={"action": "policy.error"})
+        return _Missing(str(error.args[0]))
+
+
+class _Missing:
+    """In the place of a policy that can't be loaded: every tick is recorded as an error, and what runs goes on."""
+
+    Config: ClassVar[type] = type(None)
+    name: ClassVar[str] = "missing"
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def plan(self, view: View) -> Plan:
+        raise RuntimeError(self._why)
 
 
 def _order(plan: Plan) -> list[int]:

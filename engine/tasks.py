@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .errors import StokerError
+
 if TYPE_CHECKING:
     from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -33,6 +35,8 @@ class TaskState:
     running_since: float | None = None
     errors: int = 0
     last_error: str | None = None
+    failing: bool = False  #: its last run raised
+    told_stuck: bool = False  #: that this run hangs is on record
     requested: bool = False  #: a wake-up is on its way
     dirty: bool = False  #: something came while it ran: it runs once more
 
@@ -62,23 +66,37 @@ class Tasks:
         from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 
         def heard(event: Any) -> None:
-            state = self._states.get(event.job_id)
-            if state is not None and state.stuck:
-                self._on_event(
-                    "task.stuck", state.name, f"has been running for {time.time() - (state.running_since or 0):.0f} s; runs are skipped"
-                )
+            if (state := self._states.get(event.job_id)) is not None:
+                self._tell_stuck(state)
 
         self._scheduler.add_listener(heard, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
 
+    def _tell_stuck(self, state: TaskState) -> None:
+        """Put on record, once for each run, that a task hangs."""
+        with self._lock:
+            since = state.running_since
+            if since is None or not state.stuck or state.told_stuck:
+                return
+            state.told_stuck = True
+        self._on_event("task.stuck", state.name, f"has been running for {time.time() - since:.0f} s; runs are skipped until it ends")
+
+    def look(self) -> None:
+        """The watchdog: the scheduler itself notices only when the next run of a task is due."""
+        for state in self.states():
+            self._tell_stuck(state)
+
     def start(self) -> None:
         self._scheduler.start()
+        self.every("watchdog", STUCK_AFTER / 4, self.look)
 
-    def stop(self) -> None:
-        """Let running tasks end (those that hang are left), start no more."""
-        self._scheduler.shutdown(wait=False)
+    def stop(self) -> list[str]:
+        """Let running tasks end, start no more; answers with the tasks that hang, which are left."""
+        if self._scheduler.running:  # not when the daemon could not start
+            self._scheduler.shutdown(wait=False)
         end = time.monotonic() + 5.0
-        while any(state.running_since is not None for state in self._states.values()) and time.monotonic() < end:
+        while (running := [s.name for s in self.states() if s.running_since is not None]) and time.monotonic() < end:
             time.sleep(0.01)
+        return running
 
     def every(self, name: str, interval: float, work: Callable[[], object], *, soon: bool = False) -> None:
         """Run ``work`` every ``interval`` seconds; a task of that name is replaced from its next run on."""
@@ -130,16 +148,25 @@ class Tasks:
         while True:
             started = time.time()
             with self._lock:
-                state.running_since, state.requested, state.dirty = started, False, False
+                state.running_since, state.requested, state.dirty, state.told_stuck = started, False, False, False
             try:
                 work()
+                state.failing = False
             except Exception as error:
-                state.errors += 1
-                state.last_error = f"{type(error).__name__}: {error}"
-                log.exception("task %s failed", state.name, extra={"action": "task.error"})
-                self._on_event("task.error", state.name, state.last_error)
+                self._failed(state, error)
             with self._lock:
                 state.last_run, state.last_seconds = started, time.time() - started
                 state.running_since = None
                 if not state.dirty:
                     return
+
+    def _failed(self, state: TaskState, error: Exception) -> None:
+        """Put on record, once for the same error in a row, that a task raised: some run many times a second."""
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        repeated = state.failing and words == state.last_error
+        state.errors += 1
+        state.last_error, state.failing = words, True
+        if not repeated:
+            trace = None if isinstance(error, StokerError) else error
+            log.error("task %s failed: %s", state.name, words, exc_info=trace, extra={"action": "task.error"})
+            self._on_event("task.error", state.name, words)

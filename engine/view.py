@@ -1,4 +1,8 @@
-"""Builds the View of a pool from the tables: the daemon's side of the policies' contract."""
+"""Builds the View of a pool from the tables: the daemon's side of the policies' contract.
+
+The queries only fetch; what depends on the moment is computed here. A policy ticks on every event, and of its
+time planning SQL is the most: so few queries, with few expressions, and none for what is not there.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..policies.contract import Gpus, Ints, Jobs, Nodes, View
+from ..policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
 from .sqlfiles import sql
 
 if TYPE_CHECKING:
     import duckdb
 
-_INTS = ("phase", "gpus_min", "gpus_max", "priority", "demand", "preemptions")
-_FLOATS = ("submitted_at", "deadline", "attained", "run_time", "lease_time", "remaining", "gpu_memory")
+Columns = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Snapshot:
 
     view: View
     lease_id: Ints  #: live lease of each job, 0: none
-    expires_at: np.ndarray[Any, np.dtype[np.float64]]  #: end of that lease, inf: none
+    expires_at: Floats  #: end of that lease, inf: none
     ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
 
 
@@ -32,39 +35,22 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
     con.execute("BEGIN")
     try:
         gpus = con.execute(sql("policy/gpus"), [pool]).fetchnumpy()
-        jobs = con.execute(sql("policy/jobs"), [pool, now]).fetchnumpy()
-        held = con.execute(sql("policy/held"), [pool]).fetchnumpy()
-        tiers = con.execute(sql("policy/tiers"), [pool]).fetchnumpy()
-        ineligible = con.execute(sql("policy/ineligible"), [pool, now]).fetchall()
+        everything = con.execute(sql("policy/jobs"), [pool]).fetchnumpy()
+        schedulable = _schedulable(everything, now)
+        order = np.lexsort((everything["id"], everything["submitted_at"]))
+        rows = order[schedulable[order]]
+        jobs = {name: column[rows] for name, column in everything.items()}
+        lease_id = _ints(jobs["lease_id"])
+        held = con.execute(sql("policy/held"), [lease_id[lease_id > 0].tolist()]).fetchnumpy() if lease_id.any() else _NONE_HELD
+        tiers = con.execute(sql("policy/tiers"), [pool]).fetchnumpy() if jobs["timed"].any() else _NO_TIERS
+        ineligible = [] if schedulable.all() else con.execute(sql("policy/ineligible"), [pool, now]).fetchall()
     finally:
         con.execute("COMMIT")
     nodes, node_of = np.unique(np.asarray(gpus["node_id"], dtype=object), return_inverse=True)
-    row_of_gpu = {gpu: row for row, gpu in enumerate(gpus["id"])}
-    ids = np.asarray(jobs["id"], dtype=np.int64)
-    # A GPU that has gone missing under a running job has no row: the job keeps what is left of its allocation.
-    known = np.array([gpu in row_of_gpu for gpu in held["gpu_id"]], dtype=bool)
-    held_gpus = np.array([row_of_gpu[gpu] for gpu in held["gpu_id"][known]], dtype=np.int64)
-    alloc_start, alloc_gpus = _csr(ids, np.asarray(held["job_id"], dtype=np.int64)[known], held_gpus)
-    tier_job = np.asarray(tiers["job_id"], dtype=np.int64)
-    tier_start, tier_deadline = _csr(ids, tier_job, np.asarray(tiers["deadline"], dtype=np.float64))
-    _, tier_reward = _csr(ids, tier_job, np.asarray(tiers["reward"], dtype=np.float64))
-    columns: dict[str, Any] = {name: np.asarray(jobs[name], dtype=np.int64) for name in _INTS}
-    columns |= {name: np.asarray(jobs[name], dtype=np.float64) for name in _FLOATS}
-    table = Jobs(
-        id=ids,
-        user=_codes(jobs["user_code"]),
-        model=_codes(jobs["model_code"]),
-        **columns,
-        alloc_start=alloc_start,
-        alloc_gpus=alloc_gpus,
-        tier_start=tier_start,
-        tier_deadline=tier_deadline,
-        tier_reward=tier_reward,
-    )
     view = View(
         now=now,
         pool=pool,
-        jobs=table,
+        jobs=_jobs(jobs, lease_id, _rows_of_held(gpus["id"], held), tiers, now),
         gpus=Gpus(
             id=np.asarray(gpus["id"], dtype=object),
             node=np.asarray(node_of, dtype=np.int64),
@@ -74,7 +60,69 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
         ),
         nodes=Nodes(id=nodes),
     )
-    return Snapshot(view, np.asarray(jobs["lease_id"], dtype=np.int64), np.asarray(jobs["expires_at"], dtype=np.float64), ineligible)
+    return Snapshot(view, lease_id, _seconds(jobs["expires_at"], np.inf), ineligible)
+
+
+_NONE_HELD: Columns = {"lease_id": np.zeros(0, dtype=np.int64), "gpu_id": np.zeros(0, dtype=object)}
+_NO_TIERS: Columns = {"job_id": np.zeros(0, dtype=np.int64), "deadline": np.zeros(0), "reward": np.zeros(0)}
+
+
+def _schedulable(jobs: Columns, now: float) -> Bools:
+    """Those that hold GPUs, and those that wait for nothing else; tasks of an array only as many as it may run at once."""
+    holds = _ints(jobs["lease_id"]) > 0
+    free = jobs["pending"] & ~jobs["held"] & ~holds & (_seconds(jobs["not_before"], -np.inf) <= now)
+    cap = _floats(jobs["array_cap"], np.inf)
+    if np.isfinite(cap).any():
+        array = _ints(jobs["array_id"])
+        for number in np.unique(array[free & np.isfinite(cap)]):
+            tasks = np.flatnonzero(free & (array == number))
+            tasks = tasks[np.argsort(jobs["id"][tasks])]
+            room = max(0, int(cap[tasks[0]]) - int((holds & (array == number)).sum()))
+            free[tasks[room:]] = False
+    schedulable: Bools = holds | free
+    return schedulable
+
+
+def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns, now: float) -> Jobs:
+    ids = _ints(jobs["id"])
+    since_start = np.maximum(now - _seconds(jobs["started_at"], np.inf), 0.0)  # a runner's clock may be ahead of ours
+    run_time = _floats(jobs["run_time"]) + since_start
+    ahead = _floats(jobs["ahead"], np.nan)
+    remaining = np.where(np.isnan(ahead), _floats(jobs["duration"], np.nan) - run_time, ahead)
+    alloc_start, alloc_gpus = _csr(lease_id, *held)
+    tier_start, tier_deadline = _csr(ids, tiers["job_id"], tiers["deadline"])
+    _, tier_reward = _csr(ids, tiers["job_id"], tiers["reward"])
+    return Jobs(
+        id=ids,
+        submitted_at=_seconds(jobs["submitted_at"]),
+        phase=np.where(lease_id == 0, Phase.PENDING, np.where(jobs["stopping"], Phase.STOPPING, Phase.ACTIVE)).astype(np.int64),
+        gpus_min=_ints(jobs["gpus_min"]),
+        gpus_max=_ints(jobs["gpus_max"]),
+        priority=_ints(jobs["priority"]),
+        demand=np.where(jobs["strict"], Demand.STRICT, np.where(jobs["timed"], Demand.SOFT, Demand.BEST_EFFORT)).astype(np.int64),
+        deadline=_seconds(jobs["deadline"], np.inf),
+        attained=_floats(jobs["attained"]) + since_start * _floats(jobs["gpu_count"]),
+        run_time=run_time,
+        lease_time=np.maximum(now - _seconds(jobs["granted_at"], np.inf), 0.0),
+        remaining=np.maximum(remaining, 0.0),
+        gpu_memory=_floats(jobs["gpu_memory"]),
+        preemptions=_ints(jobs["preemptions"]),
+        user=_codes(jobs["owner"]),
+        model=_codes(jobs["model"]),
+        alloc_start=alloc_start,
+        alloc_gpus=alloc_gpus,
+        tier_start=tier_start,
+        tier_deadline=tier_deadline,
+        tier_reward=tier_reward,
+    )
+
+
+def _rows_of_held(gpus: np.ndarray[Any, Any], held: Columns) -> tuple[Ints, Ints]:
+    """Leases and the rows of their GPUs. One that has gone missing under a running job has no row: the job keeps the rest."""
+    row_of = {gpu: row for row, gpu in enumerate(gpus)}
+    known = np.array([gpu in row_of for gpu in held["gpu_id"]], dtype=bool)
+    rows = np.array([row_of[gpu] for gpu in held["gpu_id"][known]], dtype=np.int64)
+    return _ints(held["lease_id"])[known], rows
 
 
 def _csr(ids: Ints, owner: Ints, values: np.ndarray[Any, Any]) -> tuple[Ints, np.ndarray[Any, Any]]:
@@ -91,6 +139,20 @@ def _csr(ids: Ints, owner: Ints, values: np.ndarray[Any, Any]) -> tuple[Ints, np
     return starts, values[np.argsort(position, kind="stable")]
 
 
-def _codes(values: Any) -> Ints:
+def _codes(values: np.ndarray[Any, Any]) -> Ints:
     """Small codes in order of value: 0, 1, 2, …"""
-    return np.unique(np.asarray(values, dtype=np.int64), return_inverse=True)[1].astype(np.int64)
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _ints(column: np.ndarray[Any, Any]) -> Ints:
+    """NULL is 0."""
+    return np.ma.filled(column, 0).astype(np.int64)
+
+
+def _floats(column: np.ndarray[Any, Any], missing: float = 0.0) -> Floats:
+    return np.ma.filled(column.astype(np.float64), missing)
+
+
+def _seconds(column: np.ndarray[Any, Any], missing: float = 0.0) -> Floats:
+    """Timestamps as seconds since the epoch."""
+    return _floats(column.astype("datetime64[us]").astype(np.int64).astype(np.float64) / 1e6, missing)

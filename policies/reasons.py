@@ -43,7 +43,7 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
         case Why.RESOURCES:
             nodes = placement.nodes_needed(n, memory=memory)
             where = "" if n == 1 else " on one node" if nodes == 1 else f" on {nodes} nodes"
-            lacking = f"too few are free or held by {displaceable}" if displaceable else "too few are free"
+            lacking = f"too few are free, or held by {displaceable} that may be stopped now" if displaceable else "too few are free"
             return Reason("resources", f"{need}{where}; {lacking}")
         case Why.BEHIND:
             return Reason("behind", "waits its turn: a job before it waits for GPUs")

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ POLICIES: dict[str, str] = {
     "priority": "priority:Priority",
     "srtf": "srtf:Srtf",
 }
+_FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def load(name: str) -> type[Policy]:
@@ -37,7 +39,11 @@ def create(name: str, values: Mapping[str, Any]) -> Policy:
     from .contract import make_config
 
     policy = load(name)
-    return policy(make_config(policy.Config, values))
+    config = make_config(policy.Config, values)
+    try:
+        return policy(config)
+    except (Exception, SystemExit) as error:  # it is anybody's code
+        raise ValueError(f"policy: {name} cannot be made: {_words(error)}") from error
 
 
 def describe() -> list[dict[str, Any]]:
@@ -62,11 +68,17 @@ def _describe_field(field: dataclasses.Field[Any]) -> dict[str, Any]:
 
 
 def _load_foreign(name: str) -> type[Policy]:
+    if not _FOREIGN.fullmatch(name):
+        raise ValueError(f"policy: {name!r} is not package.module:Class")
     module, _, attribute = name.partition(":")
     try:
-        policy = getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(f"policy: cannot import {module!r} ({error}); put it on the daemon's PYTHONPATH") from error
+    except (Exception, SystemExit) as error:  # it is anybody's code
+        raise ValueError(f"policy: {module!r} fails when it is imported: {_words(error)}") from error
+    try:
+        policy = getattr(found, attribute)
     except AttributeError:
         raise ValueError(f"policy: module {module!r} has no {attribute!r}") from None
     missing = [member for member in ("Config", "name", "plan") if not hasattr(policy, member)]
@@ -75,3 +87,7 @@ def _load_foreign(name: str) -> type[Policy]:
     if missing:
         raise ValueError(f"policy: {name} is no policy: it lacks {', '.join(missing)}; see docs/writing-a-policy.md")
     return policy  # type: ignore[no-any-return]
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -272,11 +272,12 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        needed = int(run.assignment.spec.get("gpu_memory") or 0)
+        asked = int(run.assignment.spec.get("gpu_memory") or 0)
+        needed = asked or run.assignment.gpu_memory  # what earlier jobs of the model were measured to need
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if known.kind == "cuda" and needed > known.memory:
-                return "start-failed", f"gpu_memory: {_gib(needed)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+            if known.kind == "cuda" and asked > known.memory:
+                return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
                 if now.health != "ok":

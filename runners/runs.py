@@ -19,7 +19,7 @@ from ..engine import identity
 from ..engine.identity import Process
 from ..engine.protocol import Assignment
 from . import processes
-from .rundir import RunDir
+from .rundir import ENV_TAG, RunDir
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
 from .tail import Acked
 
@@ -91,6 +91,8 @@ class Run:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
+                # The tag is for what it has forked, but not yet turned into the worker, when it is killed.
+                env={**os.environ, ENV_TAG: self.dir.tag},
                 start_new_session=True,
             )
         self.phase = Phase.STARTING
@@ -124,7 +126,10 @@ class Run:
         elif gone:
             self._end(self._lost("its supervisor was killed"))
         elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != TAKEN:
-            self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
+            if code in (-signal.SIGKILL, -signal.SIGTERM):  # by the kernel for want of memory, or by a person: not the job's fault
+                self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
+            else:
+                self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
 
     def _lost(self, why: str) -> dict[str, Any]:
         """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again."""

@@ -205,5 +205,7 @@ class Jobs:
 
     def run_dir(self, job: int | str) -> Path:
         """Directory of its newest lease."""
-        ((path,),) = self.sql(f"SELECT run_dir FROM workers JOIN leases l ON l.id = lease_id WHERE l.job_id = {int(job)} ORDER BY l.id DESC LIMIT 1")
+        ((path,),) = self.sql(
+            f"SELECT run_dir FROM workers JOIN leases l ON l.id = lease_id WHERE l.job_id = {int(job)} ORDER BY l.id DESC LIMIT 1"
+        )
         return Path(path)

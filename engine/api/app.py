@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 def application(daemon: Daemon, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
     table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *runner.ENDPOINTS]
-    return Starlette(routes=[Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table],
-                     exception_handlers={404: _missing, 405: _missing})  # fmt: skip
+    routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table]
+    app = Starlette(routes=routes, exception_handlers={404: _missing, 405: _missing})
+    app.router.redirect_slashes = False  # else /v1/jobs/ (an empty name) is answered with a redirection to the list
+    return app
 
 
 def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable[[Request], Awaitable[Response]]:

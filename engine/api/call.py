@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from ..errors import LimitExceeded, UsageError
+from ..spec.tree import shown
 from .auth import Identity
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_BODY = 64 * 1024 * 1024  #: bytes of one request
+LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,17 @@ class Call:
         return self.request.query_params.get(name, default)
 
     def number(self, name: str) -> float | None:
-        """A numeric query parameter; UsageError names it."""
+        """A query parameter that counts something; UsageError names it."""
         given = self.request.query_params.get(name)
         if given is None:
             return None
         try:
-            return float(given)
+            number = float(given)
         except ValueError:
-            raise UsageError(f"{name}: {given!r} is not a number") from None
+            raise UsageError(f"{name}: {shown(given)} is not a number") from None
+        if not 0 <= number <= LARGEST_NUMBER:  # NaN is not either
+            raise UsageError(f"{name}: {shown(given)} is not between 0 and {LARGEST_NUMBER:.0e}")
+        return number
 
     async def body(self) -> bytes:
         chunks, size = [], 0
@@ -67,7 +72,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body or b"null", type=kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"the request is not as it should be: {error}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the request is not JSON: {error}") from None
 
 

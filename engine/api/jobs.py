@@ -13,10 +13,11 @@ from ..errors import NotFound, UsageError, nearest
 from ..explain import explain as explain_job
 from ..logfile import read_tail
 from ..rows import objects
-from ..spec.check import require_all
+from ..spec.check import MAX_PRIORITY, require_all
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
-from ..states import FINAL
+from ..spec.tree import shown
+from ..states import FINAL, State
 from ..store.store import Store
 from ..workflow.control import Control, control
 from ..workflow.settings import NewSchedule, add_schedule
@@ -33,7 +34,7 @@ def resolve(store: Store, word: str) -> int:
     if not found:
         names = [row[0] for row in store.rows("api/recent_names")]
         near = nearest(word, names) if not word.isdigit() else ""
-        raise NotFound(f"there is no job {word!r}{near}; 'stoker ps --all' shows them")
+        raise NotFound(f"there is no job {shown(word)}{near}; 'stoker ps --all' shows them")
     best = min(row[2] for row in found)
     candidates = [row for row in found if row[2] == best]
     if best == 2 and candidates[0][3] is not None and len({row[3] for row in candidates}) == 1:
@@ -77,6 +78,9 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
 
 async def list_jobs(call: Call) -> dict[str, Any]:
     states = [state for state in (call.query("state") or "").split(",") if state]
+    for state in states:
+        if state not in State.__members__.values():
+            raise UsageError(f"state: there is no {shown(state)}{nearest(state, State)}; states: {', '.join(State)}")
     everything = call.query("all") in ("1", "true") or bool(states)
     arrays = call.query("arrays") in ("1", "true")
     limit = int(call.number("limit") or 1000)
@@ -152,8 +156,8 @@ def _controller(action: str) -> Any:
         if body.get("array"):
             jobs = [row[0] for row in await asyncio.to_thread(call.daemon.store.rows, "api/array_tasks", job)] or [job]
         priority = body.get("priority", 0)
-        if not isinstance(priority, int):
-            raise UsageError(f"priority: {priority!r} is not a whole number")
+        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+            raise UsageError(f"priority: {shown(priority)} is not a whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
         request = Control(action, tuple(jobs), call.who.user, priority)  # type: ignore[arg-type]
         return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}
 

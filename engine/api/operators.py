@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
-from ...policies.contract import make_config
 from ..errors import UsageError
 from ..rows import objects
 from ..schema_text import schema as schema_tables
@@ -50,7 +49,7 @@ def _status(call: Call) -> dict[str, Any]:
         "now": time.time(),
         "database": {
             "path": str(store.path),
-            "bytes": store.path.stat().st_size,
+            "bytes": store.size,
             "schema": store.rows("api/schema_version")[0][0],
         },
         "jobs": dict(store.rows("api/job_counts")),
@@ -142,7 +141,10 @@ async def sql(call: Call) -> Any:
     asked = await call.message(Query)
     if asked.format not in FORMATS:
         raise UsageError(f"format: {asked.format!r} is not one of {', '.join(FORMATS)}")
-    return await asyncio.to_thread(answer, call.daemon.store, asked.query, asked.format, asked.limit, asked.timeout)
+    limits = call.daemon.config.limits
+    rows = asked.limit if asked.limit is not None else limits.query_rows
+    seconds = asked.timeout if asked.timeout is not None else limits.query_seconds
+    return await asyncio.to_thread(answer, call.daemon.store, asked.query, asked.format, rows, seconds)
 
 
 async def schema(call: Call) -> dict[str, Any]:
@@ -171,7 +173,7 @@ async def change_policy(call: Call) -> dict[str, Any]:
     if not 0.05 <= interval <= 3600:
         raise UsageError(f"interval: {interval} s is outside its range 0.05 to 3600")
     try:
-        make_config(registry.load(asked.policy).Config, asked.config)
+        await asyncio.to_thread(registry.create, asked.policy, asked.config)  # importing it may take its time
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
     setting = PolicySetting(asked.pool, asked.policy, interval, asked.config, call.who.user)

@@ -35,7 +35,7 @@ def exposition(daemon: Daemon) -> str:
     family("task_errors_total", "counter", "Errors of periodic tasks", [({"task": task.name}, task.errors) for task in tasks])
     family("task_seconds", "gauge", "Length of the last run of periodic tasks", [({"task": t.name}, t.last_seconds or 0.0) for t in tasks])
     family("commits_total", "counter", "Transactions committed since the daemon started", [({}, store.commits)])
-    family("database_bytes", "gauge", "Size of the database file", [({}, store.path.stat().st_size)])
+    family("database_bytes", "gauge", "Size of the database with its write-ahead log", [({}, store.size)])
     family("start_time_seconds", "gauge", "When the daemon started", [({}, daemon.started_at)])
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,6 @@ from ..protocol import Hello, Poll, Report, Welcome
 from ..workflow import runners
 from .call import Call, endpoint
 
-HEARTBEAT = 20.0  #: seconds: longest wait of a poll
 TELEMETRY_INTERVAL = 5.0
 
 
@@ -19,14 +18,14 @@ async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
     call.daemon.fleet.registered(message.node, session)
-    return Welcome(session=session, telemetry_interval=TELEMETRY_INTERVAL, heartbeat=HEARTBEAT)
+    return Welcome(session=session, telemetry_interval=TELEMETRY_INTERVAL, heartbeat=call.daemon.fleet.heartbeat)
 
 
 async def poll(call: Call) -> Any:
     message = await call.message(Poll)
     fleet = call.daemon.fleet
     fleet.hear(message.node, message.session)
-    answer = await call.daemon.board.poll(message.node, message.version, min(message.wait, HEARTBEAT))
+    answer = await call.daemon.board.poll(message.node, message.version, min(message.wait, fleet.heartbeat))
     if not fleet.current(message.node, message.session):
         raise Stale(f"runner {message.node}: another agent has registered under this name since")
     return answer

@@ -58,11 +58,12 @@ def demo(app: App, slots: int | None, out: Path, keep: bool) -> Answer:
     if slots is None and not _has_gpu():
         slots = 2
     up = [*stoker, "up", "--detach", *(["--slots", str(slots)] if slots else [])]
-    # The script of the demo says `python`: the one that has torch, whether or not its environment is activated.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    _run(up, "the daemon did not start; see above", env={**os.environ, "PATH": path})
+    _run(up, "the daemon did not start; see above")
     try:
-        _run([*stoker, "submit", str(HERE / "demo.yaml")], "the jobs were not taken; see above", cwd=SCRIPTS)
+        # The script of the demo says `python`: the one that has torch, whether or not its environment is activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        submit = [*stoker, "submit", str(HERE / "demo.yaml")]
+        _run(submit, "the jobs were not taken; see above", cwd=SCRIPTS, env={**os.environ, "PATH": path})
         jobs = _watch(client, stoker)
         seconds = time.monotonic() - began
         _run([*stoker, "report", "--out", str(out), "--title", "Stoker demo"], "the report was not written; see above", quiet=True)

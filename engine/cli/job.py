@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -84,12 +85,25 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("ended", _ended(job, now)),
         ("run time", f"{fmt.duration(job['run_time'])} in ended leases, {fmt.duration(job['attained'])} of GPU-time"),
         ("attempts", f"{job['attempts']}, {job['failures']} failed, {job['preemptions']} preempted"),
+        ("stops", _rule(spec.get("stop") or {})),
+        ("retries", str(spec["retries"]["limit"]) if spec.get("retries", {}).get("limit") else ""),
+        ("timeout", fmt.duration(spec["timeout"]) if spec.get("timeout") else ""),
+        ("estimate", fmt.duration(spec["estimate"]) if spec.get("estimate") else ""),
         ("workdir", spec.get("workdir", "")),
         ("env", " ".join(f"{key}={value}" for key, value in spec.get("env", {}).items())),
         ("env file", spec.get("env_file") or ""),
         ("git", f"{commit}{' with uncommitted changes' if origin.get('git_diff') else ''}" if commit else ""),
         ("snapshot", origin.get("snapshot") or ""),
     ]
+
+
+def _rule(stop: Mapping[str, Any]) -> str:
+    """The stopping rule in words."""
+    end = f"after {stop['iterations']} iterations" if stop.get("iterations") else ""
+    if not stop.get("metric"):
+        return end
+    reached = f"when {stop['metric']} is {'at least' if stop.get('mode', 'max') == 'max' else 'at most'} {stop['target']:g}"
+    return f"{reached}, or {end}" if end else reached
 
 
 _NEEDS = [

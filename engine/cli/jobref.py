@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import click
 
+from ..errors import UsageError
 from .command import App
 
 if TYPE_CHECKING:
@@ -56,4 +57,6 @@ JOB, NODE = JobRef(), NodeRef()
 
 
 def job_path(ref: str, *rest: str) -> str:
+    if not ref.strip():
+        raise UsageError("a job is named by its number or its name, and this one is empty; 'stoker ps' shows them")
     return "/".join(["/v1/jobs", quote(ref, safe=""), *rest])

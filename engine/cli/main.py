@@ -109,6 +109,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return fail(_sentence(error.format_message()), 1)
     except BrokenPipeError:
         return 141
+    except UnicodeEncodeError as error:  # bytes of the command line that are not UTF-8 are surrogates in Python
+        return fail(f"{error.object[:60]!r} is not UTF-8 text: write it in UTF-8", 2)
     except Exception as error:
         return fail(f"unexpected {type(error).__name__}: {error}; STOKER_DEBUG=1 shows where; please report it", 1)
 

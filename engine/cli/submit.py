@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 import uuid
@@ -105,7 +107,7 @@ def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]
     if not files:
         if not command and not options["recipe"] and not options["entrypoint"]:
             raise UsageError("nothing to run: name a YAML file, write a command after '--', or give --recipe or --entrypoint")
-        return from_options(options, command, context)
+        return [_with_path(job) for job in from_options(options, command, context)]
     over = overrides(options, command)
     jobs: list[Any] = []
     for file in files:
@@ -115,8 +117,21 @@ def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]
         if not file.exists() and file.suffix not in YAML:
             raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
         jobs += load_file(file, context, over)
+    jobs = [_with_path(job) for job in jobs]
     require_all(jobs)
     return jobs
+
+
+def _with_path(job: Any) -> Any:
+    """A command runs with the programs of who submits it, not of who started the runner: an activated environment counts."""
+    import msgspec
+
+    if job.command is None:
+        return job
+    here = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX") if name in os.environ}
+    if shutil.which(job.command[0], path=job.env.get("PATH", here.get("PATH"))) is None and "/" not in job.command[0]:
+        note(f"{job.name}: no program {job.command[0]!r} on this host's PATH; on the runner's host it may be there")
+    return msgspec.structs.replace(job, env={**here, **job.env})
 
 
 def _post(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:

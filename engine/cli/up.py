@@ -172,15 +172,17 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
             raise click.exceptions.Exit(code or 1)
         try:
             status = client.get("/v1/status")
-            if status["runners"] or not with_runner:
+            # Of runners, those that were heard since this daemon started: not what a former one left behind.
+            joined = [row for row in status["runners"] if row["state"] == "up" and row["last_seen"] >= status["started_at"]]
+            if joined or not with_runner:
                 break
         except StokerError:
-            status = None
+            status, joined = None, []
         if time.monotonic() > end:
             missing = "the runner has not joined" if status else "the daemon has not answered"
             raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; it is still trying, its log is {log}")
         time.sleep(0.05)
-    gpus = sum(len(runner["gpus"]) if isinstance(runner["gpus"], list) else runner["gpus"] for runner in status["runners"])
+    gpus = sum(runner["gpus"] for runner in joined)
     write(
         f"Stoker is up: daemon pid {status['pid']}, {gpus} GPUs or slots, log {log}\n"
         "Next:  stoker submit -- python train.py    run something\n"

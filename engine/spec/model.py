@@ -5,6 +5,8 @@ Durations are seconds, times are seconds since the epoch (UTC), memory is bytes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Literal
 
 import msgspec
@@ -94,7 +96,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return f"{self.recipe}/{backbone}" if backbone else self.recipe
         if self.entrypoint:
             return self.entrypoint
-        return "command/" + self.name
+        words = json.dumps(self.command).encode()  # the same name with other arguments is other work
+        return f"command/{self.name}@{hashlib.sha256(words).hexdigest()[:8]}"
 
     @property
     def deadline(self) -> float | None:

@@ -48,8 +48,7 @@ def nightly_backup(store: Store, home: Home) -> None:
 
 def compact(store: Store, home: Home) -> dict[str, int]:
     """Rewrite the database without what deleted rows have left; writers and readers wait meanwhile."""
-    log = store.path.with_name(store.path.name + ".wal")
-    before = store.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+    before = store.size
 
     def make(con: duckdb.DuckDBPyConnection) -> Path:
         home.backups.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,7 +58,7 @@ def compact(store: Store, home: Home) -> dict[str, int]:
         return fresh
 
     store.replace(make)
-    return {"before": before, "after": store.path.stat().st_size}
+    return {"before": before, "after": store.size}
 
 
 @dataclass(frozen=True, slots=True)

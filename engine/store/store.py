@@ -157,9 +157,12 @@ class Store:
             con.execute("CHECKPOINT")
             if prepare is not None:
                 prepare(con)
-        except Exception:
+        except StokerError:
             con.close()
             raise
+        except Exception as error:
+            con.close()
+            raise StoreError(f"{path}: {explain(error)}") from error
         return cls(con, path, config=config, prepare=prepare, **options)
 
     def listen(self, listener: Callable[[Committed], None]) -> None:
@@ -189,6 +192,12 @@ class Store:
             self._readers.give(cursor, sound=False)
             raise
         self._readers.give(cursor, sound=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk, the write-ahead log included."""
+        log = self.path.with_name(self.path.name + ".wal")
+        return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
 
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of ``sql/NAME.sql``."""
@@ -239,8 +248,16 @@ class Store:
         self._writer.join()
         with self._readers.paused():
             if self.failed is None:
-                self._con.execute("CHECKPOINT")
+                self._checkpoint()
             self._con.close()
+
+    def _checkpoint(self) -> None:
+        import duckdb
+
+        try:
+            self._con.execute("CHECKPOINT")
+        except duckdb.Error as error:  # all that was acknowledged is in the log, which the next start reads
+            log.error("the database is closed without a checkpoint: %s", explain(error), extra={"action": "store.checkpoint"})
 
     # The writer's thread.
 
@@ -335,7 +352,8 @@ class Store:
                 self._commit([request])
             return
         if not isinstance(error, StokerError):
-            log.error("a write failed", exc_info=error, extra={"action": "store.write"})
+            # A traceback for each write on a full disk would help to keep it full.
+            log.error("a write failed: %s", explain(error), exc_info=None if known(error) else error, extra={"action": "store.write"})
             error = StoreError(explain(error))
         batch[0].answer.set_exception(error)
 
@@ -352,16 +370,23 @@ def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPy
 
 def explain(error: BaseException) -> str:
     """A database error as one line that says what to do."""
+    return known(error) or " ".join(str(error).split())[:500]
+
+
+def known(error: BaseException) -> str | None:
+    """What a database error means for people, None when it is of no kind that we know."""
     text = " ".join(str(error).split())
     if "Conflicting lock" in text or "Could not set lock" in text:
         return "the database file is held by another process: is another daemon running? ('stoker status')"
     if "No space left" in text or "Out of disk space" in text or "not enough disk space" in text.lower():
         return "the disk is full: free some space ('stoker doctor' shows how much is left); nothing that was acknowledged is lost"
-    if "not a valid DuckDB database" in text or "Corrupt" in text or "checksum" in text.lower():
+    if "File too large" in text or "Disk quota exceeded" in text:
+        return "the database may not grow: raise the limit of the file size (ulimit -f) or the quota; nothing that was acknowledged is lost"
+    if "not a valid DuckDB database" in text or "Could not read enough bytes" in text or "Corrupt" in text or "checksum" in text.lower():
         return "the database file is damaged: move it away and restore the newest file of the backups folder"
     if "newer version" in text or "storage version" in text.lower():
         return "the database was written by a newer DuckDB: upgrade the duckdb package"
-    return text[:500]
+    return None
 
 
 def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -> None:

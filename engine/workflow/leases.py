@@ -103,13 +103,24 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             "not_before": tx.now + verdict.delay if verdict.delay else None,
             "outcome": verdict.outcome if verdict.state in (State.COMPLETED, State.FAILED, State.CANCELLED) else None,
         }
-        moves.append(Move(lease["job_id"], verdict.state, verdict.reason, "daemon", lease["id"], changes))
+        reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
+        moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
         leases.append({"id": lease["id"], "state": "ended", "ended_at": tx.now, "outcome": verdict.outcome,
-                       "message": verdict.reason, "exit_code": how.exit_code})  # fmt: skip
+                       "message": reason, "exit_code": how.exit_code})  # fmt: skip
     tx.update("leases", ["id"], leases)
     move(tx, moves)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")
+
+
+def _reached(spec: JobSpec, lease: Mapping[str, Any]) -> str:
+    """How a completed job fulfilled its stopping rule."""
+    stop, value, step = spec.stop, lease["metric"], lease["step"]
+    if stop.metric is None or stop.target is None or value is None:
+        return "completed"
+    if (value >= stop.target) if stop.mode == "max" else (value <= stop.target):
+        return f"{stop.metric} {value:.4g} reached {stop.target:.4g} at step {step}"
+    return f"completed at step {step}, {stop.metric} {value:.4g} short of {stop.target:.4g}"
 
 
 def _learn(tx: Transaction, jobs: Sequence[int]) -> None:

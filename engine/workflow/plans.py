@@ -41,7 +41,7 @@ class Enactment:
     grants: Sequence[Grant] = ()
     stops: Sequence[Stop] = ()
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
-    waiting: Sequence[tuple[int, str, str]] = ()  #: job, code, reason
+    waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _enact(tx: Transaction, one: Enactment) -> Enacted:
     stop(tx, one.stops)
     leases = grant(tx, grants, one.decision.policy, number) if grants else []
     tx.update("leases", ["id"], [{"id": lease, "expires_at": expires} for lease, expires in one.renewals.items()])
-    _write_waiting(tx, one.waiting)
+    _write_waiting(tx, one.waiting, f"policy:{one.decision.policy}")
     _write_decision(tx, one, number, leases, skipped)
     return Enacted(number, leases, skipped)
 
@@ -85,10 +85,15 @@ def _possible(tx: Transaction, grants: Sequence[Grant]) -> tuple[list[Grant], di
     return possible, skipped
 
 
-def _write_waiting(tx: Transaction, waiting: Sequence[tuple[int, str, str]]) -> None:
-    still = {row[0] for row in tx.execute("still_waiting", [job for job, _, _ in waiting])} if waiting else set()
-    rows = [{"job_id": job, "code": code, "reason": reason, "updated_at": tx.now} for job, code, reason in waiting if job in still]
-    tx.upsert("waiting", ["job_id"], rows)
+def _write_waiting(tx: Transaction, waiting: Sequence[tuple[int, str, str, bool]], actor: str) -> None:
+    still = {row[0] for row in tx.execute("still_waiting", [row[0] for row in waiting])} if waiting else set()
+    current = [row for row in waiting if row[0] in still]
+    tx.upsert(
+        "waiting", ["job_id"], [{"job_id": job, "code": code, "reason": reason, "updated_at": tx.now} for job, code, reason, _ in current]
+    )
+    for job, code, reason, fresh in current:
+        if fresh:
+            tx.event("job.waiting", actor, job=job, after=code, reason=reason)
 
 
 def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequence[int], skipped: Mapping[int, str]) -> None:

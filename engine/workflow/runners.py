@@ -83,25 +83,31 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
 
 
 @dataclass(slots=True)
+class _Lease:
+    """A live lease with its job, one object for all its parts."""
+
+    job: int
+    job_state: State
+    state: str
+    started: bool
+
+
+@dataclass(slots=True)
 class _Part:
     """The part of a live lease on one node."""
 
-    job: int
+    lease: _Lease
     state: str  #: of the worker
-    job_state: State
-    lease_state: str
-    stop_reason: str | None
 
 
 def _live(tx: Transaction, messages: Sequence[Report]) -> dict[tuple[int, str], _Part]:
-    leases = {r.lease for m in messages for r in m.records} | {u.lease for m in messages for u in m.workers}
-    if not leases:
-        return {}
-    rows = tx.execute("live_parts", sorted(leases))
-    return {
-        (lease, node): _Part(job, state, State(job_state), lease_state, why)
-        for lease, node, job, state, job_state, lease_state, why in rows
-    }
+    wanted = {r.lease for m in messages for r in m.records} | {u.lease for m in messages for u in m.workers}
+    parts: dict[tuple[int, str], _Part] = {}
+    leases: dict[int, _Lease] = {}
+    for number, node, job, worker, job_state, state, started in tx.execute("live_parts", sorted(wanted)) if wanted else ():
+        lease = leases.setdefault(number, _Lease(job, State(job_state), state, started))
+        parts[number, node] = _Part(lease, worker)
+    return parts
 
 
 def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: Mapping[tuple[int, str], _Part]) -> dict[str, set[int]]:
@@ -122,12 +128,12 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 continue  # sent again after a lost answer
             moved[key] = record.seq
             metrics += [
-                {"job_id": part.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts,
+                {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts,
                  "step": record.step, "name": name, "value": value}
                 for name, value in record.values.items()
             ]  # fmt: skip
             if records.rank == 0:
-                _fold(latest.setdefault(part.job, {"lease": records.lease, "values": {}}), record)
+                _fold(latest.setdefault(part.lease.job, {"lease": records.lease, "values": {}}), record)
     tx.insert("metrics", metrics)
     tx.upsert("report_marks", ["lease_id", "rank"], [{"lease_id": k[0], "rank": k[1], "seq": seq} for k, seq in moved.items()])
     _progress(tx, latest)
@@ -178,15 +184,18 @@ def _pace(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
     return float(pace) if old["seconds_per_step"] is None else float(0.7 * old["seconds_per_step"] + 0.3 * pace)
 
 
+#: how far a worker or a lease has come
+REACHED = {"granted": 0, "starting": 1, "running": 2, "stopping": 3, "exited": 4}
+
+
 def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], live: dict[tuple[int, str], _Part]) -> None:
-    order = {"granted": 0, "starting": 1, "running": 2, "exited": 3}
     workers: dict[tuple[int, str], dict[str, Any]] = {}
     leases: dict[int, dict[str, Any]] = {}
     moves: list[Move] = []
     exits: dict[tuple[int, str], WorkerUpdate] = {}
     for node, update in batch:
         part = live[update.lease, node]
-        if order[update.state] <= order[part.state]:
+        if REACHED[update.state] <= REACHED[part.state]:
             continue  # sent again after a lost answer
         part.state = update.state
         if update.state == "exited":
@@ -196,26 +205,33 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
         row.update(state=update.state, pid=update.pid, pid_started=update.pid_started, boot_id=update.boot_id, run_dir=update.run_dir)
         if update.state == "running":
             row["started_at"] = update.ts
-        moves += _advance(tx, node, update, part, leases)
+        if changes := _advance(update, part.lease):
+            leases.setdefault(update.lease, {"id": update.lease}).update(changes)
+        moves += _follow(tx, node, update, part.lease)
     tx.update("workers", ["lease_id", "node_id"], list(workers.values()))
     tx.update("leases", ["id"], list(leases.values()))
     move(tx, moves)
     _exit(tx, exits)
 
 
-def _advance(tx: Transaction, node: str, update: WorkerUpdate, part: _Part, leases: dict[int, dict[str, Any]]) -> list[Move]:
-    """The job follows the first of its workers that gets there."""
-    row = leases.setdefault(update.lease, {"id": update.lease})
-    if update.state == "running":
-        row.setdefault("started_at", update.ts)
-    if part.lease_state != "stopping":
-        row["state"] = update.state
+def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
+    """What changes in a lease: it follows the first of its workers that gets there, and never goes back."""
+    changes: dict[str, Any] = {}
+    if update.state == "running" and not lease.started:
+        lease.started, changes["started_at"] = True, update.ts
+    if REACHED[update.state] > REACHED[lease.state]:
+        lease.state = changes["state"] = update.state
+    return changes
+
+
+def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> list[Move]:
+    """The job, too, follows the first of its workers, unless it is being stopped."""
     to = {"starting": State.STARTING, "running": State.RUNNING}[update.state]
-    if part.job_state not in (State.ASSIGNED, State.STARTING) or part.job_state is to:
+    if lease.job_state not in (State.ASSIGNED, State.STARTING) or lease.job_state is to:
         return []
-    part.job_state = to
-    changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", part.job) else {}
-    return [Move(part.job, to, f"on {node}", f"runner:{node}", update.lease, changes)]
+    lease.job_state = to
+    changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", lease.job) else {}
+    return [Move(lease.job, to, f"on {node}", f"runner:{node}", update.lease, changes)]
 
 
 def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> None:

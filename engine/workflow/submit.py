@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 from ..errors import NotFound, StokerError, UsageError, nearest
 from ..spec.expand import base_name
 from ..spec.model import JobSpec, Submission
-from ..states import State
+from ..states import FINAL, State
 from ..store.transaction import Transaction
 
 
@@ -42,9 +42,12 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
     context = _context(tx, batch)
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
+        jobs = request.submission.jobs
+        known = {spec.name: context.keys[spec.idempotency_key] for spec in jobs if spec.idempotency_key in context.keys}
+        fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
         try:
-            check(request.submission.jobs, context.largest)
-            edges = _resolve(request.submission.jobs, context)
+            check(fresh, context.largest)
+            edges = _resolve(fresh, known, context)
         except StokerError as error:
             answers.append(error)
             continue
@@ -72,66 +75,87 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
     wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
+    keyed = tx.execute("idempotency", keys) if keys else []
     named = tx.execute("find_jobs", wanted) if wanted else []
     return _Context(
-        keys={key: job for job, key in tx.execute("idempotency", keys)} if keys else {},
+        keys={key: job for job, key, _ in keyed},
         names={name: job for name, job, _ in named},
-        states={job: State(state) for _, job, state in named},
+        states={
+            job: State(state) for job, state in [*((job, state) for job, _, state in keyed), *((job, state) for _, job, state in named)]
+        },
         largest=dict(tx.execute("pool_sizes")),
     )
 
 
-def _resolve(jobs: Sequence[JobSpec], context: _Context) -> list[list[tuple[int | str, str]]]:
-    """For each job its dependencies: the number of an earlier job, or the name of one in the same request."""
-    own = {spec.name for spec in jobs}
-    edges: list[list[tuple[int | str, str]]] = []
-    for spec in jobs:
-        found: list[tuple[int | str, str]] = []
+def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], context: _Context) -> dict[str, list[tuple[int | str, str]]]:
+    """For each new job its dependencies: the number of an earlier job, or the name of a new one in the same request.
+
+    ``known``: jobs of the request that were submitted before, by name.
+    """
+    own = {spec.name for spec in fresh}
+    edges: dict[str, list[tuple[int | str, str]]] = {}
+    for spec in fresh:
+        found = edges.setdefault(spec.name, [])
         for dependency in spec.after:
             if dependency.job in own and dependency.job != spec.name:
                 found.append((dependency.job, dependency.mode))
-            elif dependency.job in context.names:
-                job = context.names[dependency.job]
-                state = context.states[job]
-                if dependency.mode == "ok" and state in (State.FAILED, State.CANCELLED):
-                    raise UsageError(f"after: job {dependency.job} has ended as {state}, so {spec.name} could never start")
-                found.append((job, dependency.mode))
-            else:
+                continue
+            job = known.get(dependency.job) or context.names.get(dependency.job)
+            if job is None:
                 raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{nearest(dependency.job, own)}")
-        edges.append(found)
+            if dependency.mode == "ok" and context.states[job] in (State.FAILED, State.CANCELLED):
+                raise UsageError(f"after: job {dependency.job} has ended as {context.states[job]}, so {spec.name} could never start")
+            found.append((job, dependency.mode))
     return edges
 
 
-def _accept(tx: Transaction, request: SubmitRequest, edges: list[list[tuple[int | str, str]]], context: _Context) -> list[dict[str, Any]]:
+def _accept(
+    tx: Transaction, request: SubmitRequest, edges: Mapping[str, list[tuple[int | str, str]]], context: _Context
+) -> list[dict[str, Any]]:
     specs = request.submission.jobs
-    fresh = {spec.name: tx.number("jobs") for spec in specs if not (spec.idempotency_key and spec.idempotency_key in context.keys)}
+    numbers, existing = _number(tx, specs, context)
     answer = []
-    for spec, needs in zip(specs, edges, strict=True):
-        if spec.name not in fresh:
-            answer.append({"id": context.keys[spec.idempotency_key or ""], "name": spec.name, "state": None, "existing": True})
+    for spec in specs:
+        job = numbers[spec.name]
+        if spec.name in existing:
+            answer.append({"id": job, "name": spec.name, "state": None, "existing": True})
             continue
-        job = fresh[spec.name]
+        needs = [(numbers[target] if isinstance(target, str) else target, mode) for target, mode in edges[spec.name]]
         unmet = 0
-        for target, mode in needs:
-            number = fresh.get(target, context.names.get(target, 0)) if isinstance(target, str) else target
-            met = context.states.get(number) in (State.COMPLETED, State.FAILED, State.CANCELLED)
+        for number, mode in needs:
+            met = context.states.get(number) in FINAL
             unmet += not met
             context.add("dependencies", {"job_id": job, "needs": number, "mode": mode, "met": met})
         state = State.SUBMITTED if unmet or spec.hold else State.PENDING
         reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
-        _write(tx, request, spec, job, state, reason, _array(specs, spec, fresh, context), context)
-        if spec.idempotency_key:
-            context.keys[spec.idempotency_key] = job
+        _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), context)
+        context.names[spec.name], context.states[job] = job, state
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     return answer
 
 
-def _array(specs: Sequence[JobSpec], task: JobSpec, fresh: dict[str, int], context: _Context) -> int | None:
+def _number(tx: Transaction, specs: Sequence[JobSpec], context: _Context) -> tuple[dict[str, int], set[str]]:
+    """Numbers of the jobs of a request by name, and the names of those that their key has submitted before."""
+    numbers: dict[str, int] = {}
+    existing: set[str] = set()
+    for spec in specs:
+        key = spec.idempotency_key
+        if key is not None and key in context.keys:
+            numbers[spec.name] = context.keys[key]
+            existing.add(spec.name)
+            continue
+        numbers[spec.name] = tx.number("jobs")
+        if key is not None:
+            context.keys[key] = numbers[spec.name]
+    return numbers, existing
+
+
+def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) -> int | None:
     """Number of the array that a task belongs to: that of its first task, which may have been submitted before."""
     if task.array_size is None:
         return None
     first = next((s for s in specs if s.array_index == 0 and base_name(s.name) == base_name(task.name)), task)
-    return fresh.get(first.name) or context.keys.get(first.idempotency_key or "")
+    return numbers[first.name]
 
 
 def _write(

@@ -1,2 +1,2 @@
--- Every GPU as it is now.
-SELECT * FROM gpus_now ORDER BY node, idx
+-- Every GPU as it is now, but for those whose runner has left.
+SELECT * FROM gpus_now WHERE state <> 'offline' ORDER BY node, idx

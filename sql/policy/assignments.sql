@@ -19,10 +19,12 @@ members AS (
 SELECT p.node_id AS node, l.id AS lease, l.job_id AS job, l.attempt, p.gpus, l.gpu_count AS world_size,
        m.node_rank, m.nodes, CASE WHEN m.nodes > 1 THEN m.address ELSE '' END AS rendezvous,
        v.snapshot, l.attempt - 1 AS resume, l.stop_reason AS stop,
+       coalesce(k.gpu_memory, 0) AS gpu_memory,
        coalesce((j.spec ->> '$.grace')::DOUBLE, 30.0) AS grace
 FROM parts p
 JOIN members m ON m.lease_id = p.lease_id AND m.node_id = p.node_id
 JOIN leases l ON l.id = p.lease_id
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN provenance v ON v.job_id = j.id
+LEFT JOIN work k ON k.job_id = j.id
 ORDER BY p.node_id, l.id

@@ -1,24 +1,13 @@
--- How much work jobs have left: the one place where it is estimated.
+-- How much work jobs have left now: `work` seen from this moment. sql/policy/jobs.sql does the same from the moment of a View.
 CREATE OR REPLACE VIEW estimates AS
-WITH known AS (
-    SELECT model, gpu_count, min(seconds_per_step) AS pace, avg(duration) AS duration, max(peak_memory) AS memory
-    FROM profiles
-    GROUP BY model, gpu_count
-),
-facts AS (
-    SELECT j.id, j.run_time + coalesce(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0) AS ran,
-           coalesce(p.total_steps, j.total_steps) - coalesce(p.step, 0) AS steps_left,
-           coalesce(p.seconds_per_step, k.pace) AS pace,
-           coalesce(j.est_duration, k.duration) AS duration,
-           CASE WHEN j.gpu_memory > 0 THEN j.gpu_memory ELSE k.memory END AS gpu_memory
-    FROM jobs j
-    LEFT JOIN progress p ON p.job_id = j.id
-    LEFT JOIN leases l ON l.id = j.lease_id
-    LEFT JOIN known k ON k.model = j.model AND k.gpu_count = j.gpus_min
+WITH timed AS (  -- a runner's clock may be ahead of ours: nobody has run for less than nothing
+    SELECT j.id, j.run_time + coalesce(greatest(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0), 0) AS ran
+    FROM jobs j LEFT JOIN leases l ON l.id = j.lease_id
     WHERE j.finished_at IS NULL
 ),
 guesses AS (  -- not greatest(): it takes NULL for the smallest value, and unknown would become nothing left
-    SELECT id, ran, gpu_memory, coalesce(steps_left * pace, duration - ran) AS remaining FROM facts
+    SELECT t.id, t.ran, coalesce(w.ahead, w.duration - t.ran) AS remaining, w.gpu_memory
+    FROM timed t JOIN work w ON w.job_id = t.id
 )
 SELECT id AS job_id, ran, CASE WHEN remaining < 0 THEN 0 ELSE remaining END AS remaining, gpu_memory
 FROM guesses;

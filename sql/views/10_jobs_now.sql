@@ -32,7 +32,7 @@ timed AS (
 ),
 estimated AS (
     SELECT t.*, CASE WHEN t.gpus > 0 THEN t.moment ELSE t.est_start END AS goes_on,
-           coalesce(t.finished_at, goes_on + to_microseconds(CAST(least(work_left, 1e9) * 1000000 AS BIGINT))) AS ends
+           coalesce(t.finished_at, goes_on + to_microseconds(CAST(CASE WHEN work_left < 1e9 THEN work_left END * 1000000 AS BIGINT))) AS ends
     FROM timed t
 )
 SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,

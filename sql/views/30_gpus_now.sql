@@ -20,7 +20,9 @@ SELECT g.id, g.idx, g.node_id AS node, g.pool, g.kind, g.name, g.health, g.note,
             WHEN n.state <> 'up' THEN n.state
             ELSE 'free' END AS state,
        h.lease_id, h.state AS lease_state, h.job_id, h.name AS job, h.owner, h.granted_at AS held_since,
-       epoch(c.moment - h.granted_at) AS held, s.utilisation, s.memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at
+       epoch(c.moment - h.granted_at) AS held,
+       CASE WHEN g.kind = 'cuda' OR s.ts > h.granted_at THEN s.utilisation END AS utilisation,  -- nobody measures a slot that is free
+       CASE WHEN g.kind = 'cuda' OR s.ts > h.granted_at THEN s.memory_used END AS memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at
 FROM gpus g
 CROSS JOIN clock c
 JOIN nodes n ON n.id = g.node_id

@@ -1,9 +1,13 @@
--- What state each job was in from when to when, from the events.
+-- What state each job was in from when to when, from the events; while it waits, a new row whenever it waits for something else.
 CREATE OR REPLACE VIEW job_states AS
-SELECT e.job_id, e.after AS state, e.ts AS since, lead(e.ts) OVER history AS until,
+WITH steps AS (
+    SELECT e.*, CASE WHEN e.kind = 'job.state' THEN e.after END AS entered
+    FROM events e
+    WHERE e.kind IN ('job.state', 'job.waiting')
+)
+SELECT e.job_id, last_value(e.entered IGNORE NULLS) OVER history AS state, e.ts AS since, lead(e.ts) OVER history AS until,
        epoch(coalesce(lead(e.ts) OVER history, make_timestamp(epoch_us(now()))) - e.ts) AS seconds, e.reason, e.actor, e.lease_id
-FROM events e
-WHERE e.kind = 'job.state'
+FROM steps e
 WINDOW history AS (PARTITION BY e.job_id ORDER BY e.seq);
 COMMENT ON VIEW job_states IS 'What state each job was in from when to when, from the events';
 COMMENT ON COLUMN job_states.job_id IS 'Job';

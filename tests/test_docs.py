@@ -1,0 +1,233 @@
+"""The README and the pages of docs/ say what the code does: commands, options, states, reasons, configuration, links, examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+import yaml
+from stoker.engine.cli.main import EXIT_CODES, cli
+from stoker.engine.config import HOOK_EVENTS, Config, Hook
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.load import load_text
+from stoker.engine.states import TRANSITIONS
+from stoker.runners.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def fences(page: Path, *languages: str) -> list[str]:
+    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
+
+
+def code(page: Path) -> str:
+    """All code of a page: blocks and spans."""
+    text = page.read_text()
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    return "\n".join([body for _, body in FENCE.findall(text)] + spans)
+
+
+def table(heading: str, first: str) -> list[list[str]]:
+    """Rows of the table of concepts.md under a heading whose first column is headed ``first``."""
+    section = CONCEPTS.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = iter(section.splitlines())
+    if not any(line.startswith(f"| {first} |") for line in lines):
+        raise AssertionError(f"{heading}: no table begins with {first}")
+    next(lines)  # the rule below the header
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as code hosts make them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    first = FENCE.search(README.read_text())
+    assert first is not None
+    assert re.findall(r"^make (\w+)", first[2], re.MULTILINE) == ["demo", "test"]
+    assert README.read_text()[: first.start()].count("\n\n") <= 2  # the title and a sentence
+    assert len(README.read_text().splitlines()) < 200
+
+
+def test_make_has_the_targets_that_pages_name() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for page in PAGES for target in re.findall(r"\bmake ([a-z]+)", code(page))}
+    assert {"demo", "test"} <= named <= targets
+
+
+@each_page
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
+    assert {page.resolve() for page in PAGES} - {index.resolve()} <= listed
+
+
+@each_page
+def test_no_page_has_paths_of_the_machine_it_was_written_on(page: Path) -> None:
+    for path in (ROOT, Path.home()):
+        assert len(path.parts) == 1 or f"{path}/" not in page.read_text()
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+
+
+def command_of(name: str) -> click.Command | None:
+    return cli.get_command(click.Context(cli, info_name="stoker"), name)
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    for name, rest in COMMAND.findall(code(page)):
+        command = command_of(name)
+        assert command is not None, f"stoker {name}"
+        if isinstance(command, click.Group) and rest:
+            assert rest.strip() in command.list_commands(click.Context(command)), f"stoker {name}{rest}"
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """Arguments of every line of a block that runs stoker."""
+    for block in fences(page, "console", "sh", ""):
+        for line in block.splitlines():
+            found = re.match(r"(?:\$ )?(?:\S+/)?stoker ([a-z].*)", line)
+            if found and "=VALUE" not in line and "[" not in line:
+                yield shlex.split(found[1], comments=True)
+
+
+@each_page
+def test_options_exist(page: Path) -> None:
+    for line in command_lines(page):
+        command = command_of(line[0].rstrip(","))
+        assert command is not None, line
+        if isinstance(command, click.Group) and len(line) > 1:
+            command = command.get_command(click.Context(command), line[1])
+            assert command is not None, line
+        known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts} | {"--help"}
+        if command.context_settings.get("ignore_unknown_options"):
+            continue  # it hands them on
+        own = line[: line.index("--")] if "--" in line else line
+        assert {word.partition("=")[0] for word in own if word.startswith("--")} <= known, line
+
+
+def test_exit_codes_are_listed() -> None:
+    section = CONCEPTS.split("\n## Exit codes\n")[1].split("\n## ")[0].split("Of the daemon")[0]
+    assert {int(number) for number in re.findall(r"\b(\d+) [a-z]", section)} == {number for number in EXIT_CODES if number < 100}
+
+
+# -- examples ------------------------------------------------------------------------------------------------------------
+
+
+def specs() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, block in enumerate(fences(page, "yaml"), 1):
+            first = next(iter(yaml.safe_load_all(block)), None)
+            if isinstance(first, dict) and first.keys() & {"recipe", "command", "entrypoint", "jobs"}:
+                yield f"{page.name}-{number}", block
+
+
+@pytest.mark.parametrize(("name", "block"), list(specs()), ids=lambda value: value if "\n" not in value else "")
+def test_job_specs_are_accepted(name: str, block: str) -> None:
+    assert load_text(block, f"{name}.yaml", Context(now=time.time(), cwd=ROOT / "examples", recipes=RECIPES))
+
+
+def test_the_tour_submits_the_example_that_it_shows() -> None:
+    (shown,) = [yaml.safe_load(block) for block in fences(README, "yaml")]
+    assert shown == yaml.safe_load((ROOT / "examples" / "recipe.yaml").read_text())
+    for path in re.findall(r"\bexamples/[\w.]+", README.read_text()):
+        assert (ROOT / path).is_file()
+
+
+# -- concepts ------------------------------------------------------------------------------------------------------------
+
+
+def test_transitions_are_those_of_the_code() -> None:
+    listed = {words(row[0])[0]: set(words(row[1])) for row in table("Jobs and states", "from")}
+    assert listed == {str(state): set(map(str, following)) for state, following in TRANSITIONS.items()}
+
+
+def test_every_reason_for_waiting_is_explained() -> None:
+    ours = re.findall(r'Reason\("([a-z-]+)"', (ROOT / "policies" / "reasons.py").read_text())
+    query = (ROOT / "sql" / "policy" / "ineligible.sql").read_text()
+    (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
+    ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
+    assert sorted(words(row[0])[0] for row in table("Why a job waits", "code")) == sorted(ours)
+
+
+@pytest.mark.parametrize(("heading", "column"), [("runner", "state"), ("health of a GPU", "health")])
+def test_states_of_runners_and_gpus_are_those_of_the_schema(heading: str, column: str) -> None:
+    schema = (ROOT / "migrations" / "0001_init.sql").read_text()
+    place = schema.index("CREATE TABLE nodes" if column == "state" else "CREATE TABLE gpus")
+    stored = re.search(rf"CHECK \({column} IN \(([^)]*)\)", schema[place:])
+    assert stored is not None
+    listed = [word for row in table("Pools, runners, GPUs", heading) for word in words(row[0])]
+    assert sorted(listed) == sorted(re.findall(r"'(\w+)'", stored[1]))
+
+
+def options(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every option under its dotted name, with its default; NODEFAULT when it must be given."""
+    for field in msgspec.structs.fields(kind):
+        name = prefix + field.name
+        if field.name == "hooks":
+            yield from options(Hook, "hooks.")
+        elif isinstance(field.default, msgspec.Struct):
+            yield from options(type(field.default), f"{name}.")
+        else:
+            yield name, field.default
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    listed = {}
+    for option, default, meaning in table("Configuration", "option"):
+        assert meaning, option
+        listed[words(option)[0]] = msgspec.NODEFAULT if default == "required" else json.loads(words(default)[0])
+    assert listed == dict(options(Config))
+
+
+def test_every_hook_event_is_documented() -> None:
+    (row,) = [row for row in table("Configuration", "option") if words(row[0]) == ["hooks.on"]]
+    assert words(row[2]) == list(HOOK_EVENTS)
+
+
+@each_page
+def test_configuration_examples_are_accepted(page: Path) -> None:
+    for block in fences(page, "toml"):
+        assert msgspec.toml.decode(block.encode(), type=Config) != Config()
