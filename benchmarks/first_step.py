@@ -87,9 +87,17 @@ def main(given: Sequence[str] | None = None) -> None:
     colds = [cold() for _ in range(options.rounds)]
     progress("warm")
     warms = warm(options.rounds)
-    median = {kind: {part: float(np.median([one[part] for one in rounds])) for part in rounds[0]} for kind, rounds in (("cold", colds), ("warm", warms))}
+    median = {
+        kind: {part: float(np.median([one[part] for one in rounds])) for part in rounds[0]}
+        for kind, rounds in (("cold", colds), ("warm", warms))
+    }
     rows = [
-        {"part": part, "cold ms": 1e3 * median["cold"][part], "warm ms": 1e3 * median["warm"][part], "what": MEANING.get(part, "median of the sums")}
+        {
+            "part": part,
+            "cold ms": 1e3 * median["cold"][part],
+            "warm ms": 1e3 * median["warm"][part],
+            "what": MEANING.get(part, "median of the sums"),
+        }
         for part in (*PARTS, "total")
     ]
     show(options, began, {"From submit to the first step, medians": rows})

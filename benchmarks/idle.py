@@ -112,7 +112,9 @@ def ps(daemon: Daemon, *arguments: str) -> float:
     for _ in range(5):
         start = time.perf_counter()
         command = [sys.executable, "-m", "stoker", "--home", str(daemon.home.path), "ps", *arguments]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={name: value for name, value in os.environ.items() if name[:7] != "STOKER_"})
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, env={name: value for name, value in os.environ.items() if name[:7] != "STOKER_"}
+        )
         taken.append(time.perf_counter() - start)
     return min(taken)
 

@@ -26,7 +26,10 @@ from common import Daemon, arguments, machine, progress, show, submission
 from stoker.engine.spec.model import JobSpec
 
 SCRIPT = Path(__file__).with_name("overhead_script.py").resolve()
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 
 class Pairs:

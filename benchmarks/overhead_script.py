@@ -1,6 +1,6 @@
 """The job of overhead.py: trains a small network for some steps, reports each of them, and writes down what that took.
 
-    python overhead_script.py FILE STEPS
+python overhead_script.py FILE STEPS
 """
 
 import json
@@ -18,7 +18,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     images, labels = torch.randn(512, 1, 28, 28), torch.randint(10, (512,))
-    model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3872, 10))
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3872, 10)
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(-5, steps):
         if step == 0:  # the first steps make allocations and caches

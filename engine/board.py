@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,21 +16,22 @@ from .protocol import Assignment, Assignments
 from .store.store import Store
 
 RENDEZVOUS_BASE = 29500
+GRACE = 30.0  #: seconds, of specs that do not say
 
 
 class Board:
     """Written after commits that touch leases (any thread), read by polls (the event loop)."""
 
-    def __init__(self, store: Store, shutdown: Callable[[str], str | None]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._shutdown = shutdown
         self._lock = threading.Lock()
         self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon comes again with other contents
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
+        self.stale = False  #: the last refresh failed
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
-        self._specs: dict[int, dict[str, Any]] = {}  # lease to its job's spec: read once, it never changes
+        self._terms: dict[int, dict[str, Any]] = {}  # lease to what its assignments say of the job: read once, when it is new
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -41,33 +42,35 @@ class Board:
             self._loop = None
 
     def refresh(self) -> None:
-        """Read the live leases; wake the polls of runners whose assignments have changed."""
+        """Read the runners and the live leases; wake the polls of runners whose assignments have changed."""
         with self._lock:
+            self.stale = True
             wanted = self._read()
             changed = []
-            for node in wanted.keys() | self._answers.keys():
-                now = Assignments(version=0, leases=wanted.get(node, []), shutdown=self._shutdown(node))
+            for node, leaving in self._store.rows("policy/leaving"):
+                now = Assignments(version=0, leases=wanted.get(node, []), shutdown="stop" if leaving else None)
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
                     version = (before.version if before else self._base) + 1
                     self._answers[node] = msgspec.structs.replace(now, version=version)
                     changed.append(node)
+            self.stale = False
             if self._loop is not None and changed:
                 self._loop.call_soon_threadsafe(self._wake, changed)
 
     def _read(self) -> dict[str, list[Assignment]]:
-        rows = self._store.objects("policy/assignments")
-        live = {row["lease"] for row in rows}
-        fresh = sorted(live - self._specs.keys())
-        self._specs = {lease: spec for lease, spec in self._specs.items() if lease in live}
-        if fresh:
-            self._specs |= {lease: json.loads(spec) for lease, spec in self._store.rows("policy/lease_specs", fresh)}
+        leases: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for row in self._store.objects("policy/assignments"):
+            leases[row["lease"]].append(row)
+        self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
+        fresh = sorted(leases.keys() - self._terms.keys())
+        for lease, text, snapshot, memory in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+            spec = json.loads(text)
+            self._terms[lease] = {"spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE)}
         wanted: dict[str, list[Assignment]] = defaultdict(list)
-        for row in rows:
-            node = row.pop("node")
-            if row["rendezvous"]:
-                row["rendezvous"] += f":{RENDEZVOUS_BASE + row['lease'] % 1000}"
-            wanted[node].append(Assignment(**row, spec=self._specs[row["lease"]]))
+        for lease, held in leases.items():
+            for node, part in _parts(held, self._terms[lease]):
+                wanted[node].append(part)
         return wanted
 
     def _wake(self, nodes: list[str]) -> None:
@@ -86,7 +89,7 @@ class Board:
                     await asyncio.wait_for(waiter.wait(), wait)
                 except TimeoutError:
                     pass
-            return self._answers.get(node) or Assignments(version=0, leases=[], shutdown=self._shutdown(node))
+            return self._answers.get(node) or Assignments(version=self._base, leases=[])
         finally:
             self._waiters[node].discard(waiter)
 
@@ -95,3 +98,29 @@ class Board:
         self._closing = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
+
+
+def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tuple[str, Assignment]]:
+    """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
+    lease = held[0]
+    nodes = list(dict.fromkeys(row["node"] for row in held))
+    for rank, node in enumerate(nodes):
+        own = [row for row in held if row["node"] == node]
+        if own[0]["exited"]:
+            continue
+        yield (
+            node,
+            Assignment(
+                lease=lease["lease"],
+                job=lease["job"],
+                attempt=lease["attempt"],
+                gpus=[row["gpu"] for row in own],
+                world_size=lease["gpu_count"],
+                node_rank=rank,
+                nodes=len(nodes),
+                rendezvous=f"{lease['address']}:{RENDEZVOUS_BASE + lease['lease'] % 1000}" if len(nodes) > 1 else "",
+                resume=lease["attempt"] - 1,
+                stop=lease["stop"],
+                **terms,
+            ),
+        )

@@ -45,9 +45,10 @@ class RetentionDays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the daemon concludes from a runner's silence."""
+    """How often runners are heard, and what the daemon concludes from their silence."""
 
     silent_after: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = SILENT_AFTER  #: seconds without a word after which it is suspect
+    telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
 
 
 class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

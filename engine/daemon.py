@@ -40,9 +40,8 @@ from .store.lockdown import lock_down
 from .store.maintenance import Retention, export_events, nightly_backup, thin
 from .store.store import Committed, Store
 from .tasks import Tasks
-from .workflow.leases import Stop
 from .workflow.settings import Note, note
-from .workflow.watch import look_at_leases, stop_all
+from .workflow.watch import StopAll, look_at_leases, stop_all
 
 FAILED_EXIT = 70  #: EX_SOFTWARE
 LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
@@ -68,7 +67,7 @@ class Daemon:
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
-        self.board = Board(self.store, self.fleet.shutdown)
+        self.board = Board(self.store)
         self.board.refresh()
         self.tasks = Tasks(self._on_task)
         self.recurring = Recurring(self.store, self.tasks)
@@ -76,6 +75,7 @@ class Daemon:
         self.scheduling = Scheduling(self.store, self.tasks, config)
         self.deadlines = DeadlineWatch(self.store)
         self.exit_code = 0
+        self._looked = self.started_at
         self.hanging: list[str] = []  #: tasks that would not end, once closed
         self._servers: list[uvicorn.Server] = []
 
@@ -86,7 +86,7 @@ class Daemon:
         self.tasks.start()
         self.tasks.every("policies", 3600.0, self.scheduling.reload)
         self.tasks.every("recurring", 3600.0, self.recurring.reload)
-        self.tasks.every("lease clock", LEASE_CLOCK, lambda: look_at_leases(self.store, time.time()))
+        self.tasks.every("lease clock", LEASE_CLOCK, self._look_at_clock)
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("retention", 3600.0, self._retain)
@@ -94,6 +94,16 @@ class Daemon:
             self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
         self.scheduling.start()
         self.recurring.reload()
+
+    def _look_at_clock(self) -> None:
+        """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
+        now, before = time.time(), self._looked
+        look_at_leases(self.store, now)
+        for (pool,) in self.store.rows("policy/backoffs_over", before, now):
+            self.tasks.wake(f"policy {pool}")
+        self._looked = now
+        if self.board.stale:  # a refresh failed: what it would have said is still owed
+            self.board.refresh()
 
     def _retain(self) -> None:
         days = self.config.retention
@@ -124,23 +134,23 @@ class Daemon:
         """End after the answer has gone out; with ``runners`` they leave first, with ``workers`` running jobs are stopped too."""
         nodes = [row[0] for row in self.store.rows("api/live_nodes")] if runners or workers else []
         for node in nodes:
-            self.fleet.leave(node)
-            self.fleet.change(node, "draining", actor, "stoker is going down")
+            self.fleet.change(node, "draining", actor, "stoker is going down", leaving=True)
         if workers:
-            self.store.write(stop_all, Stop(0, "drain", actor))
-        self.board.refresh()
+            self.store.write(stop_all, StopAll("drain", actor))
         asyncio.run_coroutine_threadsafe(self._stop_when_left(nodes), self._loop)
 
     async def _stop_when_left(self, nodes: list[str]) -> None:
         """Stop serving once the runners have reported that they leave; at the latest after the longest grace period."""
         end = time.monotonic() + 120.0
-        while nodes and time.monotonic() < end:
-            states = dict(await asyncio.to_thread(self.store.rows, "api/node_states"))
-            if all(states.get(node) == "stopped" for node in nodes):
-                break
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(0.05)
-        self.stop_serving()
+        try:
+            while nodes and time.monotonic() < end:
+                states = dict(await asyncio.to_thread(self.store.rows, "api/node_states"))
+                if all(states.get(node) == "stopped" for node in nodes):
+                    break
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
+        finally:
+            self.stop_serving()
 
     def stop_serving(self) -> None:
         for server in self._servers:

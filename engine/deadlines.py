@@ -15,5 +15,5 @@ class DeadlineWatch:
         """Compare estimated ends with deadlines; an event for each job newly at risk, or newly too late."""
         for job, words in self._store.rows("policy/deadlines_at_risk"):
             if job not in self._announced:
-                self._announced.add(job)
                 self._store.write(note, Note("job.deadline-at-risk", "daemon", words, job=job))
+                self._announced.add(job)

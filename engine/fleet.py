@@ -28,17 +28,16 @@ class Fleet:
         self._clock = clock
         self._lock = threading.Lock()
         rows = store.rows("api/fleet")
-        self._sessions: dict[str, int] = {node: session for node, session, _ in rows}
-        self._states: dict[str, str] = {node: state for node, _, state in rows}
+        self._sessions: dict[str, int] = {node: session for node, session, _, _ in rows}
+        self._states: dict[str, str] = {node: state for node, _, state, _ in rows}
+        self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
         self._began = clock()  # a fresh daemon gives everybody the full time
         self._heard: dict[str, float] = {}
-        self._leaving: set[str] = set()
 
     def registered(self, node: str, session: int) -> None:
         with self._lock:
             self._sessions[node] = session
             self._heard[node] = self._clock()
-            self._leaving.discard(node)
 
     def current(self, node: str, session: int) -> bool:
         return self._sessions.get(node) == session
@@ -50,20 +49,12 @@ class Fleet:
         self._heard[node] = self._clock()
 
     def reload(self) -> None:
-        """States as committed, after something has changed them."""
+        """Sessions and states as committed, after something has changed them."""
         with self._lock:
-            self._states = {node: state for node, _, state in self._store.rows("api/fleet")}
-
-    def shutdown(self, node: str) -> str | None:
-        """What polls of this runner are told about leaving."""
-        return "stop" if node in self._leaving else None
-
-    def leave(self, node: str) -> None:
-        self._require(node)
-        self._leaving.add(node)
-
-    def stay(self, node: str) -> None:
-        self._leaving.discard(node)
+            rows = self._store.rows("api/fleet")
+            self._sessions = {node: session for node, session, _, _ in rows}
+            self._states = {node: state for node, _, state, _ in rows}
+            self._leaving = {node: leaving for node, _, _, leaving in rows}
 
     def watch(self) -> None:
         """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
@@ -78,14 +69,17 @@ class Fleet:
                 self.change(
                     node, "suspect", "daemon", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running"
                 )
-            elif state == "suspect" and silent < self._silent_after:
+            elif state == "suspect" and node in heard and silent < self._silent_after:
                 self.change(node, "up", "daemon", "it is heard again")
             elif state == "draining" and node not in busy:
                 self.change(node, "drained", "daemon", "its last job has left")
 
-    def change(self, node: str, state: str, actor: str, reason: str) -> None:
+    def change(self, node: str, state: str, actor: str, reason: str, *, leaving: bool | None = None) -> None:
+        """Set a runner's state; ``leaving`` None: as it was, unless it is to serve again. Conflict when it can't be."""
         self._require(node)
-        self._store.write(change_node, NodeChange(node, state, actor, reason))
+        if leaving is None:
+            leaving = state in ("draining", "drained") and self._leaving.get(node, False)
+        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving))
 
     def forget(self, node: str, actor: str) -> None:
         """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""

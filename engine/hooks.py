@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,13 +53,17 @@ class Hooks:
             "STOKER_REASON": event["reason"] or "",
         }
         content = json.dumps({**event, "event": name, "job_name": facts["STOKER_JOB_NAME"]}, default=str).encode()
+        child = subprocess.Popen(
+            hook.command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env={**os.environ, **facts}, start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                hook.command, shell=True, input=content, capture_output=True, timeout=hook.timeout, env={**os.environ, **facts}, check=False
-            )
-            if done.returncode == 0:
+            _, said = child.communicate(content, timeout=hook.timeout)
+            if child.returncode == 0:
                 return
-            words = f"exit code {done.returncode}: {done.stderr.decode(errors='replace').strip()[-300:]}"
+            words = f"exit code {child.returncode}: {said.decode(errors='replace').strip()[-300:]}"
         except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)  # with all that it has started
+            child.communicate()
             words = f"did not end within {hook.timeout:.0f} s and was killed"
         self._store.write(note, Note("hook.failed", "daemon", f"{hook.command}: {words}", job=job))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 TAIL = 64 * 1024  #: bytes given when no offset is asked for
@@ -11,7 +13,10 @@ CHUNK = 1024 * 1024
 def read_tail(path: Path, offset: int | None) -> tuple[str, int]:
     """Text from ``offset`` (None: the last 64 KiB, from a line's start) and the next offset. A log that was rotated starts anew."""
     try:
-        with path.open("rb") as file:
+        # A job owns its directory: what is no plain file (a link elsewhere, a pipe that would block) is not read.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return "", offset or 0
             size = file.seek(0, 2)
             if offset is None:
                 start = max(0, size - TAIL)

@@ -7,9 +7,13 @@ carries the node's session; every report carries the lease, which is the fencing
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+#: What the tables can hold: a value beyond would make the whole report unacceptable, so it is refused where it is read.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=4e9)]  #: seconds since the epoch
 
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
@@ -86,26 +90,26 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     lease: int
     state: Literal["starting", "running", "exited"]
-    ts: float
+    ts: Time
     pid: int | None = None
     pid_started: float | None = None
     boot_id: str | None = None
     run_dir: str | None = None
     exit_code: int | None = None  #: negative: signal
-    outcome: str | None = None  #: exited: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
+    outcome: Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"] | None = None  #: exited
     message: str | None = None  #: what happened and the remedy, in words
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
 
-    seq: int
-    ts: float
-    step: int
+    seq: Count
+    ts: Time
+    step: Count
     values: dict[str, float] = {}
-    total: int | None = None  #: steps in all, when the job knows
-    checkpoint: int | None = None  #: step of the checkpoint that has just been made durable
-    memory: int | None = None  #: peak GPU memory, bytes
+    total: Count | None = None  #: steps in all, when the job knows
+    checkpoint: Count | None = None  #: step of the checkpoint that has just been made durable
+    memory: Count | None = None  #: peak GPU memory, bytes
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +121,11 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a GPU (NVML) or of a CPU slot's worker."""
 
-    ts: float
+    ts: Time
     gpu: str
-    lease: int | None = None
+    lease: Count | None = None
     utilisation: float | None = None  #: 0 to 1
-    memory_used: int | None = None
+    memory_used: Count | None = None
     power: float | None = None
     temperature: float | None = None
 

@@ -64,6 +64,7 @@ class _Pool:
     written: float = 0.0  #: when it was last written
     owed: bool = False  #: ticks of it are not written yet
     stale_forecast: bool = True
+    coming: Setting | None = None  #: set, and in force from the next tick on
 
 
 class Scheduling:
@@ -96,9 +97,9 @@ class Scheduling:
         pools = {"default", *known, *(row[0] for row in self._store.rows("policy/pools"))}
         for pool in sorted(pools):
             setting = self._setting(pool, known.get(pool))
-            if pool in self._pools and self._pools[pool].setting == setting:
-                continue
-            self._adopt(setting)
+            state = self._pools.get(pool)
+            if state is None or setting != (state.coming or state.setting):
+                self._adopt(setting)
 
     def _setting(self, pool: str, row: dict[str, Any] | None) -> Setting:
         if row is None:
@@ -107,24 +108,33 @@ class Scheduling:
         return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"])
 
     def _adopt(self, setting: Setting) -> None:
-        state = _Pool(setting, _create(setting), self._remembered(setting.pool))
+        """Hand a setting to its pool, whose next tick takes it up: ticks alone touch what a pool keeps."""
         with self._lock:
-            if before := self._pools.get(setting.pool):
-                self._flush(before)
-                state.waiting = before.waiting
+            state = self._pools.get(setting.pool)
+            if state is None:
+                waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", setting.pool)}
+                self._pools[setting.pool] = _Pool(setting, _create(setting), self._remembered(setting.pool), waiting)
             else:
-                state.waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", setting.pool)}
-            self._pools[setting.pool] = state
+                state.coming = setting
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
+
+    def _take_up(self, state: _Pool) -> None:
+        """Put a setting in force that has come since the last tick."""
+        with self._lock:
+            coming, state.coming = state.coming, None
+        if coming is not None:
+            self._flush(state)
+            state.setting, state.policy, state.folded = coming, _create(coming), None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""
         fields = ("pool", "policy", "interval", "config", "set_by", "ts")
-        return [{name: getattr(state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
+        return [{name: getattr(state.coming or state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
 
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]
+        self._take_up(state)
         now = self._clock()
         start = time.perf_counter()
         with self._store.read() as con:
@@ -174,13 +184,15 @@ class Scheduling:
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         }
-        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan))
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
 
     @staticmethod
-    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan) -> list[tuple[int, str, str, bool]]:
+    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
         now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
         for group in plan.waiting:
             now.update(dict.fromkeys((int(job) for job in group.jobs), (group.reason.code, group.reason.text)))
+        pending = set(seen.view.jobs.id[seen.view.jobs.phase == Phase.PENDING].tolist())
+        now.update((job, ("deferred", text)) for job, text in actions.deferred if job in pending)
         before = state.waiting
         changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]
         state.stale_forecast |= bool(changed) or len(now) != len(state.waiting)
@@ -244,8 +256,10 @@ class Scheduling:
             state.stale_forecast = False
             with self._store.read() as con:
                 view = snapshot(con, pool, self._clock()).view
-            starts = dict(zip(state.order, estimate_starts(view, state.order).tolist(), strict=True))
-            places = {job: (n, None if math.isnan(starts[job]) else starts[job]) for n, job in enumerate(state.order, 1)}
+            waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
+            order = [job for job in state.order if job in waiting]  # others have left the queue since the tick
+            starts = dict(zip(order, estimate_starts(view, order).tolist(), strict=True))
+            places = {job: (n, None if math.isnan(starts[job]) else starts[job]) for n, job in enumerate(order, 1)}
             moved = {job: place for job, place in places.items() if _moved(state.places.get(job), place)}
             if moved:
                 try:
@@ -267,14 +281,20 @@ class Scheduling:
             return None, f"no runner offers pool {spec.pool!r} yet"
         with self._store.read() as con:
             view = snapshot(con, spec.pool, self._clock()).view
-        trial = replace(view, jobs=_with(view.jobs, spec, view.now))
+        trial = protect(replace(view, jobs=_with(view.jobs, spec, view.now)), self._limits)
         new = int(trial.jobs.id[-1])
-        plan = state.policy.plan(trial)
+        # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
+        try:
+            plan = _create(state.setting).plan(trial)
+            check(plan, trial)
+        except Exception as error:  # a policy is anybody's code
+            return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"
         if new in plan.allocations:
-            return view.now, "starts at once"
+            put_off = dict(reconcile(trial, plan, self._limits, state.memory).deferred)
+            return (None, put_off[new]) if new in put_off else (view.now, "starts at once")
         order = _order(plan)
-        start = float(estimate_starts(trial, order)[order.index(new)])
-        why = next(group.reason.text for group in plan.waiting if new in set(map(int, group.jobs)))
+        start = float(estimate_starts(trial, order)[order.index(new)]) if new in order else math.nan
+        why = next((group.reason.text for group in plan.waiting if new in set(map(int, group.jobs))), "the policy gives no reason")
         return (None if math.isnan(start) else start), why
 
 

@@ -66,8 +66,14 @@ class Tasks:
         from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 
         def heard(event: Any) -> None:
-            if (state := self._states.get(event.job_id)) is not None:
-                self._tell_stuck(state)
+            if (state := self._states.get(event.job_id)) is None:
+                return
+            self._tell_stuck(state)
+            with self._lock:
+                refused = state.requested and state.running_since is None
+                state.requested = False
+            if refused:  # the wake-up came while the scheduler still counted the run before
+                self.wake(state.name)
 
         self._scheduler.add_listener(heard, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
 

@@ -158,7 +158,8 @@ CREATE TABLE nodes (
     state        VARCHAR NOT NULL CHECK (state IN ('up', 'suspect', 'draining', 'drained', 'stopped', 'gone')),
     address      VARCHAR NOT NULL,
     joined_at    TIMESTAMP NOT NULL,
-    last_seen    TIMESTAMP NOT NULL
+    last_seen    TIMESTAMP NOT NULL,
+    leaving      BOOLEAN NOT NULL DEFAULT false
 );
 COMMENT ON TABLE nodes IS 'Runners: one agent a host';
 COMMENT ON COLUMN nodes.id IS 'Name of the runner';
@@ -173,6 +174,7 @@ COMMENT ON COLUMN nodes.state IS 'up, suspect (silent), draining, drained, stopp
 COMMENT ON COLUMN nodes.address IS 'Address at which ranks of a gang meet';
 COMMENT ON COLUMN nodes.joined_at IS 'When it registered (UTC)';
 COMMENT ON COLUMN nodes.last_seen IS 'When it was last heard (UTC)';
+COMMENT ON COLUMN nodes.leaving IS 'It was told to leave when its workers have ended';
 
 CREATE TABLE gpus (
     id       VARCHAR PRIMARY KEY,

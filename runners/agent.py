@@ -135,6 +135,7 @@ class Agent:
             answer = poller.take()
             if answer is not None:
                 self._want(answer)
+                outbox.hurry()
             self.reconcile()
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())

@@ -31,7 +31,8 @@ from .supervisor import Launch
 
 KILL_WAIT = 30.0
 #: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank
-_WITHHELD = ("STOKER_TOKEN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_WITHHELD = ("STOKER_TOKEN", rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+             "MASTER_PORT")  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -137,7 +138,7 @@ def _gang(assignment: Assignment) -> dict[str, str]:
         "MASTER_ADDR": address,
         "MASTER_PORT": port or str(_free_port()),
         "STOKER_NODES": str(assignment.nodes),
-        "STOKER_NODE_RANK": str(assignment.node_rank),
+        rundir.ENV_NODE_RANK: str(assignment.node_rank),
         "STOKER_GPUS": str(len(assignment.gpus)),
     }
 

@@ -142,6 +142,10 @@ class Outbox:
         """Something could not be sent and is to be tried again."""
         return self.retry_at > 0.0
 
+    def hurry(self) -> None:
+        """The daemon answers: what waits for it need not wait for its time."""
+        self.retry_at = 0.0
+
     def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
         """Send what is new; answers whether the daemon has taken everything that there was at this moment."""
         if time.monotonic() < self.retry_at and not left:

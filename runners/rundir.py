@@ -31,6 +31,7 @@ OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that sa
 ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
 ENV_RUN_DIR, ENV_CHECKPOINTS = "STOKER_RUN_DIR", "STOKER_CHECKPOINT_DIR"
 ENV_RESUME = "STOKER_RESUME_COUNT"  #: attempts that ran before this one
+ENV_NODE_RANK = "STOKER_NODE_RANK"  #: of a gang's command: which of its nodes this is, from 0
 ENV_TAG = "STOKER_TAG"  #: '<home>:<lease>', by which leftovers are found
 
 

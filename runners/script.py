@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .rundir import ENV_CHECKPOINTS, ENV_RUN_DIR
+from .rundir import ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -91,7 +91,9 @@ class _State:
     def open_reports(self, run_dir: Path) -> _Reports:
         with self.lock:
             if self.reports is None:
-                self.reports = _Reports(run_dir / f"reports-{int(os.environ.get('RANK', '0'))}.jsonl")
+                # A command that no launcher has given a rank runs once a node: what two nodes report must not be taken for one.
+                rank = int(os.environ.get("RANK") or os.environ.get(ENV_NODE_RANK) or 0)
+                self.reports = _Reports(run_dir / f"reports-{rank}.jsonl")
             return self.reports
 
 

@@ -167,7 +167,7 @@ class Load(threading.Thread):
         if not self._open or self._random.random() > 0.15:
             return
         job = self._random.choice(sorted(self._open))
-        action = self._random.choice(["cancel", "hold", "release", "priority"])
+        action = "release" if len(self._held) > 2 else self._random.choice(["cancel", "hold", "release", "priority"])
         if action == "hold":
             self._held.add(job)
         if action == "release" and self._held:

@@ -89,6 +89,11 @@ class Chaos:
         self.times = Times()
 
     @property
+    def diary(self) -> Path:
+        """What the jobs write of themselves."""
+        return self.directory / "diary.jsonl"
+
+    @property
     def ledger(self) -> Ledger:
         return self.load.ledger
 
@@ -104,6 +109,7 @@ class Chaos:
         for process in (*self.agents, self.daemon):
             process.end()
         end_workers(self.home)
+        self.client.close()
 
     # -- one round
 
@@ -254,7 +260,7 @@ class Chaos:
         for process in (*self.agents, self.daemon):
             if (code := process.stop()) != 0:
                 wrong.append(f"{process.log.name}: exit code {code} at SIGTERM")
-        return wrong + examine(self.home, self.directory / "diary.jsonl", self.ledger)
+        return wrong + examine(self.home, self.diary, self.ledger)
 
     def facts(self) -> Iterator[str]:
         """How much was exercised. After `examine`."""

@@ -18,14 +18,14 @@ from stoker.engine.errors import StokerError
 from stoker.engine.home import Home
 
 
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true answer; fails when there is none in time. An error of the daemon counts as not yet."""
+def until(what: Callable[[], Any], seconds: float = 30.0, says: Callable[[], Any] | None = None) -> Any:
+    """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet."""
     end = time.monotonic() + seconds
     while True:
         try:
             if found := what():
                 return found
-            said: object = "false"
+            said: object = says() if says is not None else "false"
         except StokerError as error:
             said = error
         assert time.monotonic() < end, f"it did not come true within {seconds:g} s: {said}"

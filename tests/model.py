@@ -50,21 +50,20 @@ class Inert:
 @contextlib.contextmanager
 def one_transaction(store: Store) -> Iterator[None]:
     """What is submitted to the store inside is committed together: the writer is kept busy until the end of the block."""
-    go = threading.Event()
+    busy, go = threading.Event(), threading.Event()
 
-    def wait(con: Any) -> None:
+    def hold(con: Any) -> None:
+        busy.set()
         go.wait()
 
-    def hold(tx: Any, batch: Sequence[Any]) -> Sequence[Any]:
-        raise AssertionError("run by the writer itself")
-
-    hold.exclusive = True  # type: ignore[attr-defined]
-    held = store.submit(hold, wait)
+    holder = threading.Thread(target=store.exclusive, args=[hold])
+    holder.start()
+    busy.wait()
     try:
         yield
     finally:
         go.set()
-        held.result()
+        holder.join()
 
 
 #: how a worker may end, with its exit code; the first is the most frequent

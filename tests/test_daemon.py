@@ -357,6 +357,14 @@ class TestScheduling:
         assert [row[0] for row in rows] == [1, 2, 3]
         assert [row[1] for row in rows] == pytest.approx([100, 100, 200], abs=5)
 
+    def test_a_forecast_leaves_out_what_has_left_the_queue_since_the_tick(self, store, scheduling):
+        jobs = put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))
+        scheduling.tick("default")
+        store.write(control, Control("cancel", (jobs[2],), "ann"))
+        scheduling.forecast()
+        with store.read() as con:
+            assert con.execute("SELECT job_id, position FROM waiting ORDER BY position").fetchall() == [(jobs[3], 1), (jobs[4], 2)]
+
     def test_a_dry_run_tells_when_a_job_would_start(self, store, scheduling):
         fits = JobSpec(name="x", recipe="toy", estimate=10.0)
         assert scheduling.foresee([fits])[0][1] == "starts at once"
@@ -379,15 +387,20 @@ class TestScheduling:
         assert stops == [(job, "preempted", urgent) for job in low]
 
 
-def test_the_board_hands_out_what_is_live_and_counts_versions_anew(store):
-    board = Board(store, lambda _: None)
+def test_the_board_knows_every_runner_and_counts_versions_anew_in_each_daemon(store):
+    store.write(runners.hello, hello())
+    board, again = Board(store), Board(store)
+    board.refresh()
+    first = board._answers["n1"].version
+    assert board._answers["n1"].shutdown is None
+    store.write(runners.change_node, runners.NodeChange("n1", "draining", "ann", "test", leaving=True))
+    board.refresh()
+    again.refresh()
+    assert (board._answers["n1"].version, board._answers["n1"].shutdown) == (first + 1, "stop")
+    assert again._answers["n1"].shutdown == "stop", "a restarted daemon still wants it to leave"
     store.write(runners.hello, hello())
     board.refresh()
-    before = {node: answer.version for node, answer in board._answers.items()}
-    again = Board(store, lambda _: None)
-    again.refresh()
-    assert before == {} == {node: answer.version for node, answer in again._answers.items()}
-    assert again._base >= board._base
+    assert board._answers["n1"].shutdown is None, "who registers wants to serve"
 
 
 def test_processes_are_known_by_pid_and_start():

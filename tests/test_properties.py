@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from stoker.engine.board import Board
 from stoker.engine.config import Config, Guards
-from stoker.engine.errors import NotFound, Stale, StokerError, UsageError
+from stoker.engine.errors import Conflict, NotFound, Stale, StokerError, UsageError
 from stoker.engine.plan_check import PlanError, check
 from stoker.engine.protocol import Report
 from stoker.engine.scheduling import Scheduling
@@ -48,7 +48,8 @@ COMMON = settings(deadline=None, database=None, suppress_health_check=list(Healt
 PROFILES = {
     # Not shrunk, as that takes minutes: the whole history is printed.
     "short": settings(COMMON, max_examples=12, stateful_step_count=30, derandomize=True, phases=[Phase.generate]),
-    "long": settings(COMMON, max_examples=100_000, stateful_step_count=60, print_blob=True),
+    "long": settings(COMMON, max_examples=100_000, stateful_step_count=60, phases=[Phase.generate]),
+    "shrink": settings(COMMON, max_examples=100_000, stateful_step_count=60),
 }
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "short")
 
@@ -106,9 +107,11 @@ def submissions(draw: st.DrawFn, known: list[str]) -> list[JobSpec]:
     """A job, several with needs among themselves and of earlier ones, or an array."""
     if draw(st.integers(0, 3)) == 0:
         size = draw(st.integers(2, 5))
-        task = msgspec.structs.replace(draw(job_specs("array")), gpus_min=1, gpus_max=1, array_size=size,
-                                       array_cap=draw(st.sampled_from([None, 1, 2])))  # fmt: skip
-        key = task.idempotency_key
+        task = msgspec.structs.replace(draw(job_specs("array")), gpus_min=1, gpus_max=1, array_size=size)
+        if (key := task.idempotency_key) is None:
+            task = msgspec.structs.replace(task, array_cap=draw(st.sampled_from([None, 1, 2])))
+        else:  # with the same key it is the same array, which may have grown
+            task = msgspec.structs.replace(task, pool="default", array_cap={"k0": None, "k1": 1, "k2": 2}[key])
         return [
             msgspec.structs.replace(task, name=f"array[{i}]", array_index=i, idempotency_key=key and f"{key}[{i}]") for i in range(size)
         ]
@@ -169,7 +172,7 @@ class Engine(RuleBasedStateMachine):
     def _open(self, path: Path) -> None:
         self.store = Store.open(path, clock=self.clock)
         self._spy_on_rollbacks()
-        self.board = Board(self.store, lambda node: None)
+        self.board = Board(self.store)
         self.board.refresh()
         self.store.listen(self._committed)
         self.scheduling = Scheduling(self.store, model.Inert(), Config(guards=GUARDS), clock=self.clock)  # type: ignore[arg-type]
@@ -241,10 +244,11 @@ class Engine(RuleBasedStateMachine):
             if before is None:
                 array = None if spec.array_size is None else ids[specs[0].name]
                 self.jobs[row["id"]] = Job(row["id"], spec, [], array, spec.hold)
+        first = min((row["id"] for row in rows if not row["existing"]), default=0)
         for spec, row in zip(specs, rows, strict=True):
             if not row["existing"]:
                 known = {name: number for name, number in ids.items() if name != spec.name}
-                self.jobs[row["id"]].needs = [(self._find(need.job, known, below=min(ids.values())), need.mode) for need in spec.after]
+                self.jobs[row["id"]].needs = [(self._find(need.job, known, below=first), need.mode) for need in spec.after]
 
     def _expected_refusal(self, specs: list[JobSpec]) -> type[StokerError] | None:
         own = {spec.name for spec in specs}
@@ -427,7 +431,6 @@ class Engine(RuleBasedStateMachine):
         messages = [agent.report() for agent in agents]
         with model.one_transaction(self.store):
             answers = [self.store.submit(runners.report, message) for message in messages]
-        self.past = None
         for agent, message, answer in zip(agents, messages, answers, strict=True):
             self._taken(message, answer, agent)
 
@@ -441,7 +444,8 @@ class Engine(RuleBasedStateMachine):
     def _taken(self, message: Report, answer: Future[Any], agent: model.Agent | None) -> None:
         """What follows from a report that has arrived; ``agent`` hears the answer, unless that is lost."""
         self.reports.append(message)
-        if message.session != self.agents[message.node].session:
+        assert self.past is not None
+        if message.session != next(row["session"] for row in self.past["nodes"] if row["id"] == message.node):
             with pytest.raises(Stale):
                 answer.result()
             return
@@ -483,14 +487,16 @@ class Engine(RuleBasedStateMachine):
     def node_is_changed(self, data: st.DataObject, state: str) -> None:
         """Drain, resume, silence; and `forget`, which is refused as long as anything of the node may be alive."""
         assert self.past is not None
-        states = {row["id"]: row["state"] for row in self.past["nodes"]}
-        agents = [
-            agent for agent in self.agents.values()
-            if (not agent.up and not agent.workers if state == "gone" else agent.up and states[agent.node] not in ("stopped", "gone"))
-        ]  # fmt: skip
+        agents = [agent for agent in self.agents.values() if state != "gone" or not (agent.up or agent.workers)]
         if agents:
             node = self._pick(data, agents).node
-            self.store.write(runners.change_node, runners.NodeChange(node, state, "ann", "test"))
+            before = next(row["state"] for row in self.past["nodes"] if row["id"] == node)
+            change = runners.NodeChange(node, state, "ann", "test")
+            if state == before or state in runners.NODE_TRANSITIONS[before]:
+                self.store.write(runners.change_node, change)
+            else:
+                with pytest.raises(Conflict):
+                    self.store.write(runners.change_node, change)
             self.verify()
 
     @rule(data=st.data(), health=st.sampled_from(["ok", "ok", "dirty", "quarantined"]))
@@ -713,12 +719,12 @@ class Engine(RuleBasedStateMachine):
         """Everybody is well and lets go: every job ends, in a bounded number of rounds."""
         self._act("release", list(self.jobs))
         for agent in self.agents.values():
-            if not agent.up:
-                self._hello(agent)
+            self._hello(agent)
             self.store.write(runners.change_node, runners.NodeChange(agent.node, "up", "ann", "resumed"))
             for gpu in agent.health:
                 agent.set_health(gpu, "ok")
         self.scheduling.reload()
+        self.verify()
         rounds = 0
         while any(job.state not in FINAL for job in self.jobs.values()):
             rounds += 1

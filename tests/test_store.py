@@ -44,23 +44,16 @@ class Blocked:
     def __init__(self, store: Store) -> None:
         self.go = threading.Event()
         self.entered = threading.Event()
-        self.answer = store.submit(_exclusive, self)
+        threading.Thread(target=store.exclusive, args=(self,), daemon=True).start()
+        assert self.entered.wait(30)
 
     def __call__(self, _con):
         self.entered.set()
         assert self.go.wait(30)
 
 
-def _exclusive(tx, batch):
-    raise AssertionError
-
-
-_exclusive.exclusive = True
-
-
 def test_what_queues_is_committed_together_and_answered_after_the_commit(store):
     blocked = Blocked(store)
-    blocked.entered.wait(30)
     answers = [store.submit(remember, f"w{i}") for i in range(50)]
     assert not any(answer.done() for answer in answers)
     before = store.commits
@@ -114,6 +107,34 @@ def test_listeners_hear_topics_and_events_after_the_commit(store):
     store.listen(lambda commit: heard.append((commit.topics, [event["actor"] for event in commit.events], words(store))))
     store.write(remember, "x")
     assert heard == [(frozenset({"test"}), ["x"], ["x"])]
+
+
+def test_a_request_that_was_cancelled_is_left_out_and_the_writer_goes_on(store):
+    blocked = Blocked(store)
+    answers = [store.submit(remember, word) for word in ("a", "b", "c")]
+    assert answers[1].cancel()
+    blocked.go.set()
+    assert [answers[0].result(), answers[2].result()] == [2, 2]
+    store.write(remember, "d")
+    assert words(store) == ["a", "c", "d"]
+
+
+def test_a_database_that_can_not_be_opened_again_fails_the_store_and_says_so(store, home, monkeypatch):
+    heard = []
+    store.listen(lambda commit: heard.append(commit.topics))
+
+    def refuse(*_):
+        raise StoreError("no")
+
+    monkeypatch.setattr("stoker.engine.store.store.connect", refuse)
+    with pytest.raises(StoreError):
+        compact(store, home)
+    assert frozenset({"fatal"}) in heard
+    with pytest.raises(StoreError, match="has failed"):
+        store.submit(remember, "late")
+    monkeypatch.undo()
+    again = Store.open(home.database)
+    again.close()
 
 
 def test_a_closed_store_takes_nothing_and_loses_nothing(home):
@@ -177,7 +198,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(home, monkeypatch):
     everything = [*migrate.available(), broken]
     with monkeypatch.context() as patch:
         patch.setattr(migrate, "available", lambda: everything)
-        with pytest.raises(duckdb.Error):
+        with pytest.raises(StoreError, match="nowhere"):
             Store.open(home.database)
     store = Store.open(home.database)
     with store.read() as con:

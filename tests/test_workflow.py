@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from stoker.engine.errors import Conflict, NotFound, Stale, UsageError
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
@@ -19,6 +20,8 @@ from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.engine.workflow.watch import run_out
 
 SLOTS = 4
+HELLO = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
+              pool="default", gpus=[], leases=[])  # fmt: skip
 
 
 class Host:
@@ -30,11 +33,7 @@ class Host:
 
     def hello(self, node: str = "n1", slots: int = SLOTS, known: Sequence[int] = ()) -> int:
         gpus = [GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name="cpu") for i in range(slots)]
-        return self.store.write(
-            runners.hello,
-            Hello(protocol=VERSION, version="t", node=node, host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
-                  pool="default", gpus=gpus, leases=list(known)),
-        )  # fmt: skip
+        return self.store.write(runners.hello, msgspec.structs.replace(HELLO, node=node, gpus=gpus, leases=list(known)))
 
     def submit(self, *specs: JobSpec) -> list[int]:
         request = SubmitRequest(Submission(jobs=list(specs), provenance=Provenance(argv=["x"], cwd="/")), "ann")
@@ -370,8 +369,33 @@ def test_a_runner_declared_dead_loses_its_jobs_and_its_reports(host):
     host.run(lease)
     host.store.write(runners.change_node, runners.NodeChange("n1", "gone", "ann", "burnt"))
     assert host.state(job) == "pending"
+    with pytest.raises(Stale):
+        host.exit(lease)  # it must register again
+    host.session = host.hello(known=[lease])
     assert host.exit(lease).stale == [lease]
     assert host.state(job) == "pending"
+
+
+def test_a_name_is_not_taken_over_from_a_runner_that_may_live(host):
+    (job,) = host.submit(spec())
+    lease = host.grant(job)
+    host.run(lease)
+    other = msgspec.structs.replace(HELLO, host="elsewhere", gpus=[])
+    with pytest.raises(Conflict, match=r"runner n1 is /h on h: choose another --node"):
+        host.store.write(runners.hello, other)
+    assert host.state(job) == "running"
+    host.store.write(runners.change_node, runners.NodeChange("n1", "gone", "ann", "burnt"))
+    host.store.write(runners.hello, other)
+
+
+@pytest.mark.parametrize(("before", "after"), [("stopped", "up"), ("stopped", "draining"), ("gone", "up"), ("up", "drained")])
+def test_a_runner_can_not_be_wished_into_a_state(host, before, after):
+    if before == "stopped":
+        host.store.write(runners.report, Report(node="n1", session=host.session, left=True))
+    elif before == "gone":
+        host.store.write(runners.change_node, runners.NodeChange("n1", "gone", "ann", "x"))
+    with pytest.raises(Conflict, match=f"runner n1 is {before}"):
+        host.store.write(runners.change_node, runners.NodeChange("n1", after, "ann", "x"))
 
 
 def test_leases_expire_and_attempts_time_out(host):

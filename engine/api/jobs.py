@@ -54,6 +54,8 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
     await asyncio.to_thread(require_all, submission.jobs)
+    if call.who.role != "admin":  # nobody else submits in another's name
+        submission = msgspec.structs.replace(submission, jobs=[msgspec.structs.replace(job, user="") for job in submission.jobs])
     if submission.dry_run:
         return await asyncio.to_thread(_dry_run, call, submission)
     store = call.daemon.store

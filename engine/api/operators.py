@@ -18,8 +18,8 @@ from ..rows import objects
 from ..schema_text import schema as schema_tables
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import compact as compact_database
-from ..workflow.leases import Stop, stop
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
+from ..workflow.watch import StopAll, stop_all
 from .auth import GRANTS, digest, new_token
 from .call import Call, endpoint
 from .prometheus import exposition
@@ -95,33 +95,23 @@ async def drain(call: Call) -> dict[str, Any]:
     return {"ok": True}
 
 
-def _drain(call: Call, now: bool) -> None:
+def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
-    call.daemon.fleet.change(node, "draining", call.who.user, f"drained by {call.who.user}")
+    words = "stopped" if leaving else "drained"
+    call.daemon.fleet.change(node, "draining", call.who.user, f"{words} by {call.who.user}", leaving=leaving)
     if now:
-        leases = call.daemon.store.rows("store/node_leases", node)
-        call.daemon.store.write(_stop_leases, [Stop(row[0], "drain", call.who.user) for row in leases])
-
-
-def _stop_leases(tx: Any, batch: Any) -> list[None]:
-    for stops in batch:
-        stop(tx, stops)
-    return [None] * len(batch)
+        call.daemon.store.write(stop_all, StopAll("drain", call.who.user, node))
 
 
 async def resume(call: Call) -> dict[str, Any]:
     node = call.path("node")
-    call.daemon.fleet.stay(node)
     await asyncio.to_thread(call.daemon.fleet.change, node, "up", call.who.user, f"resumed by {call.who.user}")
     return {"ok": True}
 
 
 async def stop_runner(call: Call) -> dict[str, Any]:
     body = await call.options()
-    node = call.path("node")
-    call.daemon.fleet.leave(node)
-    await asyncio.to_thread(_drain, call, bool(body.get("now")))
-    call.daemon.board.refresh()
+    await asyncio.to_thread(_drain, call, bool(body.get("now")), leaving=True)
     return {"ok": True}
 
 
@@ -200,7 +190,7 @@ async def remove_schedule(call: Call) -> dict[str, Any]:
 
 def _number(call: Call, name: str) -> int:
     given = call.path(name)
-    if not given.isdigit():
+    if not given.isdecimal():
         raise UsageError(f"{name}: {given!r} is not a number")
     return int(given)
 

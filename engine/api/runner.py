@@ -11,14 +11,13 @@ from ..protocol import Hello, Poll, Report, Welcome
 from ..workflow import runners
 from .call import Call, endpoint
 
-TELEMETRY_INTERVAL = 5.0
-
 
 async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
     call.daemon.fleet.registered(message.node, session)
-    return Welcome(session=session, telemetry_interval=TELEMETRY_INTERVAL, heartbeat=call.daemon.fleet.heartbeat)
+    interval = call.daemon.config.runners.telemetry_interval
+    return Welcome(session=session, telemetry_interval=interval, heartbeat=call.daemon.fleet.heartbeat)
 
 
 async def poll(call: Call) -> Any:

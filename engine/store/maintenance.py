@@ -41,8 +41,9 @@ def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, An
 
 def nightly_backup(store: Store, home: Home) -> None:
     """A dated backup; the oldest of ours beyond `KEEP_BACKUPS` go."""
-    backup(store, home)
-    for old in sorted(home.backups.glob("stoker-*Z.duckdb"))[:-KEEP_BACKUPS]:
+    made = Path(backup(store, home)["path"])
+    made.rename(made.with_name(made.name.replace("stoker-", "nightly-")))
+    for old in sorted(home.backups.glob("nightly-*Z.duckdb"))[:-KEEP_BACKUPS]:
         old.unlink()
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Request:
-    command: Command[Any, Any]
+    command: Command[Any, Any] | None  #: None: the payload is work to be done between two transactions
     payload: Any
     answer: Future[Any]
 
@@ -171,7 +171,10 @@ class Store:
 
     def submit(self, command: Command[P, R], payload: P) -> Future[R]:
         """Queue a write; the future is done when it is durable, or has the error that refused it."""
-        answer: Future[R] = Future()
+        return self._put(command, payload)
+
+    def _put(self, command: Command[Any, Any] | None, payload: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
         with self._gate:
             if self._open and self.failed is None:
                 self._requests.put(_Request(command, payload, answer))
@@ -213,12 +216,8 @@ class Store:
 
     def exclusive(self, work: Callable[[duckdb.DuckDBPyConnection], R]) -> R:
         """Run ``work`` on the writer's connection between two transactions (backup, export, checkpoint)."""
-
-        def command(tx: Transaction, batch: Sequence[Callable[[duckdb.DuckDBPyConnection], R]]) -> Sequence[R]:
-            raise AssertionError("run by the writer itself")
-
-        command.exclusive = True  # type: ignore[attr-defined]
-        return self.write(command, work)
+        answer: Future[R] = self._put(None, work)
+        return answer.result()
 
     def replace(self, make: Callable[[duckdb.DuckDBPyConnection], Path]) -> None:
         """Put another file in the place of the database, between two transactions; readers wait meanwhile.
@@ -231,10 +230,14 @@ class Store:
             with self._readers.paused():
                 con.execute("CHECKPOINT")
                 con.close()
-                os.replace(fresh, self.path)
-                self._con = connect(self.path, self._config)
-                if self._prepare is not None:
-                    self._prepare(self._con)
+                try:
+                    os.replace(fresh, self.path)
+                    self._con = connect(self.path, self._config)
+                    if self._prepare is not None:
+                        self._prepare(self._con)
+                except BaseException as error:
+                    self._fail(error)  # nothing is lost, but this process has no database any more
+                    raise
 
         self.exclusive(work)
 
@@ -267,7 +270,8 @@ class Store:
             batch = []
             request = self._requests.get()
             while request is not None:
-                batch.append(request)
+                if request.answer.set_running_or_notify_cancel():  # from here on nobody can cancel it, so it can be answered
+                    batch.append(request)
                 if len(batch) >= self._max_batch:
                     break
                 try:
@@ -275,13 +279,18 @@ class Store:
                 except queue.Empty:
                     break
             closing = request is None
-            self._serve(batch)
+            try:
+                self._serve(batch)
+            except BaseException as error:  # our own error; a writer that dies silently would leave everybody waiting
+                log.critical("the writer failed", exc_info=error, extra={"action": "store.fatal"})
+                self._fail(error)
+                self._refuse([request for request in batch if not request.answer.done()])
 
     def _serve(self, batch: list[_Request]) -> None:
         """Serve the batch in order, exclusive work between two transactions."""
         start = 0
         for position, request in enumerate(batch):
-            if getattr(request.command, "exclusive", False):
+            if request.command is None:
                 self._commit(batch[start:position])
                 self._run_exclusive(request)
                 start = position + 1
@@ -297,8 +306,7 @@ class Store:
         if not batch:
             return
         if self.failed is not None:
-            for request in batch:
-                request.answer.set_exception(StoreError(f"the database has failed: {self.failed}; restart the daemon"))
+            self._refuse(batch)
             return
         try:
             results, committed = self._transact(batch)
@@ -306,20 +314,33 @@ class Store:
             self._recover(batch, error)
             return
         self.commits += 1
-        for listener in self._listeners:
-            try:
-                listener(committed)
-            except Exception:
-                log.exception("a listener of the store failed", extra={"action": "store.listener"})
+        self._tell(committed)
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, StokerError):
                 request.answer.set_exception(result)
             else:
                 request.answer.set_result(result)
 
+    def _tell(self, committed: Committed) -> None:
+        for listener in self._listeners:
+            try:
+                listener(committed)
+            except Exception:
+                log.exception("a listener of the store failed", extra={"action": "store.listener"})
+
+    def _fail(self, error: BaseException) -> None:
+        """From now on every write is refused; the daemon hears of it and ends."""
+        self.failed = error
+        self._tell(Committed(frozenset({"fatal"}), ()))
+
+    def _refuse(self, batch: Sequence[_Request]) -> None:
+        for request in batch:
+            request.answer.set_exception(StoreError(f"the database has failed: {self.failed}; restart the daemon"))
+
     def _transact(self, batch: list[_Request]) -> tuple[list[Any], Committed]:
         by_command: dict[Command[Any, Any], list[int]] = {}
         for position, request in enumerate(batch):
+            assert request.command is not None, "exclusive work has been taken out"
             by_command.setdefault(request.command, []).append(position)
         tx = Transaction(self._con, self._catalog, self._clock())
         results: list[Any] = [None] * len(batch)
@@ -338,12 +359,9 @@ class Store:
 
         if isinstance(error, duckdb.FatalException | duckdb.InternalException):
             # After these the handle can't be used (duckdb's own word): stop, and let the unit restart the daemon.
-            self.failed = error
             log.critical("the database failed: %s", error, extra={"action": "store.fatal"})
-            for request in batch:
-                request.answer.set_exception(StoreError(f"the database has failed: {error}; restart the daemon"))
-            for listener in self._listeners:
-                listener(Committed(frozenset({"fatal"}), ()))
+            self._fail(error)
+            self._refuse(batch)
             return
         with contextlib.suppress(duckdb.Error):
             self._con.execute("ROLLBACK")

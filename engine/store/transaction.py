@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sqlfiles import sql
@@ -80,6 +80,15 @@ class Transaction:
             conflict = f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
             self._con.execute(f'INSERT INTO "{table}" ({names}) {source} {conflict}', values)
 
+    def put(self, table: str, keys: Sequence[str], rows: Sequence[Row], known: Collection[tuple[Any, ...]]) -> None:
+        """Update the rows whose keys are ``known`` to be there, insert the others: half the cost of `upsert`, a merge to DuckDB."""
+        old: list[Row] = []
+        new: list[Row] = []
+        for row in rows:
+            (old if tuple(row[key] for key in keys) in known else new).append(row)
+        self.update(table, keys, old)
+        self.insert(table, new)
+
     def update(self, table: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
         """Set the other columns of the rows with these keys, one statement for each set of columns."""
         by_columns: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -97,18 +106,21 @@ class Transaction:
         if wanted := list(values):
             self._con.execute(f'DELETE FROM "{table}" WHERE "{key}" IN (SELECT unnest($1::{kind}[]))', [wanted])
 
-    def _source(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
-        """A SELECT that yields the rows, and its parameters: one list a column. Timestamps are given as epoch seconds."""
+    def _source(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[Any]]:
+        """A SELECT that yields the rows, and its parameters: one list a column. Timestamps are given as epoch seconds.
+
+        A single row is given as it is: there DuckDB takes longer to plan the unnesting than for all the rest.
+        """
         types = self._catalog.types[table]
+        single = len(rows) == 1
         parts = []
         for number, column in enumerate(columns, 1):
-            kind = types[column]
-            if kind == "TIMESTAMP":
-                part = f"make_timestamp(CAST(unnest(${number}::DOUBLE[]) * 1000000 AS BIGINT))"
-            else:
-                part = f"unnest(${number}::{kind}[])"
-            parts.append(f'{part} AS "{column}"')
-        return "SELECT " + ", ".join(parts), [[row[column] for row in rows] for column in columns]
+            stamp = types[column] == "TIMESTAMP"
+            kind = "DOUBLE" if stamp else types[column]
+            value = f"${number}::{kind}" if single else f"unnest(${number}::{kind}[])"
+            parts.append(f'make_timestamp(CAST({value} * 1000000 AS BIGINT)) AS "{column}"' if stamp else f'{value} AS "{column}"')
+        values = [rows[0][column] if single else [row[column] for row in rows] for column in columns]
+        return "SELECT " + ", ".join(parts), values
 
     def event(
         self,

@@ -92,7 +92,9 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     for lease in tx.objects("ending_leases", list(ends)):
         how = ends[lease["id"]]
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
-        verdict = judge(how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"])
+        verdict = judge(
+            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"], losses=lease["losses"]
+        )
         ran = max(0.0, tx.now - lease["started_at"]) if lease["started_at"] is not None else 0.0
         changes = {
             "run_time": lease["run_time"] + ran,

@@ -11,6 +11,7 @@ from ..states import ACTIVE, FINAL, State, legal
 from ..store.transaction import Transaction
 
 WAITING = frozenset({State.SUBMITTED, State.PENDING})
+GOING_ON = frozenset({State.STARTING, State.RUNNING})  #: to these from a lease that was granted: to a policy nothing has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
             tx.event("job.state", step.actor, job=step.job, lease=step.lease, before=before, after=step.to, reason=step.reason)
         tx.update("jobs", ["id"], list(rows.values()))
         tx.delete("waiting", "job_id", [job for job, now in state.items() if now not in WAITING])
-        tx.touch("queue")
+        if any(step.to not in GOING_ON for step in moves):
+            tx.touch("queue")
         moves = _settle(tx, {job: now for job, now in state.items() if now in FINAL})
 
 

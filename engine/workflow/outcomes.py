@@ -11,6 +11,9 @@ from ..states import State
 YIELDING = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
 
 
+MAX_LOSS_DELAY = 300.0  #: seconds
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """How a lease ended."""
@@ -33,8 +36,11 @@ class Verdict:
     delay: float = 0.0  #: seconds before it may run again
 
 
-def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool) -> Verdict:
-    """Decide what becomes of a job whose last worker has gone. ``failures``: attempts that failed before this one."""
+def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool, losses: int = 0) -> Verdict:
+    """Decide what becomes of a job whose last worker has gone.
+
+    ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost.
+    """
     if end.outcome == "completed":
         return Verdict(State.COMPLETED, "completed", "completed")
     if cancelled or end.stop_reason == "cancelled":
@@ -48,7 +54,9 @@ def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: b
     if end.outcome == "stopped":
         return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):
-        return Verdict(back, end.outcome, end.message or "its worker was lost; it goes on from its last checkpoint")
+        # The first loss is nobody's fault. A job that is lost again and again waits longer each time: it may be what kills its workers.
+        delay = min(2.0**losses, MAX_LOSS_DELAY) if losses else 0.0
+        return Verdict(back, end.outcome, end.message or "its worker was lost; it goes on from its last checkpoint", delay=delay)
     return _failure(end, retries, failures, back)
 
 

@@ -35,7 +35,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Enactment:
-    """What is to be done now. ``waiting``: reasons that changed; ``served``: jobs whose reason is to be removed."""
+    """What is to be done now."""
 
     decision: Decision
     grants: Sequence[Grant] = ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Stale, StokerError, UsageError
-from ..protocol import VERSION, Ack, Hello, Records, Report, Sample, WorkerUpdate
+import msgspec
+
+from ..errors import Conflict, Stale, StokerError, UsageError
+from ..protocol import VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
 from ..states import State
 from ..store.transaction import Transaction
 from .leases import Stop, end, stop
@@ -29,9 +31,19 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
                 )
             )
             continue
-        known = tx.objects("node", message.node)
-        session = (known[0]["session"] if known else 0) + 1
-        _register(tx, message, session, known[0] if known else None)
+        found = tx.objects("node", message.node)
+        known = found[0] if found else None
+        if known and known["state"] not in ("stopped", "gone") and (known["host"], known["home"]) != (message.host, message.home):
+            # Taking over the name would declare its jobs lost while they run: they would be started a second time.
+            answers.append(
+                Conflict(
+                    f"runner {message.node} is {known['home']} on {known['host']}: choose another --node; if that one is no more, "
+                    f"'stoker runner forget {message.node}' first"
+                )
+            )
+            continue
+        session = (known["session"] if known else 0) + 1
+        _register(tx, message, session, known)
         gone = [row[0] for row in tx.execute("forgotten_leases", message.node, list(message.leases))]
         _exit(tx, {(lease, message.node): _lost(lease, tx.now, "its runner has lost its run directory") for lease in gone})
         answers.append(session)
@@ -43,7 +55,7 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
     kept = known["state"] if known and known["state"] in ("draining", "drained") else "up"
     node = {"id": message.node, "host": message.host, "boot_id": message.boot_id, "pid": message.pid, "pid_started": message.pid_started,
             "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
-            "joined_at": tx.now, "last_seen": tx.now}  # fmt: skip
+            "joined_at": tx.now, "last_seen": tx.now, "leaving": False}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
                 "memory": gpu.memory, "health": gpu.health, "note": gpu.note} for gpu in message.gpus]  # fmt: skip
@@ -60,7 +72,8 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
     current = [message for message in batch if sessions.get(message.node) == message.session]
     live = _live(tx, current)
     stale = _take_records(tx, [(m.node, records) for m in current for records in m.records], live)
-    updates = [(m.node, update) for m in current for update in m.workers]
+    # A runner's clock may be ahead of ours: nothing has happened later than now.
+    updates = [(m.node, msgspec.structs.replace(update, ts=min(update.ts, tx.now))) for m in current for update in m.workers]
     for node, update in updates:
         if (update.lease, node) not in live:
             stale.setdefault(node, set()).add(update.lease)
@@ -89,7 +102,9 @@ class _Lease:
     job: int
     job_state: State
     state: str
-    started: bool
+    started_at: float | None
+    total_steps: int | None  #: of the job, as submitted
+    metric: str | None  #: that the job's stopping rule watches
 
 
 @dataclass(slots=True)
@@ -104,8 +119,8 @@ def _live(tx: Transaction, messages: Sequence[Report]) -> dict[tuple[int, str], 
     wanted = {r.lease for m in messages for r in m.records} | {u.lease for m in messages for u in m.workers}
     parts: dict[tuple[int, str], _Part] = {}
     leases: dict[int, _Lease] = {}
-    for number, node, job, worker, job_state, state, started in tx.execute("live_parts", sorted(wanted)) if wanted else ():
-        lease = leases.setdefault(number, _Lease(job, State(job_state), state, started))
+    for number, node, worker, job, job_state, *facts in tx.execute("live_parts", sorted(wanted)) if wanted else ():
+        lease = leases.setdefault(number, _Lease(job, State(job_state), *facts))
         parts[number, node] = _Part(lease, worker)
     return parts
 
@@ -116,7 +131,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     marks = {(lease, rank): seq for lease, rank, seq in tx.execute("marks", sorted({r.lease for _, r in batch}))} if batch else {}
     metrics: list[dict[str, Any]] = []
     moved: dict[tuple[int, int], int] = {}
-    latest: dict[int, dict[str, Any]] = {}
+    latest: dict[int, _Latest] = {}
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -133,55 +148,76 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 for name, value in record.values.items()
             ]  # fmt: skip
             if records.rank == 0:
-                _fold(latest.setdefault(part.lease.job, {"lease": records.lease, "values": {}}), record)
+                latest.setdefault(part.lease.job, _Latest(part.lease, record)).take(record)
     tx.insert("metrics", metrics)
-    tx.upsert("report_marks", ["lease_id", "rank"], [{"lease_id": k[0], "rank": k[1], "seq": seq} for k, seq in moved.items()])
+    newest = [{"lease_id": lease, "rank": rank, "seq": seq} for (lease, rank), seq in moved.items()]
+    tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
     return stale
 
 
-def _fold(into: dict[str, Any], record: Any) -> None:
-    into.setdefault("first", (record.ts, record.step))
-    into["last"] = (record.ts, record.step)
-    into["values"].update(record.values)
-    for name in ("total", "checkpoint", "memory"):
-        if getattr(record, name) is not None:
-            into[name] = getattr(record, name)
+@dataclass(slots=True)
+class _Latest:
+    """What the new records of a job come to."""
+
+    lease: _Lease
+    first: Record
+    last: Record = field(init=False)
+    values: dict[str, float] = field(default_factory=dict)
+    total: int | None = None
+    checkpoint: int | None = None
+    memory: int | None = None
+
+    def take(self, record: Record) -> None:
+        self.last = record
+        self.values.update(record.values)
+        for name in ("total", "checkpoint", "memory"):
+            if (value := getattr(record, name)) is not None:
+                setattr(self, name, value)
 
 
-def _progress(tx: Transaction, latest: Mapping[int, dict[str, Any]]) -> None:
+def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
     """Bring `progress` up to date with the newest records of each job."""
-    known = {row["id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
+    known = {row["job_id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
     rows = []
     for job, new in latest.items():
-        old = known[job]
-        ts, step = new["last"]
-        values = new["values"]
-        metric = old["stop_metric"]
+        old = known.get(job, _NO_PROGRESS)
+        watched = new.lease.metric
         rows.append(
             {
                 "job_id": job,
-                "step": step,
-                "total_steps": new.get("total", old["total_steps"]),
-                "loss": values.get("loss", old["loss"]),
-                "metric": values.get(metric, old["metric"]) if metric else old["metric"],
+                "step": new.last.step,
+                "total_steps": _first(new.total, old["total_steps"], new.lease.total_steps),
+                "loss": new.values.get("loss", old["loss"]),
+                "metric": new.values.get(watched, old["metric"]) if watched else old["metric"],
                 "seconds_per_step": _pace(old, new),
-                "checkpoint_step": new.get("checkpoint", old["checkpoint_step"]),
-                "peak_memory": max(filter(None, (new.get("memory"), old["peak_memory"])), default=None),
-                "updated_at": ts,
+                "checkpoint_step": _first(new.checkpoint, old["checkpoint_step"]),
+                "peak_memory": max(filter(None, (new.memory, old["peak_memory"])), default=None),
+                "updated_at": new.last.ts,
             }
         )
-    tx.upsert("progress", ["job_id"], rows)
+    tx.put("progress", ["job_id"], rows, {(job,) for job in known})
 
 
-def _pace(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
+_NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(
+    ("step", "total_steps", "loss", "metric", "seconds_per_step", "checkpoint_step", "peak_memory", "updated_at")
+)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _pace(old: Mapping[str, Any], new: _Latest) -> float | None:
     """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted."""
-    ts, step = new["last"]
-    since = (old["updated_at"], old["step"]) if old["lease_id"] == new["lease"] and old["step"] is not None else new["first"]
-    if since[0] is None or step <= since[1] or ts <= since[0]:
-        return None if old["seconds_per_step"] is None else float(old["seconds_per_step"])
-    pace = (ts - since[0]) / (step - since[1])
-    return float(pace) if old["seconds_per_step"] is None else float(0.7 * old["seconds_per_step"] + 0.3 * pace)
+    started, updated = new.lease.started_at, old["updated_at"]
+    within = started is not None and updated is not None and updated >= started
+    ts, step = (updated, old["step"]) if within else (new.first.ts, new.first.step)
+    before = old["seconds_per_step"]
+    if new.last.step <= step or new.last.ts <= ts:
+        return None if before is None else float(before)
+    pace = (new.last.ts - ts) / (new.last.step - step)
+    return float(pace) if before is None else float(0.7 * before + 0.3 * pace)
 
 
 #: how far a worker or a lease has come
@@ -217,8 +253,8 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
 def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
     """What changes in a lease: it follows the first of its workers that gets there, and never goes back."""
     changes: dict[str, Any] = {}
-    if update.state == "running" and not lease.started:
-        lease.started, changes["started_at"] = True, update.ts
+    if update.state == "running" and lease.started_at is None:
+        lease.started_at = changes["started_at"] = update.ts
     if REACHED[update.state] > REACHED[lease.state]:
         lease.state = changes["state"] = update.state
     return changes
@@ -274,9 +310,28 @@ def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
 
 
 def _leave(tx: Transaction, node: str) -> None:
+    """An agent says goodbye only with nothing in hand: what it was assigned and has not taken up never started."""
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
-    tx.touch("nodes", "queue")
+    _give_up(tx, node, f"runner {node} has left")
+    tx.touch("nodes", "leases", "queue")
+
+
+def _give_up(tx: Transaction, node: str, why: str) -> None:
+    """Declare every part that lives on a runner lost; the caller knows that none runs."""
+    gone = [row[0] for row in tx.execute("node_leases", node)]
+    _exit(tx, {(lease, node): _lost(lease, tx.now, why) for lease in gone})
+
+
+#: what a runner's state may become other than by its own registration
+NODE_TRANSITIONS = {
+    "up": {"suspect", "draining", "gone"},
+    "suspect": {"up", "draining", "gone"},
+    "draining": {"drained", "up", "gone"},
+    "drained": {"draining", "up", "gone"},
+    "stopped": {"gone"},
+    "gone": set[str](),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,18 +342,26 @@ class NodeChange:
     state: str
     actor: str
     reason: str
+    leaving: bool = False  #: it is to leave when its workers have ended
 
 
-def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[None]:
+def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[StokerError | None]:
     """Set the states of runners. ``gone``: every worker there is declared lost; the caller has made sure that they are."""
+    answers: list[StokerError | None] = []
     for change in batch:
-        tx.event("node.state", change.actor, node=change.node, after=change.state, reason=change.reason)
-        tx.update("nodes", ["id"], [{"id": change.node, "state": change.state}])
+        found = tx.objects("node", change.node)
+        before = found[0]["state"] if found else "unknown"
+        if change.state not in NODE_TRANSITIONS.get(before, ()) and before != change.state:
+            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; see 'stoker runner list'"))
+            continue
+        tx.event("node.state", change.actor, node=change.node, before=before, after=change.state, reason=change.reason)
+        tx.update("nodes", ["id"], [{"id": change.node, "state": change.state, "leaving": change.leaving}])
         if change.state == "gone":
-            gone = [row[0] for row in tx.execute("node_leases", change.node)]
-            _exit(tx, {(lease, change.node): _lost(lease, tx.now, f"runner {change.node} was declared dead") for lease in gone})
+            tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
+            _give_up(tx, change.node, f"runner {change.node} was declared dead")
+        answers.append(None)
     tx.touch("nodes", "leases", "queue")
-    return [None] * len(batch)
+    return answers
 
 
 def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:

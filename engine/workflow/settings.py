@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import NotFound, StokerError
+from ..errors import Conflict, NotFound, StokerError
 from ..store.transaction import Transaction
 
 
@@ -59,7 +59,8 @@ def revoke_token(tx: Transaction, batch: Sequence[tuple[int, str]]) -> Sequence[
     known = {row[0] for row in tx.execute("token_ids")}
     tx.update("tokens", ["id"], [{"id": number, "revoked": True} for number, _ in batch if number in known])
     for number, actor in batch:
-        tx.event("token.revoked", actor, detail={"id": number})
+        if number in known:
+            tx.event("token.revoked", actor, detail={"id": number})
     tx.touch("tokens")
     return [None if number in known else NotFound(f"token {number}: there is none; 'stoker token list' shows them") for number, _ in batch]
 
@@ -72,17 +73,24 @@ class NewSchedule:
     user: str
 
 
-def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int]:
-    rows: list[dict[str, Any]] = [
-        {"id": tx.number("schedules"), "name": s.name, "cron": s.cron, "enabled": True, "spec": s.spec, "created_by": s.user,
-         "created_at": tx.now, "last_at": None}
-        for s in batch
-    ]  # fmt: skip
-    tx.insert("schedules", rows)
+def add_schedule(tx: Transaction, batch: Sequence[NewSchedule]) -> Sequence[int | StokerError]:
+    """Add recurring jobs. The name is the key: the same again, after a lost answer, is the one that is there."""
+    known = {(user, name): (number, cron) for number, user, name, cron in tx.execute("schedule_names")}
+    answers: list[int | StokerError] = []
     for s in batch:
-        tx.event("schedule.created", s.user, detail={"name": s.name, "cron": s.cron})
+        number, cron = known.get((s.user, s.name), (0, ""))
+        if number and cron != s.cron:
+            answers.append(Conflict(f"cron: {s.name} is schedule {number} already, at {cron!r}; 'stoker schedule remove {number}' first"))
+            continue
+        if not number:
+            number = tx.number("schedules")
+            known[s.user, s.name] = (number, s.cron)
+            tx.insert("schedules", [{"id": number, "name": s.name, "cron": s.cron, "enabled": True, "spec": s.spec, "created_by": s.user,
+                                     "created_at": tx.now, "last_at": None}])  # fmt: skip
+            tx.event("schedule.created", s.user, detail={"name": s.name, "cron": s.cron})
+        answers.append(number)
     tx.touch("schedules")
-    return [row["id"] for row in rows]
+    return answers
 
 
 @dataclass(frozen=True, slots=True)

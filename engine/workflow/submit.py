@@ -59,14 +59,14 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
 
 
 def check(jobs: Sequence[JobSpec], largest: dict[str, int]) -> None:
-    """Refuse at once what could never run. ``largest`` maps a pool to its GPUs; a pool that nobody has offered yet is not judged."""
+    """Refuse at once what could never run. ``largest`` maps a pool to its GPUs; one whose runners are away is not judged."""
     for spec in jobs:
         if spec.pool not in largest:
             if largest and spec.pool != "default":
                 raise UsageError(
                     f"pool: no runner offers pool {spec.pool!r}{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
                 )
-        elif spec.gpus_min > largest[spec.pool]:
+        elif 0 < largest[spec.pool] < spec.gpus_min:
             has = f"pool {spec.pool!r} has {largest[spec.pool]}"
             raise UsageError(f"gpus: {spec.name} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner")
 

@@ -1,8 +1,9 @@
-"""What time brings: leases expire, attempts run out of time, backed-off jobs become ready."""
+"""What time brings: leases expire, attempts run out of time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..store.store import Store
 from ..store.transaction import Transaction
@@ -22,11 +23,20 @@ def run_out(tx: Transaction, batch: Sequence[None]) -> Sequence[int]:
     return [len(due)] * len(batch)
 
 
-def stop_all(tx: Transaction, batch: Sequence[Stop]) -> Sequence[int]:
-    """Stop every live lease, for the reason and in the name of the given Stop; answers with how many."""
+@dataclass(frozen=True, slots=True)
+class StopAll:
+    """Every live lease is to stop, or every one with a part on ``node``."""
+
+    reason: str
+    actor: str
+    node: str | None = None
+
+
+def stop_all(tx: Transaction, batch: Sequence[StopAll]) -> Sequence[int]:
+    """Answers with how many leases were told to stop."""
     answers = []
     for wanted in batch:
-        live = tx.execute("all_live_leases")
+        live = tx.execute("node_leases", wanted.node) if wanted.node else tx.execute("all_live_leases")
         stop(tx, [Stop(lease, wanted.reason, wanted.actor) for (lease,) in live])
         answers.append(len(live))
     return answers

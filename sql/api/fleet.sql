@@ -1,2 +1,2 @@
--- Runners with the session in force and their state.
-SELECT id, session, state FROM nodes
+-- Runners with the session in force, their state, and whether they were told to leave.
+SELECT id, session, state, leaving FROM nodes

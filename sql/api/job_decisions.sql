@@ -1,5 +1,5 @@
 -- Newest decisions that started, stopped or put off a job.
-WITH mine AS (SELECT list(id) AS leases FROM leases WHERE job_id = $1)
+WITH mine AS (SELECT coalesce(list(id), []) AS leases FROM leases WHERE job_id = $1)
 SELECT d.ts, d.policy, d.outcome, d.plan, m.leases
 FROM decisions d, mine m
 WHERE json_contains(d.plan -> '$.starts[*].job', CAST($1 AS VARCHAR)::JSON)

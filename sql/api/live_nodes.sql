@@ -1,2 +1,2 @@
 -- Runners that can be told to leave.
-SELECT id FROM nodes WHERE state IN ('up', 'suspect', 'draining', 'drained') ORDER BY id
+SELECT id FROM nodes WHERE state IN ('up', 'draining', 'drained') ORDER BY id

@@ -1,2 +1,2 @@
 -- A runner by name.
-SELECT id, state, session, boot_id FROM nodes WHERE id = $1
+SELECT id, state, session, host, home FROM nodes WHERE id = $1

@@ -1,5 +1,4 @@
--- GPUs that each pool has had offered, by nodes that are not declared dead.
-SELECT g.pool, count(*)::BIGINT
+-- GPUs of each pool that was ever offered, counting those of runners that are there; 0: none is there now.
+SELECT g.pool, count(*) FILTER (n.state NOT IN ('gone', 'stopped') AND g.health <> 'missing')
 FROM gpus g JOIN nodes n ON n.id = g.node_id
-WHERE n.state NOT IN ('gone', 'stopped') AND g.health <> 'missing'
 GROUP BY g.pool

@@ -1,0 +1,58 @@
+"""Each benchmark runs, in a tiny configuration, and prints its table. How fast anything is, is not tested here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+TINY = {
+    "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
+    "submissions": ["--clients", "2", "--seconds", "0.2"],
+    "assignment": ["--runners", "2", "--rounds", "1"],
+    "policy_tick": ["--policy", "fifo", "--pending", "10", "--ticks", "2"],
+    "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
+    "first_step": ["--rounds", "1"],
+    "overhead": ["--rounds", "1", "--steps", "3"],
+}
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_it_measures_and_prints(name: str) -> None:
+    answer = json.loads(run(name, "--json"))
+    assert answer["machine"]["cores"] >= 1
+    for title, rows in answer["tables"].items():
+        assert rows, title
+        for row in rows:
+            numbers = [value for value in row.values() if isinstance(value, int | float)]
+            assert numbers, f"{title}: {row}"
+            assert all(value == value for value in numbers), f"{title}: {row}"
+
+
+def test_tables_are_for_people() -> None:
+    lines = run("policy_tick").splitlines()
+    assert lines[0].startswith("when ")
+    assert "One tick of a policy" in lines
+    header = next(line for line in lines if "p99 ms" in line)
+    assert lines[lines.index(header) + 1].split()[:2] == ["fifo", "10"]
+
+
+def test_every_benchmark_is_run_here_and_told_of() -> None:
+    """chaos.py is the crash test's, and has its own."""
+    programs = {path.stem for path in BENCHMARKS.glob("*.py") if "def main(given" in path.read_text()}
+    assert programs == TINY.keys()
+    page = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+    assert all(f"benchmarks/{name}.py" in page for name in programs)
