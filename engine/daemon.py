@@ -64,6 +64,9 @@ class Daemon:
             config={"memory_limit": config.limits.memory, "threads": min(4, os.cpu_count() or 1)},
             prepare=lambda con: lock_down(con, directories, [home.database]),
         )
+        # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
+        for table, used in zip(("jobs", "leases"), home.used_numbers(), strict=True):
+            self.store.skip_numbers(table, used)
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,14 @@ class Home:
     def snapshots(self) -> Path:
         """Copied trees of `submit --snapshot`."""
         return self.path / "snapshots"
+
+    def used_numbers(self) -> tuple[int, int]:
+        """The largest job and the largest lease that have a directory here: ``jobs/JOB/run-LEASE``, perhaps with ``.RANK``."""
+        found = [
+            re.search(r"/jobs/(\d+)(?:/run-(\d+))?", str(path)) for path in (*self.path.glob("jobs/*"), *self.path.glob("jobs/*/run-*"))
+        ]
+        matches = [match for match in found if match]
+        return max((int(m[1]) for m in matches), default=0), max((int(m[2]) for m in matches if m[2]), default=0)
 
     @property
     def logs(self) -> Path:

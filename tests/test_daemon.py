@@ -127,6 +127,12 @@ class TestRealDaemon:
         assert not daemon.home.socket.exists()
 
 
+def test_a_new_database_does_not_give_out_numbers_that_have_directories(home):
+    for path in ("jobs/7/run-12", "jobs/9/checkpoints", "jobs/3/run-40.1", "jobs/old/run-99"):
+        (home.path / path).mkdir(parents=True)
+    assert home.used_numbers() == (9, 40)
+
+
 def test_hooks_run_on_their_events_with_the_facts_and_failures_are_recorded(store, tmp_path):
     out = tmp_path / "facts"
     hooks = Hooks(store, [Hook(("cancelled",), f'echo "$STOKER_EVENT $STOKER_JOB_ID $STOKER_JOB_NAME" > {out}; cat > {out}.json'),

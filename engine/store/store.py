@@ -165,6 +165,10 @@ class Store:
             raise StoreError(f"{path}: {explain(error)}") from error
         return cls(con, path, config=config, prepare=prepare, **options)
 
+    def skip_numbers(self, table: str, used: int) -> None:
+        """Numbers up to ``used`` are not given out: they are in use outside the database. Before the first write."""
+        self._catalog.skip(table, used)
+
     def listen(self, listener: Callable[[Committed], None]) -> None:
         """Call ``listener`` after each commit and before its answers, on the writer's thread: be quick, and wait for no write."""
         self._listeners.append(listener)

@@ -28,6 +28,10 @@ class Catalog:
             if key and table not in ("metrics", "report_marks"):
                 self._next[table] = 1 + con.execute(f'SELECT coalesce(max("{key}"), 0) FROM "{table}"').fetchall()[0][0]
 
+    def skip(self, table: str, used: int) -> None:
+        """Numbers up to ``used`` are not given out."""
+        self._next[table] = max(self._next[table], used + 1)
+
     def number(self, table: str) -> int:
         """The next number of a table. One thread writes, so a counter in memory is enough; a rollback leaves a gap."""
         number = self._next[table]
