@@ -8,7 +8,8 @@ that evict on a wish alone have gone wrong in four ways, and each has its guard 
 - Evicting too many: only holders of a GPU that a start wants are stopped. A job that the plan leaves out,
   but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
 - Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
-  #126), and is preempted at most ``max_preemptions`` times.
+  #126), and is preempted at most ``max_preemptions`` times. A lease that ends does the same to a job, so
+  no lease ends sooner either, and one of a job whose preemptions are spent has no end.
 - Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
   that admits. Here who gave way to whom is remembered for ``cooldown`` seconds: a job may not displace one
   that it gave way to, directly or through others, so evictions never form a cycle; and nobody gives way to
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..policies.contract import Allocation, Bools, Phase, Plan, View
+from ..policies.contract import Allocation, Bools, Floats, Phase, Plan, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +103,24 @@ class Memory:
         return found
 
 
-def protected(view: View, limits: Limits) -> Bools:
-    """Which jobs no eviction or move is allowed for now."""
-    jobs = view.jobs
-    guarded: Bools = (jobs.phase == Phase.ACTIVE) & (jobs.lease_time < limits.min_run_time)
-    if limits.max_preemptions is not None:
-        guarded |= jobs.preemptions >= limits.max_preemptions
-    return guarded
+def _spent(view: View, limits: Limits) -> Bools:
+    """Jobs whose budget of preemptions is spent."""
+    if limits.max_preemptions is None:
+        return np.zeros(len(view.jobs), dtype=bool)
+    spent: Bools = view.jobs.preemptions >= limits.max_preemptions
+    return spent
+
+
+def protected_until(view: View, limits: Limits) -> Floats:
+    """Until when no eviction, move or end of lease is allowed, a row a job: for as long as it runs (inf) once its budget is spent."""
+    granted = view.now - view.jobs.lease_time
+    return np.where(_spent(view, limits), np.inf, granted + limits.min_run_time)
 
 
 def protect(view: View, limits: Limits) -> View:
-    """The view with ``protected`` filled in, so that a policy looks for victims only where it can get them."""
-    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=protected(view, limits)))
+    """The view with its protection filled in, so that a policy looks for victims only where it can get them."""
+    until = np.where(view.jobs.phase == Phase.ACTIVE, protected_until(view, limits), -np.inf)
+    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=until > view.now, protected_until=until))
 
 
 def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:
@@ -129,7 +136,7 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
         if view.jobs.phase[row] != Phase.ACTIVE:
             tick.start(job, allocation)
         elif set(allocation.gpus) == set(view.jobs.allocation(row).tolist()):
-            tick.actions.renewals.append(Renewal(job, allocation.lease_end))
+            tick.actions.renewals.append(Renewal(job, tick.lease_end(job, allocation)))
         else:
             moves.append((job, allocation))
     # After the starts: whoever had to make room for one has been stopped, and need not be moved.
@@ -143,6 +150,7 @@ class _Tick:
         jobs = view.jobs
         self.view, self.plan, self.limits, self.memory = view, plan, limits, memory
         self.row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
+        self.protected_until = protected_until(view, limits)
         self.holders: dict[int, list[int]] = {}
         owners = np.repeat(jobs.id, np.diff(jobs.alloc_start))
         for job, gpu in zip(owners.tolist(), jobs.alloc_gpus.tolist(), strict=True):
@@ -161,7 +169,7 @@ class _Tick:
             return
         holders = self._others_on(job, allocation)
         if not holders:
-            self.actions.starts.append(Start(job, tuple(allocation.gpus), allocation.lease_end))
+            self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation)))
             return
         victims = [holder for holder in holders if not self._stopping(holder)]
         for victim in victims:
@@ -212,14 +220,18 @@ class _Tick:
             return f"job {victim} gave way to it less than {cooldown:g} s ago and does not do so again yet"
         return self._protection(victim)
 
+    def lease_end(self, job: int, allocation: Allocation) -> float | None:
+        """When the lease ends: a lease that runs out is an eviction like any other, so not before the job's protection does."""
+        until = float(self.protected_until[self.row_of[job]])
+        return None if allocation.lease_end is None or math.isinf(until) else max(allocation.lease_end, until)
+
     def _protection(self, job: int) -> str | None:
-        row = self.row_of[job]
-        if self.view.jobs.lease_time[row] < self.limits.min_run_time:
-            return f"job {job} has run for less than {self.limits.min_run_time:g} s and is not stopped before"
-        budget = self.limits.max_preemptions
-        if budget is not None and self.view.jobs.preemptions[row] >= budget:
-            return f"job {job} has been preempted {budget} times and is not preempted again"
-        return None
+        until = self.protected_until[self.row_of[job]]
+        if until <= self.view.now:
+            return None
+        if math.isinf(until):
+            return f"job {job} has been preempted {self.limits.max_preemptions} times and is not preempted again"
+        return f"job {job} has run for less than {self.limits.min_run_time:g} s and is not stopped before"
 
     def _stopping(self, job: int) -> bool:
         return job in self.stopped or self.view.jobs.phase[self.row_of[job]] == Phase.STOPPING

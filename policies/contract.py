@@ -73,6 +73,7 @@ class Jobs:
     tier_deadline: Floats
     tier_reward: Floats
     protected: Bools | None = None  #: the engine will not preempt or move these now, so plan no eviction of them; None: nobody
+    protected_until: Floats | None = None  #: when ``protected`` ends, inf: not before the job does; None: not known
 
     def __len__(self) -> int:
         return len(self.id)

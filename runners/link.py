@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ..engine.client import Client
-from ..engine.errors import NotFound, Stale, StokerError, Unauthorized, Unreachable
+from ..engine.errors import Conflict, NotFound, Stale, StokerError, Unauthorized, UsageError
 from ..engine.protocol import (
     HELLO,
     POLL,
@@ -34,6 +34,7 @@ log = logging.getLogger("stoker.runner")
 
 #: what no repetition mends: the session is somebody else's, the daemon does not know us, or does not let us
 FATAL = (Stale, NotFound, Unauthorized)
+REFUSED = (*FATAL, UsageError, Conflict)  #: at the hello also: another protocol, a node that is somebody else's
 
 _TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
 _RECORDS = 20_000  #: in one report
@@ -62,7 +63,7 @@ class Backoff:
 
 
 def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bool]) -> Welcome | None:
-    """Register, however long no daemon answers; ``wait`` pauses, and says whether to go on.
+    """Register, however long no daemon answers or its store cannot be written; ``wait`` pauses, and says whether to go on.
 
     None when told to leave meanwhile; raises when the daemon refuses us.
     """
@@ -71,7 +72,9 @@ def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bo
         try:
             answer = client.post_raw(HELLO, msgspec.json.encode(hello()), timeout=_TIMEOUT)
             return msgspec.json.decode(answer, type=Welcome)
-        except Unreachable as error:
+        except REFUSED:
+            raise
+        except StokerError as error:
             if backoff.fresh:
                 log.warning("%s; waiting for it", error, extra={"action": "unreachable"})
             if not wait(backoff.next()):
@@ -191,7 +194,11 @@ class Outbox:
                 if room <= 0:
                     complete = False
                     break
-                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                try:
+                    batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                except OSError as error:  # the end of the lease must not wait for what nobody can read
+                    run.complain(f"cannot read {run.dir.reports(rank)}: {error.strerror}; the daemon is not told of it")
+                    continue
                 complete = complete and not batch.more
                 if batch.offset != run.acked.offsets.get(rank, 0):
                     offsets[run.lease, rank] = batch.offset
@@ -218,7 +225,6 @@ class Outbox:
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset
-            runs[lease].active_at = time.monotonic()
             changed.add(lease)
         for update in report.workers:
             acked = runs[update.lease].acked

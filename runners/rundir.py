@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from typing import Any
 PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left because it was asked to
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
+
+_RUN = re.compile(r"run-(\d+)(?:\.(\d+))?")
 
 # The environment of a worker.
 ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
@@ -80,11 +83,12 @@ class RunDir:
 
     @classmethod
     def find(cls, home: Path) -> list[RunDir]:
-        """All run directories below a home."""
+        """All run directories below a home; what people have put beside them is none."""
         runs = []
         for path in (home / "jobs").glob("*/run-*"):
-            lease, _, node_rank = path.name[4:].partition(".")
-            runs.append(cls(home, int(path.parent.name), int(lease), int(node_rank or 0)))
+            match, job = _RUN.fullmatch(path.name), path.parent.name
+            if match is not None and job.isdecimal() and path.is_dir():
+                runs.append(cls(home, int(job), int(match[1]), int(match[2] or 0)))
         return sorted(runs, key=lambda run: run.lease)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..engine.protocol import Assignment
 from . import processes
 from .rundir import ENV_TAG, RunDir
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
-from .tail import Acked
+from .tail import Acked, sizes
 
 log = logging.getLogger("stoker.runner")
 
@@ -50,13 +51,29 @@ class Run:
         self.start_by: float | None = None  #: until when it waits for its GPUs to be free (monotonic)
         self.settled = False  #: its GPUs have been looked at after its end
         self.settle_by: float | None = None  #: until when that may take (monotonic)
-        self.active_at = time.monotonic()  #: last record, or last sample that was not quiet
+        self.active_at = time.monotonic()  #: last growth of its reports, or last sample that was not quiet
+        self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
+        self._complaints: set[str] = set()
         self.boot_id: str | None = None
         self.descriptor: int | None = None  #: readable once its supervisor is gone
 
     @property
     def lease(self) -> int:
         return self.assignment.lease
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Whatever is wrong with one lease must not cost the others their agent."""
+        try:
+            yield
+        except Exception as error:
+            self.complain(f"{type(error).__name__}: {error}; the other leases go on")
+
+    def complain(self, words: str) -> None:
+        """Say it once: what is wrong is found again five times a second."""
+        if words not in self._complaints:
+            self._complaints.add(words)
+            log.error("lease %d of job %d: %s", self.lease, self.dir.job, words)
 
     @classmethod
     def take_up(cls, directory: RunDir, assignment: Assignment, node: str) -> Run:
@@ -107,21 +124,17 @@ class Run:
         """Bring phase, identity and exit up to date with the directory."""
         if self.phase is Phase.ENDED:
             return
-        if self.identity is None and (found := self.dir.read("supervisor.json")):
-            if found["pid"] is None:
-                self.fail("stopped", "stopped before it was started")
-                return
-            self.identity = Process(found["pid"], found["started"])
-            self.boot_id = found["boot_id"]
-            self.phase = Phase.LIVE
-            self.descriptor = processes.watch(self.identity)
-            if found["boot_id"] != identity.boot_id():
-                self._end(self.dir.read("exit.json") or self._lost("this machine was rebooted"))
+        if self.identity is None:
+            try:
+                self._meet()
+            except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
+                self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
+            if self.phase is Phase.ENDED:
                 return
         # In this order: a supervisor writes exit.json before it dies.
         gone = self.identity is not None and not identity.alive(self.identity)
         code = self.supervisor.poll() if self.supervisor else None
-        if ended := self.dir.read("exit.json"):
+        if ended := self._last_word():
             self._end(ended)
         elif gone:
             self._end(self._lost("its supervisor was killed"))
@@ -130,6 +143,31 @@ class Run:
                 self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
             else:
                 self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
+
+    def _meet(self) -> None:
+        """Take note of its supervisor, once that has registered."""
+        found = self.dir.read("supervisor.json")
+        if found is None:
+            return
+        if found["pid"] is None:
+            self.fail("stopped", "stopped before it was started")
+            return
+        met = Process(int(found["pid"]), int(found["started"]))
+        self.boot_id = str(found["boot_id"])
+        self.identity, self.phase = met, Phase.LIVE
+        self.descriptor = processes.watch(met)
+        if self.boot_id != identity.boot_id():
+            self._end(self._last_word() or self._lost("this machine was rebooted"))
+
+    def _last_word(self) -> dict[str, Any] | None:
+        """Contents of exit.json; None when there is none, or none that can be understood."""
+        try:
+            content = self.dir.read("exit.json")
+        except ValueError:
+            content = None
+        if not isinstance(content, dict) or not {"outcome", "message", "exit_code", "ended_at"} <= content.keys():
+            return None
+        return content
 
     def _lost(self, why: str) -> dict[str, Any]:
         """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again."""
@@ -163,15 +201,23 @@ class Run:
         """What could not be killed at its end."""
         return [Process(*found) for found in (self.exit or {}).get("survivors") or ()]
 
+    def note_reports(self, now: float) -> None:
+        """What it has written is progress, whether or not a daemon is there to take it."""
+        reported = sizes(self.dir)
+        if reported != self._reported:
+            self._reported, self.active_at = reported, now
+
     def hangs(self, now: float) -> bool:
-        """No record for too long; the caller has seen that it does nothing else either.
+        """No report for too long; the caller has seen that it does nothing else either.
 
         Without `hang_after` only those that have reported before are held to it: a script that knows nothing of Stoker
         never reports, and may well wait for something.
         """
         after = self.assignment.spec.get("hang_after")
         if after is None:
-            after = _HANG_AFTER if self.acked.offsets else math.inf
+            if not any(self._reported.values()):
+                return False
+            after = _HANG_AFTER
         return self.stopping is None and now - self.active_at > after
 
     def disown(self) -> None:
@@ -188,22 +234,44 @@ class Run:
 
     def fail(self, outcome: str, message: str) -> None:
         """The lease ends without having been started."""
-        self._end(self.dir.read("exit.json") or self._note(outcome, message, []))
+        try:
+            said = self._last_word()
+        except OSError:
+            said = None
+        self._end(said or self._note(outcome, message, []))
 
     def stop(self, reason: str, grace: float) -> None:
         """Ask it to leave; a later word may be more urgent than the first, never less."""
         wanted = Stop(reason=reason, grace=grace)
         if self.phase is Phase.ENDED or wanted == self.stopping:
             return
-        if self.phase is Phase.WAITING and register(self.dir.path, None):
+        if self.phase is Phase.WAITING and self._withhold():
             self.fail("stopped", f"{reason} before it was started")
             return
-        self.stopping = wanted
-        self.dir.write("stop.json", wanted)
+        written = self._write_stop(wanted)
         # Written before we look who is registered, as the supervisor registers before it looks for stop.json: one of us sees the other.
         self.look()
         if self.identity is not None:
             processes.send(self.identity, signal.SIGUSR1 if grace <= 0 else signal.SIGTERM)
+        if written or self.identity is not None:  # else nobody has heard it yet: the next call says it again
+            self.stopping = wanted
+
+    def _withhold(self) -> bool:
+        """Take the lease so that nobody ever starts it; False when it has been started."""
+        try:
+            return register(self.dir.path, None)
+        except OSError as error:
+            self.complain(f"cannot write supervisor.json: {error.strerror}; it is not started all the same")
+            # Of a former agent's supervisor that has not registered yet nothing but its tag is known.
+            return not processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
+
+    def _write_stop(self, wanted: Stop) -> bool:
+        try:
+            self.dir.write("stop.json", wanted)
+            return True
+        except OSError as error:  # a full disk must not keep a job from being stopped; its supervisor has a grace of its own
+            self.complain(f"cannot write stop.json: {error.strerror}; it is signalled all the same")
+            return False
 
 
 def survivors_of(directory: RunDir) -> tuple[list[str], list[Process]] | None:

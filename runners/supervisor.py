@@ -86,7 +86,7 @@ def read_stop(run: Path) -> Stop | None:
     try:
         content = json.loads((run / "stop.json").read_bytes())
         return Stop(reason=str(content["reason"]), grace=float(content["grace"]))
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or a full disk has kept the agent from writing it
         return None
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .rundir import RunDir
 log = logging.getLogger("stoker.runner")
 
 _CHUNK = 1 << 20  #: bytes read of one file for one report
+_REPORTS = re.compile(r"reports-(\d+)\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -38,10 +40,10 @@ class Acked:
     def load(cls, run: RunDir) -> Acked:
         try:
             content = run.read("acked.json") or {}
-        except ValueError:  # cut short by a crash of the machine: all is sent again, which does no harm
-            content = {}
-        offsets = {int(rank): int(offset) for rank, offset in content.get("offsets", {}).items()}
-        return cls(run, set(content.get("states", ())), offsets, bool(content.get("closed")))
+            offsets = {int(rank): int(offset) for rank, offset in content.get("offsets", {}).items()}
+            return cls(run, set(content.get("states", ())), offsets, bool(content.get("closed")))
+        except (ValueError, TypeError, AttributeError):  # cut short by a crash of the machine: all is sent again, which does no harm
+            return cls(run)
 
     def save(self) -> None:
         """Without fsync, five times a second is too often for it: what a crash of the machine loses is only sent again."""
@@ -67,8 +69,16 @@ class Batch:
 
 def ranks(run: RunDir) -> list[int]:
     """Ranks that have reported."""
-    names = [path.name for path in run.path.glob("reports-*.jsonl")]
-    return sorted(int(name[len("reports-") : -len(".jsonl")]) for name in names)
+    return sorted(sizes(run))
+
+
+def sizes(run: RunDir) -> dict[int, int]:
+    """Bytes that each rank has reported."""
+    found = {}
+    for path in run.path.glob("reports-*.jsonl"):
+        if (match := _REPORTS.fullmatch(path.name)) is not None and path.is_file():
+            found[int(match[1])] = path.stat().st_size
+    return found
 
 
 def read(run: RunDir, rank: int, offset: int) -> Batch:

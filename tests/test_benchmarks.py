@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # seven daemons, three imports of torch
 
 TINY = {
     "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
@@ -25,7 +28,7 @@ TINY = {
 
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -39,7 +42,7 @@ def test_it_measures_and_prints(name: str) -> None:
         for row in rows:
             numbers = [value for value in row.values() if isinstance(value, int | float)]
             assert numbers, f"{title}: {row}"
-            assert all(value == value for value in numbers), f"{title}: {row}"
+            assert all(map(math.isfinite, numbers)), f"{title}: {row}"
 
 
 def test_tables_are_for_people() -> None:

@@ -189,6 +189,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     query = (ROOT / "sql" / "policy" / "ineligible.sql").read_text()
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
+    ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling.py").read_text())
     assert sorted(words(row[0])[0] for row in table("Why a job waits", "code")) == sorted(ours)
 
 

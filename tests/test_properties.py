@@ -256,7 +256,7 @@ class Engine(RuleBasedStateMachine):
         fresh = [spec for spec in specs if spec.name not in known]
         sizes = self._pool_sizes()
         for spec in fresh:
-            if spec.gpus_min > sizes.get(spec.pool, math.inf) or (sizes and spec.pool not in sizes and spec.pool != "default"):
+            if 0 < sizes[spec.pool] < spec.gpus_min:
                 return UsageError
         for spec in fresh:
             for need in spec.after:
@@ -276,12 +276,12 @@ class Engine(RuleBasedStateMachine):
         found = [job.id for job in self.jobs.values() if word in (job.spec.name, str(job.id), job.spec.idempotency_key)]
         return max((job for job in found if below is None or job < below), default=None)
 
-    def _pool_sizes(self) -> dict[str, int]:
+    def _pool_sizes(self) -> Counter[str]:
         sizes: Counter[str] = Counter()
         for node in self.past["nodes"] if self.past else ():
             if node["state"] not in ("gone", "stopped"):
                 sizes[self.agents[node["id"]].pool] += self.agents[node["id"]].slots
-        return dict(sizes)
+        return sizes
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), action=st.sampled_from(["cancel", "hold", "release", "release", "priority"]))
@@ -343,6 +343,7 @@ class Engine(RuleBasedStateMachine):
         """One tick of the policy in force, or of one that plans ``answer``."""
         compare(self._snapshot(pool), self._tables(), pool)
         state = self.scheduling._pools[pool]
+        self.scheduling._take_up(state)
         policy = state.policy
         state.policy = model.Scripted(answer or policy.plan, meanwhile)  # type: ignore[assignment]
         self.scheduling.tick(pool)
@@ -725,7 +726,8 @@ class Engine(RuleBasedStateMachine):
                 agent.set_health(gpu, "ok")
         self.scheduling.reload()
         self.verify()
-        rounds = 0
+        sizes, rounds = self._pool_sizes(), 0
+        self._act("cancel", [job.id for job in self.jobs.values() if job.spec.gpus_min > sizes[job.spec.pool]])
         while any(job.state not in FINAL for job in self.jobs.values()):
             rounds += 1
             assert rounds <= 20 + 4 * len(self.jobs), {
