@@ -2,7 +2,8 @@
 
 List scheduling: jobs are taken in the policy's order of service, each starts when enough GPUs have become
 free, and holds them for its remaining time. Placement and later arrivals are left out, so the answer is an
-estimate, early for gangs in a fragmented pool. Where it rests on a job of unknown length it is NaN.
+estimate, early for gangs in a fragmented pool. Where it rests on a job of unknown length it is NaN, and so it is for
+jobs behind one that waits for quarantined or drained GPUs to come back: whether they may pass it is the policy's affair.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
     """Expected start of each job (id) of ``order``, seconds since the epoch; NaN when unknown or beyond ``horizon``."""
     jobs = view.jobs
     row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
-    rows = [row_of[job] for job in np.asarray(order, dtype=np.int64).tolist()]
+    rows = [row_of.get(job) for job in np.asarray(order, dtype=np.int64).tolist()]
     starts = np.full(len(rows), np.nan)
     coming = _coming_free(view)
     supply = sum(count for _, count in coming)
     wanted, remaining = jobs.gpus_min.tolist(), jobs.remaining.tolist()
     for position, row in enumerate(rows):
+        if row is None or wanted[row] > len(view.gpus):
+            continue  # has left the view, or wants more than the pool has: holds up nobody
         if wanted[row] > supply:
-            continue  # more than will ever be usable: waits, and holds up nobody
+            break  # waits for GPUs that are out of use, and nobody can tell until when it holds up those behind it
         start = _take(coming, wanted[row])
         if start > view.now + horizon:
             break  # the earliest GPUs are taken in order, so nobody behind it starts within the horizon with as many

@@ -5,41 +5,55 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from ..policies.contract import Allocation, Ints, Phase, Plan, View
+from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Waiting
 
 
 class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
 
 
-def check(plan: Plan, view: View) -> None:
-    """Raise PlanError unless ``plan`` fits ``view``.
+def check(plan: Plan, view: View) -> Plan:
+    """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``.
 
     A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
-    usable GPUs that no other job of the plan has, unless a group of the plan shares them.
+    usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
+    on what the policy gave: that may hold numbers of NumPy's, which the store can't bind, and what can be read only once.
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"plan() answered with a {type(plan).__name__}, not a Plan")
     row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
     if not isinstance(plan.allocations, Mapping):
         raise PlanError(f"allocations: a {type(plan.allocations).__name__} is not a mapping of job to Allocation")
-    fresh: list[int] = []
-    rows_given: dict[int, tuple[int, ...]] = {}
-    for job, allocation in plan.allocations.items():
-        gpus = rows_given[job] = _check_allocation(job, allocation, row_of, view)
+    allocations = {
+        job: _allocation(job, allocation, row_of, view)
+        for job, allocation in zip(_ids("allocations", plan.allocations), plan.allocations.values(), strict=True)
+    }
+    fresh: set[int] = set()
+    for job, allocation in allocations.items():
         row = row_of[job]
-        if view.jobs.phase[row] == Phase.PENDING or set(gpus) != set(view.jobs.allocation(row).tolist()):
-            fresh.append(job)
-            _check_gang(job, row, gpus, view)
-    _check_sharing(plan, rows_given, set(fresh), view)
-    _check_waiting(plan, row_of)
-    _check_rest(plan)
+        if view.jobs.phase[row] == Phase.PENDING or set(allocation.gpus) != set(view.jobs.allocation(row).tolist()):
+            fresh.add(job)
+            _check_gang(job, row, allocation.gpus, view)
+    plain = Plan(
+        allocations,
+        waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting),
+        groups=tuple(Group(group.kind, tuple(_ids("groups", group.jobs))) for group in plan.groups),
+        warm={backbone: operator.index(wanted) for backbone, wanted in plan.warm.items()},
+        status=str(plan.status),
+        gap=None if plan.gap is None else float(plan.gap),
+        order=_ids("order", plan.order),
+    )
+    _check_sharing(plain, fresh, view)
+    _check_waiting(plain, row_of)
+    _check_rest(plain)
+    return plain
 
 
-def _check_allocation(job: int, allocation: Allocation, row_of: Mapping[int, int], view: View) -> tuple[int, ...]:
+def _allocation(job: int, allocation: Allocation, row_of: Mapping[int, int], view: View) -> Allocation:
     row = row_of.get(job)
     if row is None:
         raise PlanError(f"job {job}: is allocated, but is not in the view")
@@ -47,13 +61,20 @@ def _check_allocation(job: int, allocation: Allocation, row_of: Mapping[int, int
         raise PlanError(f"job {job}: is allocated, but is stopping; leave it out until it has stopped")
     if not isinstance(allocation, Allocation):
         raise PlanError(f"job {job}: a {type(allocation).__name__} is not an Allocation")
-    end = allocation.lease_end
-    if end is not None and not (math.isfinite(end) and end > view.now):
-        raise PlanError(f"job {job}: its lease ends at {end}, which is not a time after now ({view.now}); None is no end")
+    return Allocation(_gpus(job, allocation.gpus, view), _lease_end(job, allocation.lease_end, view.now))
+
+
+def _lease_end(job: int, end: float | None, now: float) -> float | None:
+    if end is not None and not (math.isfinite(end) and end > now):
+        raise PlanError(f"job {job}: its lease ends at {end}, which is not a time after now ({now}); None is no end")
+    return None if end is None else float(end)
+
+
+def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
     try:
-        gpus = tuple(operator.index(gpu) for gpu in allocation.gpus)
+        gpus = tuple(operator.index(gpu) for gpu in given)
     except TypeError:
-        raise PlanError(f"job {job}: {allocation.gpus!r} are not rows of the view's GPUs") from None
+        raise PlanError(f"job {job}: {given!r} are not rows of the view's GPUs") from None
     for gpu in gpus:
         if not 0 <= gpu < len(view.gpus):
             raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
@@ -76,16 +97,16 @@ def _check_gang(job: int, row: int, gpus: tuple[int, ...], view: View) -> None:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
 
-def _check_sharing(plan: Plan, given: Mapping[int, tuple[int, ...]], fresh: set[int], view: View) -> None:
+def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
     partners: dict[int, set[int]] = {}
     for group in plan.groups:
         for job in group.jobs:
-            if job not in given:
+            if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
             partners.setdefault(job, set()).update(group.jobs)
     users: dict[int, list[int]] = {}
-    for job, gpus in given.items():
-        for gpu in gpus:
+    for job, allocation in plan.allocations.items():
+        for gpu in allocation.gpus:
             for other in users.setdefault(gpu, []):
                 # Jobs that share already may go on doing so: a policy must be able to take over from one that packs.
                 if other not in partners.get(job, ()) and (job in fresh or other in fresh):
@@ -96,10 +117,10 @@ def _check_sharing(plan: Plan, given: Mapping[int, tuple[int, ...]], fresh: set[
 def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
     seen: set[int] = set()
     for waiting in plan.waiting:
-        if not waiting.reason.code or not waiting.reason.text:
+        words = (waiting.reason.code, waiting.reason.text)
+        if not all(isinstance(word, str) and word for word in words):
             raise PlanError("waiting: a reason needs a code and a text")
-        jobs = _ids(waiting.jobs)
-        for job in jobs:
+        for job in waiting.jobs:
             if job not in row_of:
                 raise PlanError(f"job {job}: is waiting, but is not in the view")
             if job in plan.allocations:
@@ -107,9 +128,9 @@ def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
             if job in seen:
                 raise PlanError(f"job {job}: is waiting twice")
             seen.add(job)
-    order = _ids(plan.order)
-    if order and (len(set(order)) != len(order) or set(order) != seen):
-        odd = min(set(order) ^ seen, default=None)
+    order = set(plan.order)
+    if order and (len(order) != len(plan.order) or order != seen):
+        odd = min(order ^ seen, default=None)
         raise PlanError("order: names a job twice" if odd is None else f"order: job {odd} is not in both order and waiting")
 
 
@@ -121,5 +142,10 @@ def _check_rest(plan: Plan) -> None:
             raise PlanError(f"warm: {wanted} workers of {backbone!r}; the number cannot be negative")
 
 
-def _ids(jobs: Iterable[int] | Ints) -> list[int]:
-    return jobs.tolist() if isinstance(jobs, np.ndarray) else list(jobs)
+def _ids(where: str, jobs: Iterable[int] | Ints) -> list[int]:
+    listed: list[Any] = jobs.tolist() if isinstance(jobs, np.ndarray) else list(jobs)
+    try:
+        return [operator.index(job) for job in listed]
+    except TypeError:
+        odd = next(job for job in listed if not hasattr(job, "__index__"))
+        raise PlanError(f"{where}: {odd!r} is not the id of a job") from None

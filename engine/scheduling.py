@@ -146,13 +146,13 @@ class Scheduling:
         try:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
-            check(plan, seen.view)
+            plan = check(plan, seen.view)
+            actions = reconcile(seen.view, plan, self._limits, state.memory)
+            enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
             self._refused(state, blank, error)
             return
-        actions = reconcile(seen.view, plan, self._limits, state.memory)
         state.order = _order(plan)
-        enactment = self._enactment(state, seen, plan, actions)
         decision = replace(
             blank,
             status=plan.status,
@@ -188,10 +188,11 @@ class Scheduling:
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
+        # A plan names those that it displaces as waiting too; they have no reason to wait before they have stopped.
+        pending = set(seen.view.jobs.id[seen.view.jobs.phase == Phase.PENDING].tolist())
         now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
         for group in plan.waiting:
-            now.update(dict.fromkeys((int(job) for job in group.jobs), (group.reason.code, group.reason.text)))
-        pending = set(seen.view.jobs.id[seen.view.jobs.phase == Phase.PENDING].tolist())
+            now.update(dict.fromkeys(pending.intersection(group.jobs), (group.reason.code, group.reason.text)))
         now.update((job, ("deferred", text)) for job, text in actions.deferred if job in pending)
         before = state.waiting
         changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]
@@ -285,16 +286,16 @@ class Scheduling:
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
         try:
-            plan = _create(state.setting).plan(trial)
-            check(plan, trial)
-        except Exception as error:  # a policy is anybody's code
+            plan = check(_create(state.setting).plan(trial), trial)
+            actions = reconcile(trial, plan, self._limits, state.memory)
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
             return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"
         if new in plan.allocations:
-            put_off = dict(reconcile(trial, plan, self._limits, state.memory).deferred)
+            put_off = dict(actions.deferred)
             return (None, put_off[new]) if new in put_off else (view.now, "starts at once")
         order = _order(plan)
         start = float(estimate_starts(trial, order)[order.index(new)]) if new in order else math.nan
-        why = next((group.reason.text for group in plan.waiting if new in set(map(int, group.jobs))), "the policy gives no reason")
+        why = next((group.reason.text for group in plan.waiting if new in group.jobs), "the policy gives no reason")
         return (None if math.isnan(start) else start), why
 
 
@@ -322,7 +323,7 @@ class _Missing:
 
 def _order(plan: Plan) -> list[int]:
     """Waiting jobs as the policy would serve them."""
-    return [int(job) for job in plan.order] if len(plan.order) else [int(job) for group in plan.waiting for job in group.jobs]
+    return list(plan.order) or [job for group in plan.waiting for job in group.jobs]
 
 
 _NOTHING = Decision("", "", 0, 0.0, 0.0, 0, 0, "", None, 0.0, 0.0, 0.0, "")

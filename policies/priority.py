@@ -17,7 +17,8 @@ class Priority:
     A job displaces running jobs of strictly lower priority when that lets it start: those of the lowest
     priority first, among them the most recently started, and no more than it needs. A job that cannot
     start blocks later jobs of its own priority (``backfill`` lifts that); jobs of lower priority may use
-    what it leaves free, because it can displace them when its turn comes.
+    what it leaves free, because it can displace them when its turn comes. Until then the GPUs of those that
+    may not be stopped yet are not filled up anew: what becomes free of the GPUs that it can have soonest waits for it.
     """
 
     @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from .contract import Ints, Jobs, Reason, Waiting
+from .contract import Floats, Ints, Jobs, Reason, Waiting
 from .placement import Placement
 
 
@@ -30,6 +30,17 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
         Waiting(_reason(Why(why[i]), int(n[i]), int(memories[memory[i]]), placement, displaceable), jobs.id[group])
         for i, group in zip(first.tolist(), members, strict=False)
     ]
+
+
+def explain_unserved(why: Ints, queue: Ints, claim: Floats, blocking: bool) -> None:
+    """Give those that were not looked at (-1) the reason that a look would have found, so that reasons do not flap."""
+    possible = queue[(why[queue] != Why.IMPOSSIBLE) & (why[queue] != Why.NO_GPUS)]
+    claim = claim[possible]
+    behind = np.zeros(len(possible), dtype=bool)
+    if blocking:
+        behind[1:] = claim[1:] == claim[:-1]
+    unserved = why[possible] < 0
+    why[possible[unserved]] = np.where(behind[unserved], Why.BEHIND, Why.RESOURCES)
 
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:

@@ -18,7 +18,8 @@ import numpy as np
 
 from .contract import Allocation, Floats, Ints, Phase, Plan, View
 from .placement import Placement
-from .reasons import Why, waiting
+from .reasons import Why, explain_unserved, waiting
+from .victims import displaceable, draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class _Tick:
 
     def __init__(self, view: View, ranking: Ranking) -> None:
         jobs = view.jobs
-        self.jobs, self.ranking = jobs, ranking
+        self.view, self.jobs, self.ranking = view, jobs, ranking
         self.placement = Placement(view)
         self.rank = np.empty(len(jobs), dtype=np.int64)
         self.rank[ranking.order] = np.arange(len(jobs))
@@ -73,7 +74,8 @@ class _Tick:
         self.pending = ranking.order[(jobs.phase[ranking.order] == Phase.PENDING) & (self.why[ranking.order] < 0)]
         self.displaced: list[tuple[int, int]] = []  # heap of (rank, row)
         self.failed: set[tuple[int, float]] = set()
-        self.victims = _Victims(view, ranking)
+        self.victims = displaceable(view, ranking.hold)
+        self.at_hand = jobs.phase == Phase.ACTIVE  # neither displaced nor kept for somebody yet
 
     def _refuse_impossible(self, view: View) -> None:
         pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
@@ -105,6 +107,7 @@ class _Tick:
             gpus = self.placement.find_soon(n, memory=memory)
         if gpus is None:
             self.failed.add((n, memory))
+            self._keep(row, n, memory)
             return False
         self.placement.take(gpus)
         self.given[row] = gpus
@@ -114,8 +117,20 @@ class _Tick:
         chosen = self.victims.choose(self.placement, n, memory, float(self.ranking.claim[row]))
         for victim in chosen:
             self.placement.release_soon(self.given.pop(victim))
+            self.at_hand[victim] = False
             heapq.heappush(self.displaced, (int(self.rank[victim]), victim))
         return bool(chosen)
+
+    def _keep(self, row: int, n: int, memory: float) -> None:
+        """Keep for ``row`` what it is to start on once its holders may be stopped; whoever began there would be protected anew."""
+        if self.jobs.protected is None or not self.jobs.protected.any():
+            return
+        weaker = self.at_hand & (self.ranking.hold < self.ranking.claim[row])
+        target = draining(self.view, weaker).target(self.placement, n, memory)
+        if target is not None:
+            self.placement.take(target)
+            self.victims.keep(target)
+            self.at_hand[[held for held, gpus in self.given.items() if not set(target).isdisjoint(gpus)]] = False
 
     def _size(self, row: int) -> tuple[int, float]:
         return int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
@@ -125,94 +140,10 @@ class _Tick:
         placed = np.zeros(len(jobs), dtype=bool)
         placed[list(self.given)] = True
         queue = order[~placed[order] & (jobs.phase[order] != Phase.STOPPING)]
-        self._explain_unserved(queue)
+        explain_unserved(self.why, queue, self.ranking.claim, self.ranking.blocking)
         served = sorted(self.given, key=self.rank.__getitem__)
         return Plan(
             allocations={int(jobs.id[row]): Allocation(self.given[row]) for row in served},
             waiting=waiting(jobs, queue, self.why[queue], self.placement, self.ranking.displaceable),
             order=jobs.id[queue],
         )
-
-    def _explain_unserved(self, queue: Ints) -> None:
-        """Give those that were not looked at the reason that a look would have found, so that reasons do not flap."""
-        possible = queue[(self.why[queue] != Why.IMPOSSIBLE) & (self.why[queue] != Why.NO_GPUS)]
-        claim = self.ranking.claim[possible]
-        behind = np.zeros(len(possible), dtype=bool)
-        if self.ranking.blocking:
-            behind[1:] = claim[1:] == claim[:-1]
-        unserved = self.why[possible] < 0
-        self.why[possible[unserved]] = np.where(behind[unserved], Why.BEHIND, Why.RESOURCES)
-
-
-class _Victims:
-    """The running jobs that may be displaced, weakest hold first, most recently started first among equals."""
-
-    def __init__(self, view: View, ranking: Ranking) -> None:
-        jobs = view.jobs
-        size = np.diff(jobs.alloc_start)
-        holders = np.bincount(jobs.alloc_gpus, minlength=len(view.gpus))
-        shares = np.zeros(len(jobs), dtype=bool)
-        shares[np.repeat(np.arange(len(jobs)), size)[holders[jobs.alloc_gpus] > 1]] = True
-        # Who shares a GPU frees nothing by leaving it.
-        eligible = (jobs.phase == Phase.ACTIVE) & (size > 0) & ~shares
-        if jobs.protected is not None:
-            eligible &= ~jobs.protected
-        rows = np.flatnonzero(eligible)
-        self.rows = rows[np.lexsort((-jobs.id[rows], jobs.lease_time[rows], ranking.hold[rows]))]
-        self.hold = ranking.hold[self.rows]
-        self.left = np.ones(len(self.rows), dtype=bool)  # not displaced yet
-        self.held = [jobs.allocation(row) for row in self.rows.tolist()]
-        self.gpus = np.concatenate([np.zeros(0, dtype=np.int64), *self.held])
-        self.owner = np.repeat(np.arange(len(self.rows)), size[self.rows])  # position in rows, ascending
-        self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
-        self.owner_of[self.gpus] = self.owner
-
-    def weaker_than(self, claim: float) -> bool:
-        return bool(self.left[: np.searchsorted(self.hold, claim)].any())
-
-    def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
-        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""
-        enough = self._shortest_prefix(placement, n, memory, int(np.searchsorted(self.hold, claim)))
-        if enough is None:
-            return []
-        trial = placement.copy()
-        trial.release_soon(self._gpus_of_first(enough))
-        target = trial.find_soon(n, memory=memory)
-        assert target is not None, "would_fit promised room that find_soon does not see"
-        nearby = {owner for owner in self.owner_of[list(target)].tolist() if owner >= 0 and self.left[owner]}
-        doomed = self._spare(placement, n, memory, sorted(nearby))
-        self.left[doomed] = False
-        return [int(self.rows[position]) for position in doomed]
-
-    def _shortest_prefix(self, placement: Placement, n: int, memory: float, limit: int) -> int | None:
-        """How many of the weakest must go, when they go in that order: by galloping, as one by one is slow (KAI-Scheduler #1410)."""
-
-        def fits(count: int) -> bool:
-            return placement.would_fit(n, self._gpus_of_first(count), memory=memory)
-
-        weaker = np.flatnonzero(self.left[:limit])
-        if not len(weaker):
-            return None
-        low = int(weaker[0])  # those before have gone already
-        high = low + 1
-        while not fits(min(high, limit)):
-            if high >= limit:
-                return None
-            low, high = high, 2 * high
-        high = min(high, limit)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
-
-    def _gpus_of_first(self, count: int) -> Ints:
-        upto = int(np.searchsorted(self.owner, count))
-        return self.gpus[:upto][self.left[self.owner[:upto]]]
-
-    def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
-        """Drop victims that are not needed, strongest first; what remains is minimal."""
-        for position in reversed(doomed):
-            fewer = [other for other in doomed if other != position]
-            if fewer and placement.would_fit(n, np.concatenate([self.held[other] for other in fewer]), memory=memory):
-                doomed = fewer
-        return doomed

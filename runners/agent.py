@@ -44,7 +44,7 @@ from .launch import CannotStart, prepare
 from .link import Outbox, Poller, greet
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
-from .tail import Acked
+from .tail import Acked, ranks
 from .telemetry import Telemetry, Worker
 
 log = logging.getLogger("stoker.runner")
@@ -167,9 +167,11 @@ class Agent:
             holder = file.read().strip()
             file.close()
             raise Conflict(f"a runner of node {self.options.node!r} is running already (pid {holder}); choose another --node") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        try:  # not through the file object, which would try again when it is closed
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
+        except OSError as error:
+            log.warning("cannot note our pid in %s: %s; the lock itself holds", file.name, error.strerror)
         return file
 
     def _hello(self) -> Hello:
@@ -194,13 +196,19 @@ class Agent:
     def _load(self) -> None:
         """Take the leases in hand that earlier agents of this node have left."""
         for directory in RunDir.find(self.options.home):
-            run = Run.load(directory, self.options.node)
-            if run is None and (survivors := survivors_of(directory)):
-                self.health.quarantine(*survivors)
-            if run is not None:
-                self.runs[run.lease] = run
-                if run.phase is Phase.LIVE:
-                    log.info("lease %d of job %d is adopted", run.lease, directory.job, extra={"action": "adopt"})
+            try:
+                self._load_one(directory)
+            except Exception as error:  # one damaged directory must not cost the others their agent
+                log.error("%s is passed over: %s: %s", directory.path, type(error).__name__, error)
+
+    def _load_one(self, directory: RunDir) -> None:
+        run = Run.load(directory, self.options.node)
+        if run is None and (survivors := survivors_of(directory)):
+            self.health.quarantine(*survivors)
+        if run is not None:
+            self.runs[run.lease] = run
+            if run.phase is Phase.LIVE:
+                log.info("lease %d of job %d is adopted", run.lease, directory.job, extra={"action": "adopt"})
 
     # -- what the daemon wants ----------------------------------------------------------------------------------------
 
@@ -214,9 +222,9 @@ class Agent:
     def _take_up(self, assignment: Assignment) -> Run | None:
         """A lease that is new to us; None when we have reported its end already, and the daemon's list is older than that."""
         directory = RunDir(self.options.home, assignment.job, assignment.lease, assignment.node_rank)
-        if Acked.load(directory).closed:
-            return None
         try:
+            if Acked.load(directory).closed:
+                return None
             return Run.take_up(directory, assignment, self.options.node)
         except OSError as error:
             run = Run(directory, assignment, Acked(directory))
@@ -226,20 +234,31 @@ class Agent:
     def reconcile(self) -> None:
         """Bring every lease in hand nearer to what is wanted. Idempotent."""
         for run in self.runs.values():
-            run.look()
+            with run.isolated():
+                run.look()
+                self._stop_unwanted(run)
         if self.desired is None:
             return
         for run in self.runs.values():
-            wanted = self.desired.get(run.lease)
-            if run.phase is Phase.ENDED:
-                continue
-            if wanted is None or run.disowned:
-                run.stop(_FENCED, 0.0)
-            elif wanted.stop is not None:
-                run.stop(wanted.stop, wanted.grace)
-        for run in self.runs.values():
+            if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
+                self._try_start(run)
+
+    def _stop_unwanted(self, run: Run) -> None:
+        wanted = self.desired.get(run.lease) if self.desired is not None else None
+        if run.phase is Phase.ENDED:
+            return
+        if run.disowned or (self.desired is not None and wanted is None):
+            run.stop(_FENCED, 0.0)
+        elif wanted is not None and wanted.stop is not None:
+            run.stop(wanted.stop, wanted.grace)
+
+    def _try_start(self, run: Run) -> None:
+        try:
+            self._start(run)
+        except Exception as error:  # ours, not the job's: it must neither cost the others their agent nor keep its GPUs
+            log.exception("lease %d cannot be started", run.lease)
             if run.phase is Phase.WAITING:
-                self._start(run)
+                run.fail("start-failed", f"the runner cannot start it: {type(error).__name__}: {error}")
 
     def _start(self, run: Run) -> None:
         gpus = run.assignment.gpus
@@ -333,11 +352,13 @@ class Agent:
         samples, quiet = self._telemetry.sample(workers, time.time(), now)
         outbox.samples += samples
         for run, _ in live:
-            if run.lease not in quiet:
-                run.active_at = now
-            elif run.hangs(now):
-                log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
-                run.stop("hang", run.assignment.grace)
+            with run.isolated():
+                run.note_reports(now)
+                if run.lease not in quiet:
+                    run.active_at = now
+                elif run.hangs(now):
+                    log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
+                    run.stop("hang", run.assignment.grace)
 
     def _forget_closed(self) -> None:
         for run in list(self.runs.values()):
@@ -379,13 +400,22 @@ def clean(options: Options, in_hand: set[int]) -> None:
             age = time.time() - (directory.path / "acked.json").stat().st_mtime
             if age < min(options.keep_reports, options.keep_logs) or not Acked.load(directory).closed:
                 continue
-            for reports in directory.path.glob("reports-*.jsonl"):
-                reports.unlink(missing_ok=True)
+            for rank in ranks(directory):
+                directory.reports(rank).unlink(missing_ok=True)
             if age >= options.keep_logs:
                 shutil.rmtree(directory.path)
-                directory.path.parent.rmdir()  # unless the job has checkpoints, or other leases
+                _remove_empty(directory)
         except OSError:
             continue
+
+
+def _remove_empty(directory: RunDir) -> None:
+    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
+    job = directory.path.parent
+    if {path.name for path in job.iterdir()} <= {directory.checkpoints.name}:
+        if directory.checkpoints.exists():
+            directory.checkpoints.rmdir()
+        job.rmdir()
 
 
 def _gib(count: int) -> str:
@@ -398,7 +428,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
     parser.add_argument("--pool", default="default")
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
-    parser.add_argument("--gpus", default=os.environ.get("CUDA_VISIBLE_DEVICES") or None, help="indexes or UUIDs of the GPUs to offer")
+    parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
     given = parser.parse_args(argv)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", given.node):

@@ -64,36 +64,80 @@ class CpuSlots:
         return None
 
 
+class Wanted(NamedTuple):
+    """GPUs to offer, by the names that people have given them."""
+
+    source: str  #: the option or variable that names them
+    names: tuple[str, ...]  #: NVML indexes, UUIDs, or the first characters of UUIDs
+    cuda_order: bool = False  #: numbers are CUDA's, fastest first, and not NVML's, by bus
+
+    @classmethod
+    def option(cls, text: str) -> Wanted:
+        return cls("--gpus", tuple(name for part in text.split(",") if (name := part.strip())))
+
+    @classmethod
+    def environment(cls, environment: Mapping[str, str]) -> Wanted | None:
+        """As CUDA reads it: nothing names no GPU, and -1 ends the list. None when it is not set."""
+        text = environment.get("CUDA_VISIBLE_DEVICES")
+        if text is None:
+            return None
+        names = cls.option(text).names
+        if "-1" in names:
+            names = names[: names.index("-1")]
+        return cls("CUDA_VISIBLE_DEVICES", names, cuda_order=environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID")
+
+    def naming(self, uuid: str, index: int) -> set[str]:
+        """Those of the names that mean this GPU."""
+        return {name for name in self.names if name == str(index) or (name.startswith("GPU-") and uuid.startswith(name))}
+
+
 class NvmlGpus:
     """NVIDIA GPUs. ``nvml`` is the module pynvml, already initialised, or a fake of it."""
 
-    def __init__(self, nvml: Any, only: str | None = None):
+    def __init__(self, nvml: Any, wanted: Wanted | None = None):
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
         self._minor: dict[str, int | None] = {}
         self._baseline: dict[str, int] = {}
         self.gpus: dict[str, GpuInfo] = {}
-        wanted = only.split(",") if only else None
+        models: set[str] = set()
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                self._add(index, wanted)
+                models.add(self._add(index, wanted))
             except nvml.NVMLError as error:
                 log.error("GPU %d is left out: %s", index, self._words(error))
-        if missing := set(wanted or ()) - {name for g in self.gpus.values() for name in (g.id, str(g.index))}:
-            raise UsageError(f"--gpus: no GPU {', '.join(sorted(missing))} here; there are {self._names()}")
+        if wanted is not None:
+            self._check(wanted, models)
 
-    def _add(self, index: int, wanted: list[str] | None) -> None:
+    def _check(self, wanted: Wanted, models: set[str]) -> None:
+        """UsageError unless each name means one GPU."""
+        if wanted.cuda_order and len(models) > 1 and any(name.isdecimal() for name in wanted.names):
+            raise UsageError(
+                f"{wanted.source}: numbers do not tell which GPUs of different models are meant;"
+                " give UUIDs ('nvidia-smi -L' lists them), or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+        named = [name for gpu in self.gpus.values() for name in wanted.naming(gpu.id, gpu.index)]
+        if missing := [name for name in wanted.names if name not in named]:
+            raise UsageError(f"{wanted.source}: no GPU {', '.join(missing)} here to offer; there are {self._names()}")
+        if several := [name for name in wanted.names if named.count(name) > 1]:
+            raise UsageError(f"{wanted.source}: {several[0]} is the beginning of several UUIDs; give more of it")
+
+    def _add(self, index: int, wanted: Wanted | None) -> str:
+        """Offer a GPU if it is wanted; answers with its model."""
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
-        if wanted is not None and not {uuid, str(index)} & set(wanted):
-            return
+        uuid, name = _text(self._nvml.nvmlDeviceGetUUID(handle)), _text(self._nvml.nvmlDeviceGetName(handle))
+        if wanted is not None and not wanted.naming(uuid, index):
+            return name
+        if (self._ask("nvmlDeviceGetMigMode", handle) or (0,))[0]:
+            log.error("GPU %d is left out: MIG is on, and its instances cannot be offered; 'nvidia-smi -i %d -mig 0' ends it", index, index)
+            return name
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         self._handles[uuid] = handle
         self._minor[uuid] = self._ask("nvmlDeviceGetMinorNumber", handle)
         # What is in use at the start may be somebody's leftovers: it is not taken for the baseline.
         self._baseline[uuid] = min(memory.used, _BASELINE)
-        name = _text(self._nvml.nvmlDeviceGetName(handle))
         self.gpus[uuid] = GpuInfo(id=uuid, index=index, kind="cuda", name=name, memory=memory.total)
+        return name
 
     def _names(self) -> str:
         return ", ".join(f"{g.index} ({g.id})" for g in self.gpus.values()) or "none"
@@ -161,16 +205,21 @@ class NvmlGpus:
 def find(node: str, slots: int | None = None, only: str | None = None, nvml: Any = None) -> Devices:
     """What this host offers: ``slots`` CPU slots when they are asked for, else its GPUs, else a CPU slot a core.
 
-    ``only``: indexes or UUIDs of the GPUs to offer.
+    ``only``: indexes or UUIDs of the GPUs to offer; by default those that CUDA_VISIBLE_DEVICES leaves.
     """
     if slots is not None:
         return CpuSlots(node, slots)
+    wanted = Wanted.environment(os.environ) if only is None else Wanted.option(only)
+    if wanted is not None and not wanted.names:
+        return CpuSlots(node, cores())
     nvml = nvml or _initialised()
-    gpus = NvmlGpus(nvml, only) if nvml is not None else None
+    gpus = NvmlGpus(nvml, wanted) if nvml is not None else None
     if gpus is not None and gpus.gpus:
         return gpus
-    if only:
-        raise UsageError(f"--gpus {only}: NVML finds no GPU here; see 'stoker doctor', or offer CPU slots with --slots")
+    if wanted is not None:
+        raise UsageError(
+            f"{wanted.source} {','.join(wanted.names)}: NVML finds no GPU here; see 'stoker doctor', or offer CPU slots with --slots"
+        )
     return CpuSlots(node, cores())
 
 

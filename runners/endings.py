@@ -16,6 +16,8 @@ _OUT_OF_MEMORY = re.compile(
     re.MULTILINE,
 )
 _SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the script has survived is further up
+# What is printed when the kernel takes a part of the job: torch's DataLoader of its loader worker.
+_KILLED = re.compile(rb"is killed by signal: Killed")
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
 
@@ -54,7 +56,9 @@ def judge(
         return Ending("completed", None)
     if stop_reason is not None:
         return _stopped(stop_reason, grace, killed_after_grace and exit_code != PREEMPTED_EXIT)
-    if kernel_oom and exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL, 1):
+    # The kernel counts for the whole cgroup: by the count alone it may have been another job.
+    killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(log[-_SEARCHED:]) is not None
+    if kernel_oom and killed:
         words = "use fewer loader workers or smaller batches, or run fewer jobs at once"
         return Ending("oom", f"the kernel killed it, out of main memory: {words}")
     if exit_code == OOM_EXIT or mentions_out_of_memory(log):

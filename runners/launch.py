@@ -61,9 +61,11 @@ def prepare(run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited:
 def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
     if spec.command is not None:
         return list(spec.command)
-    worker = ["-m", "stoker.runners.worker"]
+    # -P: with the job's directory first on sys.path, a user's random.py or queue.py would stand in for Python's own.
+    python = [sys.executable, "-P", "-m"]
+    worker = [*python, "stoker.runners.worker"]
     if assignment.world_size <= 1:
-        return [sys.executable, *worker]
+        return worker
     if assignment.nodes > 1:
         address, _, port = assignment.rendezvous.rpartition(":")
         where = ["--nnodes", str(assignment.nodes), "--node-rank", str(assignment.node_rank)]
@@ -72,7 +74,7 @@ def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
         # The launcher picks a free port itself. By number: the name of a host need not resolve on it.
         where = ["--standalone", "--local-addr", "127.0.0.1"]
     ranks = ["--nproc-per-node", str(len(assignment.gpus))]
-    return [sys.executable, "-m", "stoker.runners.gang", *where, *ranks, *worker]
+    return [*python, "stoker.runners.gang", *where, *ranks, "--no-python", *worker]  # its own call of python would be without -P
 
 
 def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:

@@ -188,18 +188,10 @@ class Outbox:
         for run in runs:
             if run.disowned:
                 continue
-            complete = True
             ended = run.phase is Phase.ENDED  # looked at before its reports are: after the end nothing is added to them
-            for rank in tail.ranks(run.dir):
-                if room <= 0:
-                    complete = False
-                    break
-                try:
-                    batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
-                except OSError as error:  # the end of the lease must not wait for what nobody can read
-                    run.complain(f"cannot read {run.dir.reports(rank)}: {error.strerror}; the daemon is not told of it")
-                    continue
-                complete = complete and not batch.more
+            batches, complete = news(run, room)
+            for batch in batches:
+                rank = batch.rank
                 if batch.offset != run.acked.offsets.get(rank, 0):
                     offsets[run.lease, rank] = batch.offset
                 if batch.records:
@@ -237,6 +229,25 @@ class Outbox:
                 changed.add(lease)
         for lease in changed:
             runs[lease].acked.save()
+
+
+def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
+    """About ``room`` records that the daemon has not acknowledged, and whether those are all.
+
+    What cannot be read does not count: the end of the lease must not wait for it.
+    """
+    batches: list[tail.Batch] = []
+    complete = True
+    with run.isolated():
+        for rank in tail.ranks(run.dir):
+            if room <= 0:
+                return batches, False
+            with run.isolated():
+                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                batches.append(batch)
+                complete = complete and not batch.more
+                room -= len(batch.records)
+    return batches, complete
 
 
 def updates(run: Run, ended: bool) -> list[WorkerUpdate]:

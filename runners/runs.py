@@ -129,7 +129,7 @@ class Run:
                 self._meet()
             except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
                 self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
-            if self.phase is Phase.ENDED:
+            if self.exit is not None:
                 return
         # In this order: a supervisor writes exit.json before it dies.
         gone = self.identity is not None and not identity.alive(self.identity)
@@ -152,7 +152,7 @@ class Run:
         if found["pid"] is None:
             self.fail("stopped", "stopped before it was started")
             return
-        met = Process(int(found["pid"]), int(found["started"]))
+        met = Process(int(found["pid"]), float(found["started"]))
         self.boot_id = str(found["boot_id"])
         self.identity, self.phase = met, Phase.LIVE
         self.descriptor = processes.watch(met)

@@ -199,8 +199,8 @@ def nothing_began_before_what_it_needs_had_ended(found: Found) -> Iterator[str]:
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
     for line in found.diary:
-        begins.setdefault(line["job"], line["wall"])
-        ends[line["job"]] = line["wall"]
+        job, wall = line["job"], line["wall"]
+        begins[job], ends[job] = min(wall, begins.get(job, wall)), max(wall, ends.get(job, wall))
     for accepted in found.ledger.accepted.values():
         for needed, _ in accepted.needs:
             if accepted.job in begins and begins[accepted.job] < ends.get(needed, 0.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socketserver
@@ -17,10 +18,11 @@ from typing import Any
 import msgspec
 import pytest
 from stoker.engine import identity, protocol
-from stoker.engine.errors import Stale
+from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
-from stoker.runners import agent, processes, tail
+from stoker.runners import agent, processes, rundir, supervisor, tail
+from stoker.runners.devices import CpuSlots
 from stoker.runners.rundir import RunDir
 from stoker.runners.runs import Phase, Run
 
@@ -53,6 +55,7 @@ class Daemon:
         self.lose_answers = 0  #: so many reports are taken, and their answers lost
         self.stale: set[int] = set()  #: leases that are disowned
         self.usurped = False  #: another agent has the node
+        self.refusals: list[StokerError] = []  #: answers to the next hellos
         self.server: Any = None
 
     # -- as a server
@@ -73,8 +76,8 @@ class Daemon:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 try:
                     status, answer = 200, daemon.answer(self.path, body)
-                except Stale as error:
-                    status, answer = 409, {"error": {"code": "stale", "message": str(error)}}
+                except StokerError as error:
+                    status, answer = error.http_status, {"error": {"code": error.code, "message": str(error)}}
                 if answer is None:
                     self.close_connection = True
                     return
@@ -108,6 +111,8 @@ class Daemon:
         with self.changed:
             if path == protocol.HELLO:
                 self.hellos.append(msgspec.json.decode(body, type=Hello))
+                if self.refusals:
+                    raise self.refusals.pop(0)
                 self.session += 1
                 return protocol.Welcome(session=self.session, telemetry_interval=self.telemetry, heartbeat=self.heartbeat)
             if self.usurped:
@@ -343,6 +348,81 @@ def test_agent_waits_for_a_daemon(host: Host) -> None:
     until(lambda: host.daemon.hellos)
 
 
+def test_progress_without_a_daemon_is_no_hang(host: Host) -> None:
+    """Nobody acknowledges its records; it idles between them, longer than hang_after in all."""
+    host.daemon.telemetry = 0.1
+    host.start()
+    code = REPORTS + "report(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nfor i in range(2, 10): report(i); time.sleep(0.25)"
+    host.daemon.want(job(1, code, hang_after=1.0))
+    until(lambda: host.daemon.steps(1) == [1])
+    host.daemon.close()
+    (host.run(1).path / "go").touch()
+    assert until(lambda: host.run(1).read("exit.json"))["outcome"] == "completed"
+
+
+def test_hello_is_repeated_while_the_store_cannot_be_written(host: Host) -> None:
+    host.daemon.refusals = [StoreError("the disk is full"), StokerError("the daemon answered 500")]
+    host.start()
+    host.daemon.want(job(1, "print('up')"))
+    assert host.daemon.update(1).outcome == "completed"
+    assert len(host.daemon.hellos) == 3
+
+
+def test_a_node_of_somebody_else_is_refused_in_one_line(host: Host) -> None:
+    host.daemon.refusals = [Conflict("node n1 is served from another host; choose another --node")]
+    process = host.start()
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == Conflict.exit_code == 4
+    assert said == "stoker runner: node n1 is served from another host; choose another --node\n"
+
+
+def test_stray_files_cost_nobody_anything(host: Host) -> None:
+    """Copies that people made, what cannot be read, and the damaged files of one lease: the other one goes on."""
+    jobs = host.home / "jobs"
+    for stray in ("old/run-3", "7/run-old", "7/run-8/deeper", "9/run-9"):
+        (jobs / stray).mkdir(parents=True)
+    (jobs / "9" / "run-9" / "assignment.json").write_text("[]")
+    (jobs / "7" / "run-10").write_text("a file")
+    process = host.start()
+    host.daemon.want(job(1, WAITS), job(2, WAITS + "report(2)", gpus=["n1/cpu1"]))
+    until(lambda: host.daemon.steps(1) == host.daemon.steps(2) == [1])
+    first = host.run(1).path
+    (first / "reports-old.jsonl").write_text("{}")
+    (first / "reports-0 (copy).jsonl").mkdir()
+    (first / "reports-1.jsonl").mkdir()
+    (first / "exit.json").write_text("[1, 2")
+    (host.run(2).path / "go").touch()
+    assert host.daemon.update(2).outcome == "completed"
+    assert host.daemon.steps(2) == [1, 2]
+    processes.send(host.supervisor(1), signal.SIGKILL)
+    assert host.daemon.update(1).outcome == "lost", "what exit.json said cannot be read"
+    assert process.poll() is None
+
+
+def test_a_lease_that_cannot_be_looked_at_is_told_of_once(host: Host) -> None:
+    process = host.start()
+    host.daemon.want(job(1, WAITS), job(2, WAITS, gpus=["n1/cpu1"]))
+    until(lambda: host.daemon.steps(1) == host.daemon.steps(2) == [1])
+    (host.run(1).path / "exit.json").mkdir()
+    (host.run(2).path / "go").touch()
+    assert host.daemon.update(2).outcome == "completed"
+    process.terminate()
+    _, said = process.communicate(timeout=20)
+    assert said.count("lease 1 of job 1: IsADirectoryError") == 1
+    (host.run(1).path / "exit.json").rmdir()
+
+
+def test_cancel_on_a_full_disk(host: Host) -> None:
+    """stop.json cannot be written: the job is signalled all the same, and the agent lives."""
+    process = host.start()
+    host.daemon.want(job(1, CHECKPOINTS))
+    until(lambda: host.daemon.steps(1) == [1])
+    (host.run(1).path / "stop.json").mkdir()
+    host.daemon.want(job(1, CHECKPOINTS, stop="cancelled"))
+    assert host.daemon.update(1).exit_code == 75
+    assert process.poll() is None
+
+
 def test_stop_with_grace(host: Host) -> None:
     host.start()
     host.daemon.want(job(1, CHECKPOINTS))
@@ -500,6 +580,55 @@ def test_an_idle_agent_says_nothing(host: Host) -> None:
     assert after.cpu - before.cpu <= 0.05
 
 
+def an_agent(home: Path) -> agent.Agent:
+    return agent.Agent(agent.Options(home=home, node="n1"), client=lambda: pytest.fail("no daemon"), devices=CpuSlots("n1", 2))
+
+
+def test_a_full_disk_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with an_agent(tmp_path)._lock(), pytest.raises(Conflict, match="is running already"):
+        an_agent(tmp_path)._lock()
+    assert "No space left on device; the lock itself holds" in caplog.text
+
+
+def test_what_waits_is_stopped_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can neither be registered as taken nor noted as ended; it is not started all the same."""
+    one = an_agent(tmp_path)
+    one.runs[1] = taken_up(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module in (rundir, supervisor):
+        monkeypatch.setattr(module, "write_atomically", full)
+    one._want(Assignments(version=1, leases=[job(1, stop="cancelled")]))
+    one.reconcile()
+    assert (one.runs[1].phase, (one.runs[1].exit or {})["outcome"]) == (Phase.ENDED, "stopped")
+    assert one.runs[1].supervisor is None
+
+
+def test_the_disowned_are_ended_before_the_first_answer(tmp_path: Path) -> None:
+    one = an_agent(tmp_path)
+    one.runs = {1: taken_up(tmp_path), 2: Run.take_up(RunDir(tmp_path, 2, 2), job(2), "n1")}
+    one.runs[1].disown()
+    assert one.desired is None
+    one.reconcile()
+    assert [run.phase for run in one.runs.values()] == [Phase.ENDED, Phase.WAITING]
+
+
+def test_a_damaged_registration_loses_the_job_and_leaves_nothing(tmp_path: Path) -> None:
+    run = taken_up(tmp_path)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "STOKER_TAG": run.dir.tag}) as child:
+        until(lambda: processes.tagged(run.dir.tag))
+        (run.dir.path / "supervisor.json").write_text('{"pid": ')
+        run.look()
+        assert child.wait(20) == -signal.SIGKILL
+    assert (run.exit or {})["outcome"] == "lost"
+
+
 # -- without processes ---------------------------------------------------------------------------------------------------
 
 
@@ -576,5 +705,19 @@ def test_retention(tmp_path: Path) -> None:
     run.acked.closed = True
     assert after(0.5) == ["output.log", "reports-0.jsonl"]
     assert after(2) == ["output.log"]
+    saved = run.dir.checkpoints / "step-1"
+    saved.touch()
     assert after(31) == ["nothing"]
-    assert run.dir.checkpoints.is_dir()
+    assert saved.exists()
+
+
+def test_of_a_job_without_checkpoints_nothing_stays(tmp_path: Path) -> None:
+    """Once its last lease is removed: the checkpoint directory belongs to all of them."""
+    runs = [Run.take_up(RunDir(tmp_path, 1, lease), job(lease), "n1") for lease in (1, 2)]
+    options = agent.Options(home=tmp_path, node="n1", keep_reports=0.0, keep_logs=0.0)
+    for run, left in zip(runs, (["checkpoints", "run-2"], []), strict=True):
+        run.acked.closed = True
+        run.acked.save()
+        agent.clean(options, set())
+        assert sorted(path.name for path in tmp_path.glob("jobs/1/*")) == left
+    assert not (tmp_path / "jobs" / "1").exists()

@@ -283,6 +283,8 @@ def test_service_unit(stoker: Stoker, tmp_path: Path) -> None:
     assert code == 0
     assert f'"--home" "{tmp_path}" "up" "--slots" "3"' in out
     assert "KillMode=process" in out
+    assert "OOMPolicy=continue" in out, "one job without memory must not end the others' runner"
+    assert "TasksMax=infinity" in out
 
 
 def test_doctor_without_a_daemon(stoker: Stoker) -> None:

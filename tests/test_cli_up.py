@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -105,6 +106,19 @@ def test_what_cannot_start_is_not_tried_again(home: Home, how: list[str]) -> Non
     assert done.returncode == 8
     assert "stoker: error: " in done.stderr and "Traceback" not in done.stderr
     assert "the daemon did not start (exit code 8)" in done.stderr
+
+
+def test_a_runner_that_can_never_start_is_given_up(home: Home, up: Callable[..., Up]) -> None:
+    """It says why once; the daemon goes on."""
+    home.create()
+    (home.path / "runners").mkdir(exist_ok=True)
+    with (home.path / "runners" / "here.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = up("--slots", "1", "--node", "here")
+        until(lambda: "is not tried again" in running.said())
+        assert running.daemon()
+    assert running.said().count("a runner of node 'here' is running already") == 1
+    assert "restarting it" not in running.said()
 
 
 def test_bad_configuration_is_named(home: Home) -> None:

@@ -15,7 +15,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Assignment, Assignments
 from stoker.runners import agent as agents
 from stoker.runners import devices, processes
-from stoker.runners.devices import CpuSlots, NvmlGpus, Reading
+from stoker.runners.devices import CpuSlots, NvmlGpus, Reading, Wanted
 from stoker.runners.health import Health
 from stoker.runners.launch import CannotStart, prepare, read_env_file
 from stoker.runners.rundir import RunDir
@@ -47,7 +47,17 @@ class FakeNvml:
 
     def __init__(self, count: int = 2):
         self.gpus = [
-            SimpleNamespace(uuid=f"GPU-{i:04x}", used=GIB // 2, utilisation=0, power=60_000, pids=[], lost=False, minor=i + 40)
+            SimpleNamespace(
+                uuid=f"GPU-{i:04x}",
+                used=GIB // 2,
+                utilisation=0,
+                power=60_000,
+                pids=[],
+                lost=False,
+                minor=i + 40,
+                name=b"Fake GPU",
+                mig=None,
+            )
             for i in range(count)
         ]
 
@@ -67,7 +77,12 @@ class FakeNvml:
         return str(gpu.uuid)
 
     def nvmlDeviceGetName(self, gpu: Any) -> bytes:
-        return b"Fake GPU"
+        return bytes(gpu.name)
+
+    def nvmlDeviceGetMigMode(self, gpu: Any) -> list[int]:
+        if gpu.mig is None:
+            raise NotSupported("Not Supported")
+        return [gpu.mig, gpu.mig]
 
     def nvmlDeviceGetMinorNumber(self, gpu: Any) -> int:
         return int(gpu.minor)
@@ -116,9 +131,60 @@ def test_the_binding_has_every_name_that_is_used() -> None:
 
 
 def test_only_some_gpus(nvml: FakeNvml) -> None:
-    assert list(NvmlGpus(nvml, only="1").gpus) == list(NvmlGpus(nvml, only="GPU-0001").gpus) == ["GPU-0001"]
-    with pytest.raises(UsageError, match="--gpus: no GPU 5 here; there are 1"):
-        NvmlGpus(nvml, only="1,5")
+    for given in ("1", "GPU-0001", " 1 ,", "GPU-0001,1"):
+        assert list(devices.find("n1", only=given, nvml=nvml).gpus) == ["GPU-0001"], given
+    with pytest.raises(UsageError, match="--gpus: no GPU 5 here to offer; there are 1"):
+        devices.find("n1", only="1,5", nvml=nvml)
+    with pytest.raises(UsageError, match="--gpus: GPU-000 is the beginning of several UUIDs"):
+        devices.find("n1", only="GPU-000", nvml=nvml)
+
+
+@pytest.mark.parametrize(
+    ("variable", "offered"),
+    [
+        (None, ["GPU-0000", "GPU-0001"]),
+        ("0", ["GPU-0000"]),
+        (" 1 , 0", ["GPU-0000", "GPU-0001"]),
+        ("0,-1,1", ["GPU-0000"]),
+        ("GPU-0001", ["GPU-0001"]),
+    ],
+)
+def test_only_gpus_that_cuda_would_see(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, variable: str | None, offered: list[str]) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert list(devices.find("n1", nvml=nvml).gpus) == offered
+
+
+@pytest.mark.parametrize("variable", ["", " ", "-1", "-1,0"])
+def test_no_gpus_for_cuda_are_none_for_us(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert {gpu.kind for gpu in devices.find("n1", nvml=nvml).gpus.values()} == {"cpu"}
+    assert list(devices.find("n1", only="0", nvml=nvml).gpus) == ["GPU-0000"], "an option outweighs it"
+
+
+def test_beginnings_of_uuids(nvml: FakeNvml) -> None:
+    nvml.gpus[1].uuid = "GPU-8932f937-d72c"
+    assert list(NvmlGpus(nvml, Wanted.option("GPU-8932")).gpus) == ["GPU-8932f937-d72c"]
+
+
+def test_numbers_of_cuda_are_not_those_of_nvml(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts the fastest first, NVML by bus: between different models a number would mean the wrong one."""
+    nvml.gpus[1].name = b"Faster GPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UsageError, match=r"^CUDA_VISIBLE_DEVICES: numbers do not tell .* CUDA_DEVICE_ORDER=PCI_BUS_ID$"):
+        devices.find("n1", nvml=nvml)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert list(devices.find("n1", nvml=nvml).gpus) == ["GPU-0000"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0001")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    assert list(devices.find("n1", nvml=nvml).gpus) == ["GPU-0001"]
+
+
+def test_gpus_in_mig_mode_are_left_out(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    nvml.gpus[0].mig, nvml.gpus[1].mig = 1, 0
+    assert list(NvmlGpus(nvml).gpus) == ["GPU-0001"]
+    assert "GPU 0 is left out: MIG is on" in caplog.text
 
 
 def test_a_lost_gpu_is_left_out_at_the_start(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
@@ -377,20 +443,38 @@ def test_snapshot_is_where_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "argv"),
     [
-        ({}, "-m stoker.runners.worker"),
+        ({}, "-P -m stoker.runners.worker"),
         (
             {"gpus": ("a", "b")},
-            "-m stoker.runners.gang --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m stoker.runners.worker",
+            "-P -m stoker.runners.gang --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
+            " --no-python PYTHON -P -m stoker.runners.worker",
         ),
         (
             {"gpus": ("a", "b"), "world_size": 4, "nodes": 2, "node_rank": 1, "rendezvous": "10.0.0.5:2345"},
-            "-m stoker.runners.gang --nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 2345 --nproc-per-node 2"
-            " -m stoker.runners.worker",
+            "-P -m stoker.runners.gang --nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 2345 --nproc-per-node 2"
+            " --no-python PYTHON -P -m stoker.runners.worker",
         ),
     ],
 )
 def test_recipes_run_in_workers(tmp_path: Path, more: dict[str, Any], argv: str) -> None:
-    assert launched(tmp_path, spec={"command": None, "recipe": "digits"}, **more)["argv"] == [sys.executable, *argv.split()]
+    assert launched(tmp_path, spec={"command": None, "recipe": "digits"}, **more)["argv"] == [
+        sys.executable,
+        *argv.replace("PYTHON", sys.executable).split(),
+    ]
+
+
+@pytest.mark.parametrize("gpus", [("n1/cpu0",), ("n1/cpu0", "n1/cpu1")])
+def test_modules_beside_the_users_code_do_not_stand_in_for_pythons_own(tmp_path: Path, gpus: tuple[str, ...]) -> None:
+    """Alone and in a gang; the entrypoint's own module is still found there, as its complaint shows."""
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')\n")
+    (tmp_path / "mine.py").write_text("print('mine is imported')\ndef build(): return 7\n")
+    given = assignment(tmp_path, gpus=gpus, spec={"command": None, "entrypoint": "mine:build", "workdir": str(tmp_path)})
+    run = Run.take_up(RunDir(tmp_path, 1, 1), given, "n1")
+    launch = prepare(run.dir, given, ())
+    done = subprocess.run(launch["argv"], env=launch["env"], cwd=launch["cwd"], capture_output=True, text=True, check=False, timeout=90)
+    assert "the wrong random" not in done.stdout + done.stderr
+    assert "mine is imported" in done.stdout
+    assert "mine:build must return a stoker.runners.training.Task, not int" in done.stderr
 
 
 def test_a_gangs_command_starts_its_own_ranks(tmp_path: Path) -> None:

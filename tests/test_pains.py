@@ -326,6 +326,7 @@ def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fle
 # -- 7 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)
 def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs) -> None:
     """'SIGTERM save fired 0 of 6' (spd #741): through the daemon, a job that was stopped has the losses of its undisturbed twin.
 
@@ -339,13 +340,13 @@ def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs
     }
     stopped, twin = jobs.submit("stopped", **recipe), jobs.submit("twin", **recipe)
     steps = f"SELECT coalesce(max(step), 0) FROM metrics WHERE job_id = {stopped} AND name = 'loss'"
-    until(lambda: jobs.sql(steps)[0][0] >= 3, 60)
+    until(lambda: jobs.sql(steps)[0][0] >= 3, 120)
     jobs.act("hold", stopped)
     until(lambda: jobs.state(stopped) == "submitted")
     at = jobs.sql(steps)[0][0]
     assert 3 <= at < 60
     jobs.act("release", stopped)
-    assert jobs.ended(twin, 60)["state"] == jobs.ended(stopped, 60)["state"] == "completed"
+    assert jobs.ended(twin, 120)["state"] == jobs.ended(stopped, 120)["state"] == "completed"
     leases = jobs.sql(f"SELECT outcome, exit_code FROM leases WHERE job_id = {stopped} ORDER BY id")
     assert leases == [("preempted", 75), ("completed", 0)]
     trace = "SELECT name, step, value FROM metrics WHERE job_id = {} AND name IN ('loss', 'eval_loss') ORDER BY name, step"

@@ -71,6 +71,8 @@ def test_good_plans_pass(good):
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 4]), "order: job 4"),
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 5]), "order: names a job twice"),
         (plan(groups=[Group("merged", (2, 5))]), "job 2: is in a group"),
+        (plan({5.0: (1,)}), "allocations: 5.0 is not the id of a job"),
+        (plan(waiting=[Waiting(BEHIND, ["5"])]), "waiting: '5' is not the id of a job"),
         (plan(gap=math.nan), "gap"),
         (plan(warm={"bert": -1}), "warm: -1 workers"),
     ],
@@ -90,3 +92,24 @@ def test_who_shares_already_may_go_on():
 
 def test_a_running_job_keeps_what_is_left_of_its_gang():
     check(plan({1: (0,)}), make_view([1], [Job(1, gpus=4, held=(0,))]))
+
+
+def test_the_answer_is_plain_and_is_read_once():
+    """What NumPy counts with cannot be bound by the store, and a generator is empty when it is read again."""
+    allocations = {
+        np.int64(2): Allocation((gpu for gpu in np.array([1, 2])), lease_end=np.float32(VIEW.now + 60)),
+        np.int64(1): Allocation(np.array([0])),
+    }
+    waiting = (Waiting(BEHIND, (np.int64(job) for job in ids)) for ids in [(4,), (5,)])
+    groups = [Group("merged", (np.int64(2), np.int64(1)))]
+    answer = check(Plan(allocations, waiting, groups, gap=np.float64(0.5), order=np.array([5, 4])), VIEW)
+    assert answer == Plan(
+        {2: Allocation((1, 2), VIEW.now + 60), 1: Allocation((0,))},
+        (Waiting(BEHIND, [4]), Waiting(BEHIND, [5])),
+        (Group("merged", (2, 1)),),
+        gap=0.5,
+        order=[5, 4],
+    )
+    first = answer.allocations[2]
+    assert {type(number) for number in (*answer.allocations, *first.gpus, *answer.order)} == {int}
+    assert type(first.lease_end) is type(answer.gap) is float

@@ -35,8 +35,21 @@ def test_unknown_lengths_make_later_starts_unknown():
     assert math.isnan(starts[1])
 
 
-def test_what_can_never_start_holds_up_nobody():
+def test_what_the_pool_cannot_hold_holds_up_nobody():
     starts = forecast(make_view([2], [Job(1, gpus=3), Job(2)], unusable=[1]), [1, 2])
+    assert math.isnan(starts[0])
+    assert starts[1] == 0
+
+
+def test_behind_one_that_waits_for_gpus_to_come_back_nothing_is_told():
+    view = make_view([3], [Job(1), Job(2, gpus=3), Job(3)], unusable=[1])
+    starts = forecast(view, [1, 2, 3])
+    assert starts[0] == 0
+    assert math.isnan(starts[1]) and math.isnan(starts[2])
+
+
+def test_a_job_that_has_left_the_view_is_passed_over():
+    starts = forecast(make_view([1], [Job(2)]), [7, 2])
     assert math.isnan(starts[0])
     assert starts[1] == 0
 
@@ -69,6 +82,8 @@ def test_agrees_with_gpus_taken_one_by_one(view):
         n = int(jobs.gpus_min[row])
         ends.sort()
         start = ends[n - 1] if n <= len(ends) else math.inf
+        if len(ends) < n <= len(view.gpus):
+            ends[:] = math.inf  # waits for GPUs to come back, for who knows how long
         if n <= len(ends):
             ends[:n] = start + (math.inf if math.isnan(jobs.remaining[row]) else jobs.remaining[row])
         expected.append(start if math.isfinite(start) and start <= NOW + HORIZON else math.nan)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Limits, Memory, Stop, reconcile
+from stoker.engine.guards import Actions, Limits, Memory, Stop, protect, reconcile
 from stoker.engine.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan
 from views import NOW, Job, World, make_view, views
@@ -20,7 +20,8 @@ FREE = Limits(min_run_time=0, cooldown=300)
 def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(), groups=()):
     view = make_view(nodes, jobs, unusable=unusable)
     plan = Plan({job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}, groups=groups)
-    check(plan, view) if not unusable else None
+    if not unusable:
+        plan = check(plan, view)
     return reconcile(view, plan, limits, memory or Memory())
 
 
@@ -114,6 +115,43 @@ def test_nobody_moves_for_a_start_that_is_refused():
 def test_partners_of_a_group_share_without_eviction():
     actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (0,)}, groups=[Group("packed", (1, 2))])
     assert actions == Actions(starts=[(2, (0,), None)], renewals=[(1, None)])
+
+
+def test_a_lease_does_not_end_before_the_protection_does():
+    jobs = [Job(1, held=(0,), lease_time=40), Job(2, held=(1,), lease_time=400), Job(3)]
+    view = make_view((3,), jobs)
+    limits = Limits(min_run_time=60, max_preemptions=3)
+
+    def ends(lease_end):
+        plan = check(Plan({job: Allocation((gpu,), lease_end) for gpu, job in enumerate((1, 2, 3))}), view)
+        actions = reconcile(view, plan, limits, Memory())
+        return {done.job: done.lease_end for done in (*actions.starts, *actions.renewals)}
+
+    assert ends(NOW + 1) == {1: NOW + 20, 2: NOW + 1, 3: NOW + 60}
+    assert ends(NOW + 90) == dict.fromkeys((1, 2, 3), NOW + 90)
+    assert ends(None) == dict.fromkeys((1, 2, 3))
+
+
+def test_a_lease_does_not_end_once_the_budget_is_spent():
+    jobs = [Job(1, held=(0,), lease_time=400, preemptions=3), Job(2, preemptions=3)]
+    view = make_view((2,), jobs)
+    plan = check(Plan({1: Allocation((0,), NOW + 90), 2: Allocation((1,), NOW + 90)}), view)
+    actions = reconcile(view, plan, Limits(max_preemptions=3), Memory())
+    assert actions == Actions(starts=[(2, (1,), None)], renewals=[(1, None)])
+
+
+@given(view=views())
+def test_what_a_policy_is_told_is_protected_is_what_is_not_stopped(view):
+    limits = Limits(min_run_time=50, max_preemptions=2)
+    told = protect(view, limits).jobs
+    active = np.flatnonzero(view.jobs.phase == Phase.ACTIVE)
+    assert not told.protected[view.jobs.phase != Phase.ACTIVE].any()
+    free = np.flatnonzero(view.gpus.usable & ~np.isin(np.arange(len(view.gpus)), view.jobs.alloc_gpus)).tolist()
+    for row in active:
+        n = len(view.jobs.allocation(row))
+        if len(free) >= n:
+            move = Plan({int(view.jobs.id[row]): Allocation(tuple(free[:n]))})
+            assert bool(reconcile(view, move, limits, Memory()).stops) != bool(told.protected[row])
 
 
 @pytest.mark.parametrize("limits", [FREE, Limits(min_run_time=50, max_preemptions=2)])

@@ -138,6 +138,50 @@ def test_protected_jobs_are_spared_and_others_taken():
     assert given_gpus(plan("priority", view)) == {2: (1,), 3: (0,)}
 
 
+def test_a_gang_is_not_starved_by_short_jobs_that_are_each_protected():
+    # 1-GPU jobs of 50 s come without end; each is protected for as long as it runs, so no two are ever displaceable at once.
+    world = World([2], {1000: Job(1000, remaining=20)}, limits=Limits(min_run_time=60), progress=True)  # out of step
+    policy = registry.create("priority", {})
+    start = world.now
+    for number in range(1, 61):
+        world.jobs[1000 + number] = Job(1000 + number, remaining=50, submitted=world.now)
+        if world.now == start + 100:
+            world.jobs[1] = Job(1, gpus=2, priority=100, remaining=1000, submitted=world.now)
+        world.tick(policy)
+    assert world.jobs[1].phase == Phase.ACTIVE
+    assert world.now - world.jobs[1].lease_time <= start + 100 + world.limits.min_run_time + 2 * world.seconds
+    assert world.stops == 0
+
+
+def test_gpus_are_kept_only_while_protected_jobs_stand_in_the_way_of_a_gang():
+    # 9 may have GPUs 0 and 1 in 20 s, GPUs 2 and 3 in 50 s: only what is free of the first pair is kept for it.
+    running = [Job(1, held=(0,), lease_time=40), Job(2, held=(2,), lease_time=10)]
+    jobs = [*running, Job(9, gpus=2, priority=5), Job(4), Job(5)]
+    limits = Limits(min_run_time=60)
+    answer = plan("priority", protect(make_view([2, 2], jobs), limits))
+    assert given_gpus(answer) == {1: (0,), 2: (2,), 4: (3,)}
+    assert reasons(answer) == {9: "resources", 5: "resources"}
+    running[0].lease_time = 60
+    assert given_gpus(plan("priority", protect(make_view([2, 2], jobs), limits))) == {1: (3,), 2: (2,), 9: (0, 1)}
+    # Stronger jobs stand in the way whether they are protected or not: nothing is kept.
+    running[0].priority = running[1].priority = 7
+    assert given_gpus(plan("priority", protect(make_view([2, 2], jobs), limits))) == {1: (0,), 2: (2,), 4: (1,), 5: (3,)}
+
+
+def test_nobody_between_takes_what_drains_to_a_gang():
+    # 3 could displace 1, and would then itself be protected from the gang, which needs the GPU of 2 as well.
+    jobs = [Job(1, held=(0,), lease_time=90), Job(2, held=(1,), lease_time=30), Job(9, gpus=2, priority=9), Job(3, priority=5)]
+    limits = Limits(min_run_time=60)
+    assert given_gpus(plan("priority", protect(make_view([2], jobs), limits))) == {1: (0,), 2: (1,)}
+
+
+def test_a_gang_drains_what_may_be_stopped_before_what_never_may():
+    # The budget of 1 is spent, so its GPU comes only when it ends; those of 2 and 3 in a minute.
+    running = [Job(1, held=(1,), lease_time=900, preemptions=3), Job(2, held=(2,), lease_time=5), Job(3, held=(3,), lease_time=5)]
+    view = protect(make_view([2, 2], [*running, Job(9, gpus=2, priority=5), Job(4)]), Limits(min_run_time=60, max_preemptions=3))
+    assert given_gpus(plan("priority", view)) == {1: (1,), 2: (2,), 3: (3,), 4: (0,)}
+
+
 # Shortest remaining time first
 
 
@@ -195,7 +239,7 @@ def test_impossible_means_larger_than_the_pool(name, config, view):
 @given(view=views())
 def test_no_needless_moves_and_no_protected_victims(name, config, view):
     view = protect(view, Limits(min_run_time=50, max_preemptions=3))
-    answer = given_gpus(plan(name, view, **config))
+    answer = given_gpus(check(plan(name, view, **config), view))
     for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):
         assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
     if name == "fifo":
@@ -216,6 +260,7 @@ def left_over(view, answer):
 @pytest.mark.parametrize(("name", "config"), [("fifo", {"backfill": True}), ("priority", {"backfill": True}), ("srtf", {})])
 @given(view=views())
 def test_work_conserving(name, config, view):
+    """While nobody is protected; what is kept for a gang until the end of a protection is tested with priorities."""
     answer = plan(name, view, **config)
     free = left_over(view, given_gpus(answer))
     rows = {job: row for row, job in enumerate(view.jobs.id.tolist())}

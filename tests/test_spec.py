@@ -306,6 +306,47 @@ def test_show_redacts_what_came_past_the_check() -> None:
     assert mask_argv(["submit", "--env=HF_TOKEN=abc", "HF_TOKEN=abc"]) == ["submit", f"--env=HF_TOKEN={MASK}", f"HF_TOKEN={MASK}"]
 
 
+def test_a_value_behind_its_option_is_masked() -> None:
+    assert mask_argv(["x", "--api-key", "abc", "--lr", "0.1", "--token", "--quiet"]) == [
+        "x",
+        "--api-key",
+        MASK,
+        "--lr",
+        "0.1",
+        "--token",
+        "--quiet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("x", "--api-key", "abc"), "--api-key"),
+        (("x", "--api-key=abc"), "--api-key"),
+        (("x", "--hf-token", "hf_0123456789abcdefgh"), "--hf-token"),
+        (("env", "DB_PASSWORD=abc", "x"), "DB_PASSWORD"),
+        (("docker", "run", "-e", "DB_PASSWORD=abc", "x"), "DB_PASSWORD"),
+    ],
+)
+def test_secrets_in_commands_are_refused(command: tuple[str, ...], name: str) -> None:
+    with pytest.raises(UsageError, match=f"^a: command: the value of {name} looks like a secret, .* env_file$"):
+        require(JobSpec(name="a", command=command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("x", "--api-key", "$KEY"),
+        ("x", "--eos-token", "</s>"),
+        ("x", "--image-key=image"),
+        ("x", "--api-key-file", "/run/key"),
+        ("x", "--password"),
+    ],
+)
+def test_what_is_no_secret_in_a_command(command: tuple[str, ...]) -> None:
+    require(JobSpec(name="a", command=command))
+
+
 # A spec that comes over the wire is held to the same rules
 
 

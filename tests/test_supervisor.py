@@ -214,6 +214,16 @@ def test_a_second_word_may_shorten_the_grace(shim: Any) -> None:
     assert (end["stop_reason"], end["exit_code"]) == ("cancelled", -9)
 
 
+def test_stop_without_a_file(shim: Any) -> None:
+    """A full disk has kept the agent from writing it: the signal is heard all the same, with a reason and grace of its own."""
+    run = shim(*python("import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('up', flush=True); signal.pause()"))
+    run.says("up")
+    (run.run.path / "stop.json").write_text('{"reas')
+    run.process.terminate()
+    end = run.end()
+    assert (end["exit_code"], end["stop_reason"]) == (75, "terminated")
+
+
 def test_kill_now(shim: Any) -> None:
     run = shim(*python(DEAF))
     run.says("ready")
@@ -319,6 +329,10 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
         ({"exit_code": 1, "log": b"x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to"}, "oom", "smaller batch"),
         ({"exit_code": 76}, "oom", "smaller batch"),
         ({"exit_code": -9, "kernel_oom": True}, "oom", "kernel"),
+        ({"exit_code": 137, "kernel_oom": True}, "oom", "kernel"),
+        ({"exit_code": 1, "kernel_oom": True, "log": b"KeyError: 'x'"}, "failed", "exit code 1: KeyError"),
+        ({"exit_code": 1, "kernel_oom": True, "log": b"DataLoader worker (pid 7) is killed by signal: Killed. "}, "oom", "kernel"),
+        ({"exit_code": 1, "log": b"DataLoader worker (pid 7) is killed by signal: Killed. "}, "failed", "exit code 1"),
         ({"exit_code": -9}, "failed", "SIGKILL, not by Stoker"),
         ({"exit_code": 0, "log": b"CUDA out of memory, retrying with a smaller batch"}, "completed", None),
         ({"exit_code": 1, "log": b"CUDA out of memory" + b"\nepoch" * 10_000}, "failed", "exit code 1: epoch"),

@@ -156,8 +156,7 @@ class World:
 
     def tick(self, policy: Policy) -> Actions:
         view = self.view()
-        plan = policy.plan(view)
-        check(plan, view)
+        plan = check(policy.plan(view), view)
         actions = reconcile(view, plan, self.limits, self.memory)
         self.check_actions(actions)
         self.memory = self.memory.after(actions.stops, self.now, self.limits)

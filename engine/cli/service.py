@@ -10,6 +10,9 @@ from .command import App, Command, examples, pass_app
 from .output import write
 
 # KillMode=process: systemd ends `up`, which ends the daemon and the agent in order; workers live on and are adopted.
+# OOMPolicy=continue: of a user's units the default is 'stop', so that one job without memory would end the daemon and the runner.
+# TasksMax, LimitNOFILE: jobs are tasks of this unit. The defaults are made for services, not for hundreds of loader workers and
+# their shared-memory files; where the user's own hard limit is lower, systemd takes that.
 # Exit codes 4 and 8 (another daemon, an unusable file) do not mend themselves by a restart.
 UNIT = """\
 [Unit]
@@ -24,6 +27,9 @@ Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus=2 4 8
 KillMode=process
+OOMPolicy=continue
+TasksMax=infinity
+LimitNOFILE=524288
 TimeoutStopSec=150
 
 [Install]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import format as fmt
-from ..errors import Conflict, StokerError, Unreachable
+from ..errors import Conflict, StokerError, Unreachable, UsageError
 from ..home import Home
 from .children import Child, describe_exit
 from .command import App, Command, examples, pass_app
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay after a crash has taken 2.5 s
 STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
 TICK = 0.2
+HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that the same command will have again
 
 
 def lock_file(home: Home) -> Path:
@@ -121,6 +122,12 @@ class Supervisor:
         if self.runner is not None and self.runner.ended() == 0:
             note("the runner has left, as it was told to; start another with 'stoker runner start'")
             self.runner = None
+        if self.runner is not None and (code := self.runner.ended()) in HOPELESS:
+            error_line(
+                f"the runner cannot run ({describe_exit(code)}) and is not tried again; what it said stands above;"
+                " start another with 'stoker runner start'"
+            )
+            self.runner = None
         for child in (self.daemon, self.runner):
             if child is None:
                 continue
@@ -180,7 +187,7 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
             status, joined = None, []
         if time.monotonic() > end:
             missing = "the runner has not joined" if status else "the daemon has not answered"
-            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; it is still trying, its log is {log}")
+            raise Unreachable(f"{missing} within {START_TIMEOUT:.0f} s; its log, {log}, may say why")
         time.sleep(0.05)
     gpus = sum(runner["gpus"] for runner in joined)
     write(

@@ -144,6 +144,8 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("command", "empty; give a program and its arguments")
     elif spec.command is not None and len("\0".join(spec.command).encode(errors="replace")) > MAX_ARGUMENTS:
         yield Problem("command", f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a script")
+    elif spec.command is not None and (name := secrets.secret_argument(spec.command)) is not None:
+        yield Problem("command", f"the value of {name} {secrets.ADVICE}")
     if spec.entrypoint is not None and not _ENTRYPOINT.fullmatch(spec.entrypoint):
         yield Problem("entrypoint", f"must be module:function, such as mypackage.train:build, not {shown(spec.entrypoint)}")
     if spec.recipe is not None and not spec.recipe.strip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,15 +16,23 @@ ADVICE = "looks like a secret, and specs are stored: put it into a file and name
 _SECRET = re.compile(r"KEY|APIKEY|PASSWD|PASSPHRASE|CREDENTIALS?|.*TOKEN|.*(SECRET|PASSWORD).*")
 _PATH = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$")  #: names a place or a thing, not the secret itself
 _URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_OPTION = re.compile(r"-+[A-Za-z_][\w-]*")
+# In commands --image-key and --eos-token are ordinary: for names without more, the value has to look random.
+_SURELY = re.compile(r"API_?KEY|(ACCESS|PRIVATE|SECRET)_KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+=:-]{16,}")
 _ASSIGNMENT = re.compile(r"(?P<name>-*[A-Za-z_][\w-]*)=(?P<value>.+)", re.DOTALL)
 
 
 def looks_secret(name: str) -> bool:
     """By whole words, so that ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` are not taken for tokens."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper().replace("-", "_")
+    words = _words(name)
     if _PATH.search(words):
         return False
     return any(_SECRET.fullmatch(part) for part in words.split("_"))
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper().replace("-", "_")
 
 
 def looks_secret_parameter(name: str) -> bool:
@@ -42,8 +50,34 @@ def masked(text: str) -> str:
 
 
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """Arguments with the values of ``NAME=value``, ``--name=value`` and ``--env=NAME=value`` masked where the name looks secret."""
-    return [_masked_argument(argument) for argument in argv]
+    """Arguments with the values of ``NAME=value``, ``--name value`` and ``--env=NAME=value`` masked where the name looks secret."""
+    return [MASK if looks_secret(option.lstrip("-")) else _masked_argument(argument) for option, argument in _with_options(argv)]
+
+
+def secret_argument(command: Sequence[str]) -> str | None:
+    """Name of the first argument of a command whose value surely is a secret; a variable (``$NAME``) is none."""
+    for option, argument in _with_options(command):
+        pairs = [(option, argument)]
+        if (assignment := _ASSIGNMENT.fullmatch(argument)) is not None:
+            pairs.append((assignment["name"], assignment["value"]))
+        for name, value in pairs:
+            if _is_secret(name.lstrip("-"), value):
+                return name
+    return None
+
+
+def _with_options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each argument behind the option that it may be the value of, '' when it is none's."""
+    option = ""
+    for argument in argv:
+        yield "" if argument.startswith("-") else option, argument
+        option = argument if _OPTION.fullmatch(argument) else ""
+
+
+def _is_secret(name: str, value: str) -> bool:
+    if not value or value.startswith("$") or not looks_secret_parameter(name):
+        return False
+    return _SURELY.search(_words(name)) is not None or _RANDOM.fullmatch(value) is not None
 
 
 def _masked_argument(argument: str) -> str:

@@ -1,0 +1,117 @@
+"""Who must go so that a gang can start: the fewest, weakest first."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .contract import Bools, Floats, Ints, Phase, View
+from .placement import Placement
+
+
+def occupants(view: View) -> Bools:
+    """Running jobs, one row a job, that hold their GPUs alone: who shares a GPU frees nothing by leaving it."""
+    jobs = view.jobs
+    size = np.diff(jobs.alloc_start)
+    holders = np.bincount(jobs.alloc_gpus, minlength=len(view.gpus))
+    shares = np.zeros(len(jobs), dtype=bool)
+    shares[np.repeat(np.arange(len(jobs)), size)[holders[jobs.alloc_gpus] > 1]] = True
+    alone: Bools = (jobs.phase == Phase.ACTIVE) & (size > 0) & ~shares
+    return alone
+
+
+def displaceable(view: View, hold: Floats) -> Victims:
+    """The jobs that may be stopped now, weakest hold first, most recently started first among equals."""
+    jobs = view.jobs
+    rows = np.flatnonzero(occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected)
+    return Victims(view, rows[np.lexsort((-jobs.id[rows], jobs.lease_time[rows], hold[rows]))], hold)
+
+
+def draining(view: View, weaker: Bools) -> Victims:
+    """Those of ``weaker`` jobs that may be stopped now or later, the soonest first.
+
+    In this order what a gang waits for can only come sooner from tick to tick, however many jobs start elsewhere.
+    """
+    jobs = view.jobs
+    rows = np.flatnonzero(occupants(view) & weaker)
+    until = np.full(len(jobs), np.inf) if jobs.protected_until is None else jobs.protected_until
+    soonest = np.lexsort((jobs.id[rows], -jobs.lease_time[rows], np.maximum(until[rows], view.now)))
+    return Victims(view, rows[soonest])
+
+
+class Victims:
+    """Running jobs in the order in which they are to go."""
+
+    def __init__(self, view: View, rows: Ints, hold: Floats | None = None) -> None:
+        self.rows = rows
+        self.hold = np.full(len(rows), -np.inf) if hold is None else hold[rows]  # ascending
+        self.left = np.ones(len(rows), dtype=bool)  # neither displaced nor kept for somebody yet
+        self.held = [view.jobs.allocation(row) for row in rows.tolist()]
+        self.gpus = np.concatenate([np.zeros(0, dtype=np.int64), *self.held])
+        self.owner = np.repeat(np.arange(len(rows)), np.diff(view.jobs.alloc_start)[rows])  # position in rows, ascending
+        self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
+        self.owner_of[self.gpus] = self.owner
+
+    def weaker_than(self, claim: float) -> bool:
+        return bool(self.left[: np.searchsorted(self.hold, claim)].any())
+
+    def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
+        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""
+        target = self.target(placement, n, memory, claim)
+        if target is None:
+            return []
+        doomed = self._spare(placement, n, memory, self._owners(target))
+        self.left[doomed] = False
+        return [int(self.rows[position]) for position in doomed]
+
+    def target(self, placement: Placement, n: int, memory: float, claim: float = math.inf) -> tuple[int, ...] | None:
+        """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
+        enough = self._shortest_prefix(placement, n, memory, int(np.searchsorted(self.hold, claim)))
+        if enough is None:
+            return None
+        trial = placement.copy()
+        trial.release_soon(self._gpus_of_first(enough))
+        target = trial.find_soon(n, memory=memory)
+        assert target is not None, "would_fit promised room that find_soon does not see"
+        return target
+
+    def keep(self, target: tuple[int, ...]) -> None:
+        """Leave the holders of ``target`` to the job that waits for it."""
+        self.left[self._owners(target)] = False
+
+    def _owners(self, target: tuple[int, ...]) -> list[int]:
+        return sorted({owner for owner in self.owner_of[list(target)].tolist() if owner >= 0 and self.left[owner]})
+
+    def _shortest_prefix(self, placement: Placement, n: int, memory: float, limit: int) -> int | None:
+        """How many of the weakest must go, when they go in that order: by galloping, as one by one is slow (KAI-Scheduler #1410)."""
+
+        def fits(count: int) -> bool:
+            return placement.would_fit(n, self._gpus_of_first(count), memory=memory)
+
+        weaker = np.flatnonzero(self.left[:limit])
+        if not len(weaker):
+            return None
+        low = int(weaker[0])  # those before have gone already
+        high = low + 1
+        while not fits(min(high, limit)):
+            if high >= limit:
+                return None
+            low, high = high, 2 * high
+        high = min(high, limit)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+    def _gpus_of_first(self, count: int) -> Ints:
+        upto = int(np.searchsorted(self.owner, count))
+        return self.gpus[:upto][self.left[self.owner[:upto]]]
+
+    def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
+        """Drop victims that are not needed, strongest first; what remains is minimal."""
+        for position in reversed(doomed):
+            fewer = [other for other in doomed if other != position]
+            if fewer and placement.would_fit(n, np.concatenate([self.held[other] for other in fewer]), memory=memory):
+                doomed = fewer
+        return doomed

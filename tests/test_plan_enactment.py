@@ -1,0 +1,73 @@
+"""A plan on its way into the store: what the policy's numbers are made of, and whose error it is when it can't be carried out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stoker.engine import scheduling as module
+from stoker.engine.config import Config, Guards, PolicyDefault
+from stoker.engine.errors import StokerError
+from stoker.engine.protocol import VERSION, GpuInfo, Hello
+from stoker.engine.scheduling import Scheduling
+from stoker.engine.spec.model import JobSpec, Provenance, Submission
+from stoker.engine.tasks import Tasks
+from stoker.engine.workflow import runners
+from stoker.engine.workflow.submit import SubmitRequest, submit
+from stoker.policies.contract import Allocation, Plan, Reason, Waiting
+
+
+class Numpy:
+    """Answers in numbers of NumPy's and in generators: the first job starts, the others wait."""
+
+    def plan(self, view):
+        first, *others = view.jobs.id
+        gpus = (gpu for gpu in np.flatnonzero(view.gpus.usable)[:1])
+        waiting = (Waiting(Reason("later", "is not the first"), (job for job in others)) for _ in range(1))
+        return Plan({first: Allocation(gpus, np.float64(view.now + 600))}, waiting, gap=np.float32(0.5))
+
+
+@pytest.fixture
+def scheduling(store):
+    gpus = [GpuInfo(id=f"n1/cpu{i}", index=i, kind="cpu", name="cpu") for i in range(2)]
+    hello = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
+                  pool="default", gpus=gpus, leases=[])  # fmt: skip
+    store.write(runners.hello, hello)
+    made = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0)))
+    made.reload()
+    jobs = [JobSpec(name=name, recipe="toy") for name in ("a", "b")]
+    store.write(submit, SubmitRequest(Submission(jobs=jobs, provenance=Provenance(argv=[], cwd="/")), "ann"))
+    return made
+
+
+def rows(store, sql):
+    with store.read() as con:
+        return con.execute(sql).fetchall()
+
+
+def test_a_plan_in_numpys_numbers_is_carried_out(store, scheduling, monkeypatch):
+    monkeypatch.setattr(module, "_create", lambda setting: Numpy())
+    scheduling._pools["default"].policy = Numpy()
+    assert scheduling.foresee([JobSpec(name="c", recipe="toy")])[0][1] == "is not the first"
+    scheduling.tick("default")
+    assert rows(store, "SELECT outcome, gap, error FROM decisions") == [("applied", 0.5, None)]
+    assert rows(store, "SELECT state FROM jobs ORDER BY id") == [("assigned",), ("pending",)]
+    assert rows(store, "SELECT job_id, code FROM waiting") == [(2, "later")]
+
+
+def test_what_goes_wrong_on_the_way_is_the_policys_error(store, scheduling, monkeypatch):
+    def fails(*_):
+        raise TypeError("cannot be reconciled")
+
+    monkeypatch.setattr(module, "reconcile", fails)
+    scheduling.tick("default")
+    assert rows(store, "SELECT outcome, error FROM decisions") == [("error", "TypeError: cannot be reconciled")]
+    assert rows(store, "SELECT count(*) FROM leases") == [(0,)]
+
+
+def test_an_error_of_the_store_is_not_the_policys(store, scheduling, monkeypatch):
+    def full(*_):
+        raise StokerError("the disk is full")
+
+    monkeypatch.setattr(store, "write", full)
+    with pytest.raises(StokerError, match="disk is full"):
+        scheduling.tick("default")
