@@ -38,6 +38,7 @@ REFUSED = (*FATAL, UsageError, Conflict)  #: at the hello also: another protocol
 
 _TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
 _RECORDS = 20_000  #: in one report
+_GATHER = 1.0  #: seconds between reports that have nothing but records
 _SAMPLES_AGE = 30.0  #: seconds for which samples of idle GPUs wait for company
 _SAMPLES_KEPT = 10_000  #: while no daemon answers
 
@@ -137,6 +138,7 @@ class Outbox:
         self._client, self._node, self._session = client, node, session
         self._backoff = Backoff()
         self.retry_at = 0.0  #: monotonic time before which nothing is sent
+        self._records_at = 0.0  #: monotonic time before which records alone are not sent
         self.samples: list[Sample] = []
         self.gpus: dict[str, GpuInfo] = {}  #: changes of health
 
@@ -169,12 +171,17 @@ class Outbox:
             return False
         self._backoff.reset()
         self.retry_at = 0.0
+        self._records_at = time.monotonic() + _GATHER
         self._acknowledge(report, offsets, ack, {run.lease: run for run in runs})
         return True
 
     def _worth_sending(self, report: Report) -> bool:
-        if report.workers or report.records or report.gpus:
+        """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
+        if report.workers or report.gpus:
             return True
+        if report.records:
+            full = sum(len(one.records) for one in report.records) >= _RECORDS
+            return full or time.monotonic() >= self._records_at
         if not report.samples:
             return False
         used = any(sample.lease is not None for sample in report.samples)
