@@ -870,3 +870,94 @@ def compare(seen: Snapshot, db: Tables, pool: str) -> None:
 def test_whatever_happens_the_invariants_hold(template: Path) -> None:
     Engine.template = template
     run_state_machine_as_test(Engine, settings=PROFILES[PROFILE])
+
+
+# -- what the machine has found, each in its smallest form -----------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(template: Path) -> Iterator[Engine]:
+    Engine.template = template
+    machine = Engine()
+    machine.runners_come()
+    yield machine
+    machine.teardown()
+
+
+def accept(engine: Engine, *specs: JobSpec) -> list[int]:
+    answer = engine.store.submit(submit, engine._request(list(specs)))
+    engine._accepted(list(specs), answer)
+    engine.verify()
+    return [row["id"] for row in answer.result()]
+
+
+def spec(name: str, **fields: Any) -> JobSpec:
+    return JobSpec(name=name, recipe="toy", **fields)
+
+
+def test_parts_of_a_gang_that_report_in_one_transaction_do_not_undo_it(engine: Engine) -> None:
+    accept(engine, spec("gang", gpus_min=6, gpus_max=6))
+    engine.tick_all(0.0)
+    engine.runners_go_on(3)
+    assert engine.jobs[1].state is State.RUNNING
+
+
+def test_a_lease_told_to_stop_before_its_worker_has_started_takes_its_reports(engine: Engine) -> None:
+    (job,) = accept(engine, spec("late"))
+    engine.tick_all(0.0)
+    agent = engine.agents["n1"] if engine._tables()["lease_gpus"][0]["node_id"] == "n1" else engine.agents["n2"]
+    agent.poll(engine.board)
+    agent.reconcile()
+    agent.advance(agent.workers[1])
+    engine._act("cancel", [job])
+    engine._report_together([agent])
+    engine.verify()
+    assert engine.jobs[job].state is State.SUSPENDING
+
+
+def test_what_a_runner_has_not_taken_up_when_it_leaves_goes_back_to_the_queue(engine: Engine) -> None:
+    (job,) = accept(engine, spec("stranded", gpus_min=4, gpus_max=4))
+    engine.tick_all(0.0)
+    agent = engine.agents["n1"]
+    message = agent.report(left=True)
+    engine._taken(message, engine.store.submit(runners.report, message), agent)
+    agent.die(host=False)
+    engine.verify()
+    assert engine.jobs[job].state is State.PENDING
+
+
+def test_a_displaced_job_and_the_one_that_waits_for_it_both_say_why(engine: Engine) -> None:
+    (first,) = accept(engine, spec("first", gpus_min=2, gpus_max=2, pool="small"))
+    engine.tick_all(0.0)
+    (second,) = accept(engine, spec("second", gpus_min=2, gpus_max=2, pool="small", priority=1))
+    engine.tick_all(31.0)
+    engine.verify(explained=["small"])
+    assert (engine.jobs[first].state, engine.jobs[second].state) == (State.SUSPENDING, State.PENDING)
+    engine.runners_go_on(1)
+    engine.tick_all(0.0)
+    assert (engine.jobs[first].state, engine.jobs[second].state) == (State.PENDING, State.ASSIGNED)
+
+
+def test_a_repeated_submission_is_answered_though_it_could_not_be_accepted_now(engine: Engine) -> None:
+    first, second = (spec("a", idempotency_key="a"), spec("b", idempotency_key="b", after=(Dependency("a", "any"), Dependency("c"))))
+    accept(engine, spec("c", hold=True))
+    jobs = accept(engine, first, second)
+    engine._act("cancel", [1])
+    assert accept(engine, first, second) == jobs
+
+
+def test_new_jobs_of_a_repeated_submission_wait_for_the_jobs_that_were_there(engine: Engine) -> None:
+    (first,) = accept(engine, spec("a", idempotency_key="a", hold=True))
+    accept(engine, spec("a"))  # newer, and of the same name
+    _, needy = accept(engine, spec("a", idempotency_key="a"), spec("b", after=(Dependency("a"),)))
+    assert engine.jobs[needy].needs == [(first, "ok")]
+    engine._act("cancel", [first])
+    engine.verify()
+    assert engine.jobs[needy].state is State.CANCELLED
+    answer = engine.store.submit(submit, engine._request([spec("a", idempotency_key="a"), spec("c", after=(Dependency("a"),))]))
+    with pytest.raises(UsageError, match="could never start"):
+        answer.result()
+
+
+def test_two_jobs_of_one_submission_with_the_same_key_are_one(engine: Engine) -> None:
+    assert accept(engine, spec("a", idempotency_key="k"), spec("b", idempotency_key="k")) == [1, 1]
