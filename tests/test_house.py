@@ -256,7 +256,7 @@ def texts() -> dict[str, str]:
 def test_no_python_file_is_too_long_to_read() -> None:
     """Tests may be longer: a table of cases is one thing, however many there are."""
     sizes = {name: text.count("\n") for name, text in texts().items() if name.endswith(".py")}
-    limits = {name: 900 if name.startswith(("tests/", "benchmarks/")) else 600 for name in sizes}
+    limits = {name: 1000 if name.startswith(("tests/", "benchmarks/")) else 600 for name in sizes}
     assert {name: size for name, size in sizes.items() if size > limits[name]} == {}
 
 
