@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles", "engine.spec",
+        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles",
+        "engine.spec",
         "engine.report", "engine.api.serve_sql",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
