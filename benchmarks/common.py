@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import psutil
 from stoker.engine.client import Client
+from stoker.engine.errors import Unreachable
 from stoker.engine.home import Home
 from stoker.engine.protocol import (
     HELLO,
@@ -45,6 +46,7 @@ Row = Mapping[str, Any]
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the daemon and its home go too
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
@@ -135,11 +137,8 @@ def at_once(clients: int, seconds: float, make: Callable[[int], Callable[[], obj
 class Daemon:
     """A daemon with a home of its own, in a process of its own; ended with everything below its home at the end."""
 
-    def __init__(self, database: Path | None = None) -> None:
-        """``database`` is moved into the new home."""
+    def __init__(self) -> None:
         self.home = Home(Path(tempfile.mkdtemp(prefix="stoker-bench-")))
-        if database is not None:
-            shutil.move(database, self.home.database)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Daemon:
@@ -149,8 +148,20 @@ class Daemon:
         """Start it; seconds from the start of its process until it answers."""
         start = time.perf_counter()
         self.daemon = self.spawn("stoker.engine.daemon", "--home", str(self.home.path), "--log-level", "warning")
-        self.client().wait_until_up(120)
+        self.wait_for("the daemon answers", self._answers)
         return time.perf_counter() - start
+
+    def _answers(self) -> bool:
+        if self.daemon.poll() is not None:
+            raise SystemExit(f"the daemon has ended with code {self.daemon.returncode}\n{self._logs()}")
+        try:
+            self.client().get("/healthz")
+        except Unreachable:
+            return False
+        return True
+
+    def _logs(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.home.path.glob("*.log"))
 
     def stop(self) -> None:
         """A clean stop of the daemon alone."""
@@ -187,8 +198,7 @@ class Daemon:
         end = time.monotonic() + seconds
         while not test():
             if time.monotonic() > end:
-                logs = "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.home.path.glob("*.log"))
-                raise SystemExit(f"{what}: did not happen in {seconds:.0f} s\n{logs}")
+                raise SystemExit(f"{what}: did not happen in {seconds:.0f} s\n{self._logs()}")
             time.sleep(0.02)
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -27,14 +26,12 @@ from stoker.engine.store.store import Store
 TELEMETRY = 5.0  #: seconds between the samples that a runner with a GPU reports
 
 
-def history(jobs: int) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="stoker-bench-")) / "stoker.duckdb"
+def write_history(path: Path, jobs: int) -> None:
     store = Store.open(path)
     if jobs:
         text = Path(__file__).with_name("history.sql").read_text()
         store.exclusive(lambda con: con.execute(f"SET VARIABLE jobs = {jobs}; {text}"))
     store.close()
-    return path
 
 
 class Idler:
@@ -64,7 +61,8 @@ class Idler:
 
 def measure(jobs: int, runners: int, seconds: float) -> dict[str, Any]:
     progress(f"history of {jobs} jobs: writing it")
-    with Daemon(history(jobs)) as daemon:
+    with Daemon() as daemon:
+        write_history(daemon.home.database, jobs)
         size = daemon.home.database.stat().st_size
         cold = daemon.start()
         daemon.stop()
