@@ -61,7 +61,7 @@ class Daemon:
         self.store = Store.open(
             home.database,
             backups=home.backups,
-            config={"memory_limit": config.limits.memory, "threads": min(4, os.cpu_count() or 1)},
+            config={"memory_limit": config.limits.memory},
             prepare=lambda con: lock_down(con, directories, [home.database]),
         )
         # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.

@@ -34,7 +34,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
     """Read one pool in one transaction, so that jobs, leases and GPUs fit each other."""
     con.execute("BEGIN")
     try:
-        gpus = con.execute(sql("policy/gpus"), [pool]).fetchnumpy()
+        gpus = _by_position(con.execute(sql("policy/gpus"), [pool]).fetchnumpy())
         everything = con.execute(sql("policy/jobs"), [pool]).fetchnumpy()
         schedulable = _schedulable(everything, now)
         order = np.lexsort((everything["id"], everything["submitted_at"]))
@@ -117,12 +117,19 @@ def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns
     )
 
 
+def _by_position(gpus: Columns) -> Columns:
+    """By node, then by their position on it."""
+    order = np.lexsort((gpus["idx"], np.asarray(gpus["node_id"], dtype=str)))
+    return {name: column[order] for name, column in gpus.items()}
+
+
 def _rows_of_held(gpus: np.ndarray[Any, Any], held: Columns) -> tuple[Ints, Ints]:
-    """Leases and the rows of their GPUs. One that has gone missing under a running job has no row: the job keeps the rest."""
+    """Leases and the rows of their GPUs, ascending. One that has gone missing under a running job has no row: the job keeps the rest."""
     row_of = {gpu: row for row, gpu in enumerate(gpus)}
     known = np.array([gpu in row_of for gpu in held["gpu_id"]], dtype=bool)
     rows = np.array([row_of[gpu] for gpu in held["gpu_id"][known]], dtype=np.int64)
-    return _ints(held["lease_id"])[known], rows
+    order = np.argsort(rows, kind="stable")
+    return _ints(held["lease_id"])[known][order], rows[order]
 
 
 def _csr(ids: Ints, owner: Ints, values: np.ndarray[Any, Any]) -> tuple[Ints, np.ndarray[Any, Any]]:

@@ -22,7 +22,7 @@ TINY = {
     "policy_tick": ["--policy", "fifo", "--pending", "10", "--ticks", "2"],
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "first_step": ["--rounds", "1"],
-    "overhead": ["--rounds", "1", "--steps", "3"],
+    "overhead": ["--pairs", "2", "--seconds", "0.1"],
 }
 
 

@@ -961,3 +961,10 @@ def test_new_jobs_of_a_repeated_submission_wait_for_the_jobs_that_were_there(eng
 
 def test_two_jobs_of_one_submission_with_the_same_key_are_one(engine: Engine) -> None:
     assert accept(engine, spec("a", idempotency_key="k"), spec("b", idempotency_key="k")) == [1, 1]
+
+
+def test_a_job_and_the_one_that_needs_it_are_cancelled_by_one_request(engine: Engine) -> None:
+    jobs = accept(engine, spec("a"), spec("b", after=(Dependency("a"),)))
+    engine._act("cancel", jobs)
+    engine.verify()
+    assert [engine.jobs[job].state for job in jobs] == [State.CANCELLED] * 2

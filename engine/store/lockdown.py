@@ -32,7 +32,7 @@ _SETTINGS = (
 def lock_down(con: duckdb.DuckDBPyConnection, directories: Iterable[Path], files: Iterable[Path] = (), *, spill: str = "4GB") -> None:
     """Allow files below ``directories`` and ``files`` (databases, with their logs), bound what spills, lock the configuration.
 
-    ``memory_limit`` and ``threads`` must be set before, in the ``config`` of `connect`.
+    ``memory_limit`` must be set before, in the ``config`` of `connect`.
     """
     databases = [str(path) + suffix for path in files for suffix in ("", ".wal", ".wal.checkpoint", ".wal.recovery")]
     allowed = {"allowed_directories": [str(path.resolve()) for path in directories], "allowed_paths": databases}

@@ -27,7 +27,10 @@ def control(tx: Transaction, batch: Sequence[Control]) -> Sequence[list[dict[str
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
         jobs = tx.objects("controlled_jobs", list(request.jobs))
-        messages = [acts[request.action](tx, job, request) for job in jobs]
+        messages = []
+        for job in jobs:  # as it stands now: the end of one may have ended those that need it
+            (current,) = tx.objects("controlled_jobs", [job["id"]])
+            messages.append(acts[request.action](tx, current, request))
         states = dict(tx.execute("job_states", list(request.jobs)))
         answers.append(
             [
