@@ -26,6 +26,8 @@ import uvicorn
 
 from .api.app import application
 from .api.auth import Tokens
+from .api.run_uploads import RunUploads
+from .api.uploads import Uploads
 from .board import Board
 from .config import Config
 from .config import load as load_config
@@ -77,6 +79,8 @@ class Daemon:
         self.hooks = Hooks(self.store, config.hooks)
         self.scheduling = Scheduling(self.store, self.tasks, config)
         self.deadlines = DeadlineWatch(self.store)
+        self.uploads = Uploads()
+        self.run_uploads = RunUploads()
         self.exit_code = 0
         self._looked = self.started_at
         self.hanging: list[str] = []  #: tasks that would not end, once closed

@@ -25,11 +25,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ..policies.contract import Allocation, Bools, Floats, Phase, Plan, View
+from .plan_check import held_positions
+from .rowof import RowOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
     victims are stopped now, and a later tick starts it.
     """
+    if not plan.allocations:
+        return Actions()
     tick = _Tick(view, plan, limits, memory)
     moves = []
     for job, allocation in plan.allocations.items():
@@ -145,16 +150,23 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     return tick.actions
 
 
+def _holders(view: View, plan: Plan) -> dict[int, list[int]]:
+    """Jobs that hold GPUs which the plan gives to anybody; who holds others is nobody's concern."""
+    jobs = view.jobs
+    hit = held_positions(plan, view)
+    rows = jobs.alloc_start.searchsorted(hit, side="right") - 1
+    holders: dict[int, list[int]] = {}
+    for job, gpu in zip(jobs.id[rows].tolist(), jobs.alloc_gpus[hit].tolist(), strict=True):
+        holders.setdefault(gpu, []).append(job)
+    return holders
+
+
 class _Tick:
     def __init__(self, view: View, plan: Plan, limits: Limits, memory: Memory) -> None:
         jobs = view.jobs
         self.view, self.plan, self.limits, self.memory = view, plan, limits, memory
-        self.row_of = {job: row for row, job in enumerate(jobs.id.tolist())}
-        self.protected_until = protected_until(view, limits)
-        self.holders: dict[int, list[int]] = {}
-        owners = np.repeat(jobs.id, np.diff(jobs.alloc_start))
-        for job, gpu in zip(owners.tolist(), jobs.alloc_gpus.tolist(), strict=True):
-            self.holders.setdefault(gpu, []).append(job)
+        self.row_of = RowOf(jobs.id)
+        self.holders = _holders(view, plan)
         self.partners: dict[int, set[int]] = {}
         for group in plan.groups:
             for job in group.jobs:
@@ -162,6 +174,10 @@ class _Tick:
         self.stopped: set[int] = set()
         self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
         self.actions = Actions()
+
+    @cached_property
+    def protected_until(self) -> Floats:
+        return protected_until(self.view, self.limits)
 
     def start(self, job: int, allocation: Allocation) -> None:
         if (unusable := self._unusable(job, allocation)) is not None:
@@ -203,6 +219,8 @@ class _Tick:
         return sorted({holder for holder in holders if holder not in sharing})
 
     def _unusable(self, job: int, allocation: Allocation) -> str | None:
+        if self.view.gpus.usable[list(allocation.gpus)].all():
+            return None
         held = self.view.jobs.allocation(self.row_of[job])
         for gpu in allocation.gpus:
             if not self.view.gpus.usable[gpu] and gpu not in held:
@@ -210,8 +228,7 @@ class _Tick:
         return None
 
     def _objection(self, victim: int, job: int) -> str | None:
-        kept = self.plan.allocations.get(victim)
-        if kept is not None and set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist()):
+        if self._keeps(victim):
             return f"the plan lets job {victim} keep the GPUs"
         cooldown, now = self.limits.cooldown, self.view.now
         if victim in self.memory.yields_to(job, now, self.limits):
@@ -220,10 +237,18 @@ class _Tick:
             return f"job {victim} gave way to it less than {cooldown:g} s ago and does not do so again yet"
         return self._protection(victim)
 
+    def _keeps(self, victim: int) -> bool:
+        kept = self.plan.allocations.get(victim)
+        if kept is None:
+            return self.plan.preempt is not None and victim not in self.plan.preempt
+        return set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist())
+
     def lease_end(self, job: int, allocation: Allocation) -> float | None:
         """When the lease ends: a lease that runs out is an eviction like any other, so not before the job's protection does."""
+        if allocation.lease_end is None:
+            return None
         until = float(self.protected_until[self.row_of[job]])
-        return None if allocation.lease_end is None or math.isinf(until) else max(allocation.lease_end, until)
+        return None if math.isinf(until) else max(allocation.lease_end, until)
 
     def _protection(self, job: int) -> str | None:
         until = self.protected_until[self.row_of[job]]

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Waiting
+from .rowof import RowOf
 
 
 class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
 
 
-def check(plan: Plan, view: View) -> Plan:
-    """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``.
+def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
+    """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``; without ``reasons`` nobody will look at them.
 
     A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
     usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
@@ -25,7 +26,7 @@ def check(plan: Plan, view: View) -> Plan:
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"plan() answered with a {type(plan).__name__}, not a Plan")
-    row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
+    row_of = RowOf(view.jobs.id)
     if not isinstance(plan.allocations, Mapping):
         raise PlanError(f"allocations: a {type(plan.allocations).__name__} is not a mapping of job to Allocation")
     allocations = {
@@ -40,20 +41,40 @@ def check(plan: Plan, view: View) -> Plan:
             _check_gang(job, row, allocation.gpus, view)
     plain = Plan(
         allocations,
-        waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting),
+        waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting) if reasons else (),
         groups=tuple(Group(group.kind, tuple(_ids("groups", group.jobs))) for group in plan.groups),
         warm={backbone: operator.index(wanted) for backbone, wanted in plan.warm.items()},
         status=str(plan.status),
         gap=None if plan.gap is None else float(plan.gap),
-        order=_ids("order", plan.order),
+        order=_ids("order", plan.order) if reasons else (),
+        preempt=None if plan.preempt is None else frozenset(_ids("preempt", plan.preempt)),
+        wake_at=None if plan.wake_at is None else float(plan.wake_at),
+        rejected=_ids("rejected", plan.rejected) if plan.rejected else (),
     )
-    _check_sharing(plain, fresh, view)
-    _check_waiting(plain, row_of)
+    if plain.preempt or plain.rejected:
+        _check_preempt(plain, row_of, view)
+    if plain.allocations or plain.groups:
+        _check_sharing(plain, fresh, view)
+    if plain.waiting or plain.order:
+        _check_waiting(plain, row_of, view)
     _check_rest(plain)
     return plain
 
 
-def _allocation(job: int, allocation: Allocation, row_of: Mapping[int, int], view: View) -> Allocation:
+def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
+    """The allocations of every job that is to have GPUs, those that stay included, whichever way the plan is written."""
+    if plan.preempt is None:
+        return plan.allocations
+    jobs = view.jobs
+    stay = {
+        int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist()))
+        for row in (jobs.phase == Phase.ACTIVE).nonzero()[0].tolist()
+        if int(jobs.id[row]) not in plan.preempt
+    }
+    return {**stay, **plan.allocations}
+
+
+def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> Allocation:
     row = row_of.get(job)
     if row is None:
         raise PlanError(f"job {job}: is allocated, but is not in the view")
@@ -61,7 +82,21 @@ def _allocation(job: int, allocation: Allocation, row_of: Mapping[int, int], vie
         raise PlanError(f"job {job}: is allocated, but is stopping; leave it out until it has stopped")
     if not isinstance(allocation, Allocation):
         raise PlanError(f"job {job}: a {type(allocation).__name__} is not an Allocation")
-    return Allocation(_gpus(job, allocation.gpus, view), _lease_end(job, allocation.lease_end, view.now))
+    return Allocation(
+        _gpus(job, allocation.gpus, view), _lease_end(job, allocation.lease_end, view.now), _batch_size(job, allocation.batch_size)
+    )
+
+
+def _batch_size(job: int, size: int | None) -> int | None:
+    if size is None:
+        return None
+    try:
+        whole = operator.index(size)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise PlanError(f"job {job}: is to train with a batch of {size!r}; it must be a whole number from 1 on, None is its own")
+    return whole
 
 
 def _lease_end(job: int, end: float | None, now: float) -> float | None:
@@ -75,8 +110,9 @@ def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
         gpus = tuple(operator.index(gpu) for gpu in given)
     except TypeError:
         raise PlanError(f"job {job}: {given!r} are not rows of the view's GPUs") from None
+    count = len(view.gpus)
     for gpu in gpus:
-        if not 0 <= gpu < len(view.gpus):
+        if not 0 <= gpu < count:
             raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
     if len(set(gpus)) != len(gpus):
         raise PlanError(f"job {job}: has a GPU twice in {gpus}")
@@ -88,11 +124,13 @@ def _check_gang(job: int, row: int, gpus: tuple[int, ...], view: View) -> None:
     if not low <= len(gpus) <= high:
         wants = f"{low}" if low == high else f"{low} to {high}"
         raise PlanError(f"job {job}: has {len(gpus)} GPUs, it takes {wants}")
-    held = set(view.jobs.allocation(row).tolist())
+    if not view.gpus.usable[list(gpus)].all():
+        held = set(view.jobs.allocation(row).tolist())
+        for gpu in gpus:
+            if not view.gpus.usable[gpu] and gpu not in held:
+                raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which is not usable now")
     memory = float(view.jobs.gpu_memory[row])
-    for gpu in gpus:
-        if not view.gpus.usable[gpu] and gpu not in held:
-            raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which is not usable now")
+    for gpu in gpus if memory > 0 else ():
         if 0 < view.gpus.memory[gpu] < memory:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
@@ -105,6 +143,8 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
             partners.setdefault(job, set()).update(group.jobs)
     users: dict[int, list[int]] = {}
+    if plan.preempt is not None:
+        _enter_stayers(plan, view, users)
     for job, allocation in plan.allocations.items():
         for gpu in allocation.gpus:
             for other in users.setdefault(gpu, []):
@@ -114,7 +154,40 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
             users[gpu].append(job)
 
 
-def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
+def held_positions(plan: Plan, view: View) -> Ints:
+    """Positions in ``alloc_gpus`` of the GPUs that the plan gives to anybody: most plans give only what is free."""
+    held = view.jobs.alloc_gpus
+    wanted = np.zeros(len(view.gpus), dtype=bool)
+    for allocation in plan.allocations.values():
+        wanted[list(allocation.gpus)] = True
+    return wanted[held].nonzero()[0]
+
+
+def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
+    """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
+    jobs = view.jobs
+    hit = held_positions(plan, view)
+    for row, gpu in zip(jobs.alloc_start.searchsorted(hit, side="right") - 1, jobs.alloc_gpus[hit].tolist(), strict=True):
+        job = int(jobs.id[row])
+        gone = jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in (plan.preempt or ())
+        if not gone:
+            users.setdefault(gpu, []).append(job)
+
+
+def _check_preempt(plan: Plan, row_of: RowOf, view: View) -> None:
+    for job in plan.preempt or ():
+        row = row_of.get(job)
+        if row is None or view.jobs.phase[row] != Phase.ACTIVE:
+            raise PlanError(f"job {job}: is to be preempted, but holds no GPUs that could be taken")
+        if job in plan.allocations:
+            raise PlanError(f"job {job}: is both allocated and to be preempted")
+    for job in plan.rejected:
+        row = row_of.get(job)
+        if row is None or view.jobs.phase[row] != Phase.PENDING or job in plan.allocations:
+            raise PlanError(f"job {job}: is rejected, but does not wait")
+
+
+def _check_waiting(plan: Plan, row_of: RowOf, view: View) -> None:
     seen: set[int] = set()
     for waiting in plan.waiting:
         words = (waiting.reason.code, waiting.reason.text)
@@ -125,6 +198,8 @@ def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
                 raise PlanError(f"job {job}: is waiting, but is not in the view")
             if job in plan.allocations:
                 raise PlanError(f"job {job}: is both allocated and waiting")
+            if plan.preempt is not None and job not in plan.preempt and view.jobs.phase[row_of[job]] == Phase.ACTIVE:
+                raise PlanError(f"job {job}: is waiting, but keeps its GPUs: it is not to be preempted")
             if job in seen:
                 raise PlanError(f"job {job}: is waiting twice")
             seen.add(job)
@@ -137,6 +212,8 @@ def _check_waiting(plan: Plan, row_of: Mapping[int, int]) -> None:
 def _check_rest(plan: Plan) -> None:
     if plan.gap is not None and not math.isfinite(plan.gap):
         raise PlanError(f"gap: {plan.gap} is not finite; None is unknown")
+    if plan.wake_at is not None and math.isnan(plan.wake_at):
+        raise PlanError("wake_at: is not a time; None is the next event")
     for backbone, wanted in plan.warm.items():
         if wanted < 0:
             raise PlanError(f"warm: {wanted} workers of {backbone!r}; the number cannot be negative")

@@ -184,6 +184,14 @@ class Scheduling:
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         }
+        if plan.preempt is not None:  # who stays does so until a plan takes its GPUs, whatever an earlier policy had set
+            leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE))
+            stay = [
+                row
+                for row in leased.tolist()
+                if int(view.jobs.id[row]) not in plan.allocations and int(view.jobs.id[row]) not in plan.preempt
+            ]
+            renewals.update({int(seen.lease_id[row]): None for row in stay})
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
 
     @staticmethod

@@ -11,22 +11,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from .arrays import Bools, Floats, Ints, Strings
+from .profiles import Profile
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Strings = NDArray[np.object_]
+__all__ = ["Bools", "Floats", "Ints", "Profile", "Strings"]
 
 
-class Phase(IntEnum):
-    """Where a schedulable job stands, as a policy sees it."""
+class Phase:
+    """Where a schedulable job stands, as a policy sees it. Plain numbers: an Enum's members cost a decision's time to look up."""
 
     PENDING = 0  #: waits for GPUs, holds none
     ACTIVE = 1  #: assigned, starting, running or profiling: holds the GPUs of its allocation
@@ -74,6 +71,8 @@ class Jobs:
     tier_reward: Floats
     protected: Bools | None = None  #: the engine will not preempt or move these now, so plan no eviction of them; None: nobody
     protected_until: Floats | None = None  #: when ``protected`` ends, inf: not before the job does; None: not known
+    profile: Ints | None = None  #: row of ``View.profiles``, -1: nothing is known; None: of nobody
+    progress: Floats | None = None  #: share of the whole work that is done, 0 to 1, NaN when unknown; None: of nobody
 
     def __len__(self) -> int:
         return len(self.id)
@@ -116,6 +115,8 @@ class View:
     jobs: Jobs
     gpus: Gpus
     nodes: Nodes
+    profiles: Sequence[Profile] = ()  #: what is believed of models, see ``Jobs.profile``
+    finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class Allocation:
 
     gpus: tuple[int, ...]
     lease_end: float | None = None
+    batch_size: int | None = None  #: what the job is to train with from now on, where it lets the scheduler choose; None: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,9 @@ class Plan:
 
     Leaving out a job that holds GPUs asks for its preemption; naming it with other GPUs asks for a move.
     Jobs in Phase.STOPPING are left out. ``allocations`` maps a job's id to its allocation.
+
+    A plan with ``preempt`` names only what changes: who holds GPUs keeps them as they are, unless it is in
+    ``allocations`` or in ``preempt``. So a decision costs what it changes, not what runs.
     """
 
     allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served
@@ -172,11 +177,20 @@ class Plan:
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
     gap: float | None = None  #: relative optimality gap, where a solver certifies one
     order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``
+    preempt: Collection[int] | None = None  #: running jobs to be suspended, all others stay; None: ``allocations`` is complete
+    wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
+    rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A scheduling policy. One instance serves one pool; it may keep caches between calls, no facts."""
+    """A scheduling policy. One instance serves one pool; it may keep caches between calls, no facts.
+
+    What a policy does not declare is as in the comments:
+    ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event.
+    ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
+    ``uses_history``: True: it reads ``View.finished_service``; False.
+    """
 
     Config: ClassVar[type]
     name: ClassVar[str]

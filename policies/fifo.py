@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from .contract import Plan, View, tunable
 from .serving import Ranking, serve
 
@@ -23,17 +21,10 @@ class Fifo:
         backfill: bool = tunable(False, "jobs behind one that does not fit may start; a large job can then be overtaken for ever")
 
     name: ClassVar[str] = "fifo"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        jobs = view.jobs
-        nobody_displaces = np.zeros(len(jobs))
-        ranking = Ranking(
-            order=np.lexsort((jobs.id, jobs.submitted_at)),
-            claim=nobody_displaces,
-            hold=nobody_displaces,
-            blocking=not self.config.backfill,
-        )
-        return serve(view, ranking)
+        return serve(view, Ranking(blocking=not self.config.backfill))

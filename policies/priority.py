@@ -26,17 +26,16 @@ class Priority:
         backfill: bool = tunable(False, "jobs behind one of the same priority that does not fit may start")
 
     name: ClassVar[str] = "priority"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        jobs = view.jobs
-        priority = jobs.priority.astype(np.float64)
+        priority = view.jobs.priority.astype(np.float64)
         ranking = Ranking(
-            order=np.lexsort((jobs.id, jobs.submitted_at, -jobs.priority)),
+            key=-priority,
             claim=priority,
-            hold=priority,
             blocking=not self.config.backfill,
             displaceable="jobs of lower priority",
         )

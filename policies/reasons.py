@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from .contract import Floats, Ints, Jobs, Reason, Waiting
+from .contract import Floats, Ints, Jobs, Reason, View, Waiting
 from .placement import Placement
 
 
@@ -32,15 +32,24 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
     ]
 
 
-def explain_unserved(why: Ints, queue: Ints, claim: Floats, blocking: bool) -> None:
-    """Give those that were not looked at (-1) the reason that a look would have found, so that reasons do not flap."""
-    possible = queue[(why[queue] != Why.IMPOSSIBLE) & (why[queue] != Why.NO_GPUS)]
-    claim = claim[possible]
-    behind = np.zeros(len(possible), dtype=bool)
+def lacking(view: View, rows: Ints, placement: Placement) -> list[Waiting]:
+    """The same for ``rows`` that were each looked at and found no GPUs: now, or ever."""
+    memories, which = np.unique(view.jobs.gpu_memory[rows], return_inverse=True)
+    capacity = np.array([placement.capacity(memory=memory) for memory in memories.tolist()], dtype=np.int64)
+    never = Why.IMPOSSIBLE if len(view.gpus) else Why.NO_GPUS
+    return waiting(view.jobs, rows, np.where(view.jobs.gpus_min[rows] > capacity[which], never, Why.RESOURCES), placement)
+
+
+def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, blocking: bool) -> Ints:
+    """Why each row of ``queue`` (all that wait, in order of service) waits, as a look at each of them would find."""
+    why = np.full(len(queue), Why.RESOURCES, dtype=np.int64)
+    hopeless = np.isin(queue, impossible)
+    why[hopeless] = never
     if blocking:
-        behind[1:] = claim[1:] == claim[:-1]
-    unserved = why[possible] < 0
-    why[possible[unserved]] = np.where(behind[unserved], Why.BEHIND, Why.RESOURCES)
+        possible = np.flatnonzero(~hopeless)
+        claims = claim[queue[possible]]
+        why[possible[1:][claims[1:] == claims[:-1]]] = Why.BEHIND
+    return why
 
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:

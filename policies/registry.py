@@ -14,9 +14,23 @@ if TYPE_CHECKING:
     from .contract import Policy
 
 POLICIES: dict[str, str] = {
+    "elasticflow": "elasticflow:ElasticFlow",
+    "edf": "edf:Edf",
     "fifo": "fifo:Fifo",
+    "gandiva": "gandiva:Gandiva",
+    "genie": "genie:Genie",
+    "hydra": "hydra:Hydra",
+    "las": "las:Las",
+    "lucid": "lucid:Lucid",
+    "infless": "infless:Infless",
+    "optimus": "optimus:Optimus",
+    "pollux": "pollux:Pollux",
     "priority": "priority:Priority",
+    "sjf": "sjf:Sjf",
     "srtf": "srtf:Srtf",
+    "threesigma": "threesigma:ThreeSigma",
+    "themis": "themis:Themis",
+    "tiresias": "tiresias:Tiresias",
 }
 _FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 

@@ -1,112 +1,167 @@
-"""Serve gangs in an order, with or without preemption: what FIFO, SRTF and priority have in common.
+"""Serve gangs in an order, with or without preemption: what all policies of rigid jobs have in common.
 
 Running jobs stay where they are. Waiting jobs are looked at in order of service; one that fits on GPUs that
 are free, or will be when what is stopping has stopped, gets them. One that does not may displace running jobs
 whose claim is weaker: the weakest that suffice and no more, and only when that lets it start. A displaced
 job takes its place in the order and may go on elsewhere. Every gang gets ``gpus_min`` GPUs; growing towards
 ``gpus_max`` is left to the elastic policies.
+
+A decision costs what it changes: jobs of one size wait in one line, and a line whose head cannot start is left at once.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from .contract import Allocation, Floats, Ints, Phase, Plan, View
+from .contract import Allocation, Bools, Floats, Ints, Phase, Plan, View
+from .later import Later
 from .placement import Placement
-from .reasons import Why, explain_unserved, waiting
-from .victims import displaceable, draining
+from .reasons import Why, waiting, why_unserved
+from .victims import Victims, displaceable, draining
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """How a policy ranks the jobs of a view, one row a job.
 
-    A waiting job ``i`` may displace a running job ``j`` exactly when ``claim[i] > hold[j]``, and ``order``
+    A waiting job ``i`` may displace a running job ``j`` exactly when ``claim[i] > hold[j]``, and ``key``
     must place a job before every job that it may displace; so a job that was displaced comes after its
     displacer, and no plan goes round in circles.
     """
 
-    order: Ints  #: all rows, first served first
-    claim: Floats
-    hold: Floats  #: never less than the claim of the same job
+    key: Floats | None = None  #: least first, equals in the order of their submission; None: all are equal
+    claim: Floats | None = None  #: None: nobody displaces anybody
+    hold: Floats | None = None  #: never less than the claim of the same job; None: the same as ``claim``
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
+    relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
 
 
 def serve(view: View, ranking: Ranking) -> Plan:
-    tick = _Tick(view, ranking)
-    blocked = math.nan  # the claim whose head waits; NaN equals no claim
-    for row in tick.queue():
-        claim = float(ranking.claim[row])
-        if claim == blocked:
-            tick.why[row] = Why.BEHIND
-            continue
-        known = tick.hopeless(row)
-        if not known and tick.place(row):
-            continue
-        tick.why[row] = Why.RESOURCES
-        if ranking.blocking:
-            blocked = claim
-        if not known and tick.exhausted(claim):
-            break  # nobody from here on can be given anything: 10 000 waiting jobs need no look at each
+    """The plan of a ranking: only what changes is named."""
+    pending = (view.jobs.phase == Phase.PENDING).nonzero()[0]
+    if not len(pending):
+        return Plan({}, preempt=())
+    tick = _Tick(view, ranking, pending)
+    tick.run()
     return tick.plan()
+
+
+class _Queue:
+    """Jobs that may still start, in order of service."""
+
+    def __init__(self, rows: Ints, gpus: Ints, memory: Floats) -> None:
+        self.rows, self.gpus, self.memory = rows, gpus, memory
+        self.alive = np.ones(len(rows), dtype=bool)
+        self.position = 0
+
+    def head(self) -> int | None:
+        """Row of the first."""
+        if self.position < len(self.rows):
+            self.position += int(self.alive[self.position :].argmax())
+            if self.alive[self.position]:
+                return int(self.rows[self.position])
+        return None
+
+    def advance(self) -> None:
+        """The first has been served or is passed over."""
+        self.position += 1
+
+    def leave(self) -> None:
+        """No job of the size of the first can start any more."""
+        same = self.gpus == self.gpus[self.position]
+        self.alive &= ~(same & (self.memory == self.memory[self.position]))
+
+    def leave_larger(self, gpus: int) -> None:
+        self.alive &= self.gpus <= gpus
 
 
 class _Tick:
     """One plan in the making."""
 
-    def __init__(self, view: View, ranking: Ranking) -> None:
+    def __init__(self, view: View, ranking: Ranking, pending: Ints) -> None:
         jobs = view.jobs
         self.view, self.jobs, self.ranking = view, jobs, ranking
         self.placement = Placement(view)
-        self.rank = np.empty(len(jobs), dtype=np.int64)
-        self.rank[ranking.order] = np.arange(len(jobs))
-        self.given: dict[int, tuple[int, ...]] = {
-            row: tuple(jobs.allocation(row).tolist()) for row in np.flatnonzero(jobs.phase == Phase.ACTIVE).tolist()
-        }
-        self.why = np.full(len(jobs), -1, dtype=np.int64)
-        self._refuse_impossible(view)
-        self.pending = ranking.order[(jobs.phase[ranking.order] == Phase.PENDING) & (self.why[ranking.order] < 0)]
-        self.displaced: list[tuple[int, int]] = []  # heap of (rank, row)
+        self.key = np.zeros(len(jobs)) if ranking.key is None else ranking.key
+        self.claim = np.zeros(len(jobs)) if ranking.claim is None else ranking.claim
+        self.hold = self.claim if ranking.hold is None else ranking.hold
+        possible = self._possible(pending)
+        self.impossible = pending[~possible]
+        rows = pending if possible.all() else pending[possible]
+        if ranking.key is not None:
+            rows = rows[self.key[rows].argsort(kind="stable")]
+        self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows])
+        self.given: dict[int, tuple[int, ...]] = {}  #: what starts or moves, by row
+        self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
+        self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
         self.failed: set[tuple[int, float]] = set()
-        self.victims = displaceable(view, ranking.hold)
-        self.at_hand = jobs.phase == Phase.ACTIVE  # neither displaced nor kept for somebody yet
 
-    def _refuse_impossible(self, view: View) -> None:
-        pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
-        memories, memory = np.unique(self.jobs.gpu_memory[pending], return_inverse=True)
-        capacity = np.array([self.placement.capacity(memory=float(least)) for least in memories], dtype=np.int64)
-        impossible = self.jobs.gpus_min[pending] > capacity[memory]
-        self.why[pending[impossible]] = Why.IMPOSSIBLE if len(view.gpus) else Why.NO_GPUS
+    def _possible(self, pending: Ints) -> Bools:
+        """Which waiting jobs the pool could ever hold."""
+        n, memory = self.jobs.gpus_min[pending], self.jobs.gpu_memory[pending]
+        possible: Bools = n <= self.placement.capacity()
+        for least in np.unique(memory[memory > 0]).tolist() if memory.any() else ():
+            possible &= (memory != least) | (n <= self.placement.capacity(memory=least))
+        return possible
 
-    def queue(self) -> Iterator[int]:
-        """Rows to serve: those that waited, and those displaced meanwhile, in order of service."""
-        for row in self.pending.tolist():
-            while self.displaced and self.displaced[0][0] < self.rank[row]:
-                yield heapq.heappop(self.displaced)[1]
-            yield row
-        while self.displaced:
-            yield heapq.heappop(self.displaced)[1]
+    @cached_property
+    def victims(self) -> Victims:
+        return displaceable(self.view, self.hold)
 
-    def exhausted(self, claim: float) -> bool:
-        return not self.displaced and self.placement.free_soon() == 0 and not self.victims.weaker_than(claim)
+    @cached_property
+    def weakest(self) -> float:
+        """The least hold of a running job: a claim that does not exceed it displaces nobody."""
+        return float(self.hold.min(initial=np.inf, where=self.jobs.phase == Phase.ACTIVE))
 
-    def hopeless(self, row: int) -> bool:
+    @cached_property
+    def at_hand(self) -> Bools:
+        """Running jobs that are neither displaced nor kept for somebody yet."""
+        active: Bools = self.jobs.phase == Phase.ACTIVE
+        return active
+
+    def _may_displace(self, row: int) -> bool:
+        return self.ranking.claim is not None and float(self.claim[row]) > self.weakest
+
+    def run(self) -> None:
+        blocked = math.nan  # the claim whose head waits; NaN equals no claim
+        while True:
+            row = self.queue.head()
+            if self.displaced and (row is None or self.displaced[0] < (float(self.key[row]), row)):
+                self._place(heapq.heappop(self.displaced)[1])
+            elif row is None:
+                return
+            elif float(self.claim[row]) == blocked or self._place(row):
+                self.queue.advance()
+            elif self.ranking.blocking:
+                if self.ranking.claim is None:
+                    return
+                blocked = float(self.claim[row])
+            else:
+                self._leave(row)
+
+    def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
-        return bool(self.failed) and self._size(row) in self.failed
+        self.queue.leave()
+        if not self.displaced and not self._may_displace(row):
+            self.queue.leave_larger(self.placement.free_soon())
 
-    def place(self, row: int) -> bool:
-        n, memory = self._size(row)
-        gpus = self.placement.find(n, memory=memory) or self.placement.find_soon(n, memory=memory)
-        if gpus is None and self._make_room(row, n, memory):
+    def _place(self, row: int) -> bool:
+        n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
+        if (n, memory) in self.failed:
+            return False
+        relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
+        gpus = self.placement.find(n, memory=memory, relaxed=relaxed) or self.placement.find_soon(n, memory=memory, relaxed=relaxed)
+        if gpus is None and self._may_displace(row) and self._make_room(row, n, memory):
             gpus = self.placement.find_soon(n, memory=memory)
         if gpus is None:
-            self.failed.add((n, memory))
+            if not relaxed:
+                self.failed.add((n, memory))
             self._keep(row, n, memory)
             return False
         self.placement.take(gpus)
@@ -114,36 +169,53 @@ class _Tick:
         return True
 
     def _make_room(self, row: int, n: int, memory: float) -> bool:
-        chosen = self.victims.choose(self.placement, n, memory, float(self.ranking.claim[row]))
+        if not self.victims.weaker_than(float(self.claim[row])):
+            return False
+        chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
         for victim in chosen:
-            self.placement.release_soon(self.given.pop(victim))
+            self.placement.release_soon(self.jobs.allocation(victim).tolist())
+            self.preempted.add(victim)
             self.at_hand[victim] = False
-            heapq.heappush(self.displaced, (int(self.rank[victim]), victim))
+            heapq.heappush(self.displaced, (float(self.key[victim]), victim))
         return bool(chosen)
 
     def _keep(self, row: int, n: int, memory: float) -> None:
         """Keep for ``row`` what it is to start on once its holders may be stopped; whoever began there would be protected anew."""
-        if self.jobs.protected is None or not self.jobs.protected.any():
+        if self.ranking.claim is None or self.jobs.protected is None or not self.jobs.protected.any():
             return
-        weaker = self.at_hand & (self.ranking.hold < self.ranking.claim[row])
+        weaker = self.at_hand & (self.hold < self.claim[row])
         target = draining(self.view, weaker).target(self.placement, n, memory)
         if target is not None:
             self.placement.take(target)
             self.victims.keep(target)
-            self.at_hand[[held for held, gpus in self.given.items() if not set(target).isdisjoint(gpus)]] = False
-
-    def _size(self, row: int) -> tuple[int, float]:
-        return int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
+            kept = np.zeros(len(self.view.gpus), dtype=bool)
+            kept[list(target)] = True
+            holder = np.repeat(np.arange(len(self.jobs)), np.diff(self.jobs.alloc_start))
+            self.at_hand[holder[kept[self.jobs.alloc_gpus]]] = False
 
     def plan(self) -> Plan:
-        jobs, order = self.jobs, self.ranking.order
-        placed = np.zeros(len(jobs), dtype=bool)
-        placed[list(self.given)] = True
-        queue = order[~placed[order] & (jobs.phase[order] != Phase.STOPPING)]
-        explain_unserved(self.why, queue, self.ranking.claim, self.ranking.blocking)
-        served = sorted(self.given, key=self.rank.__getitem__)
+        jobs, key = self.jobs, self.key
+        served = sorted(self.given, key=lambda row: (key[row], row))
         return Plan(
             allocations={int(jobs.id[row]): Allocation(self.given[row]) for row in served},
-            waiting=waiting(jobs, queue, self.why[queue], self.placement, self.ranking.displaceable),
-            order=jobs.id[queue],
+            preempt=[int(jobs.id[row]) for row in sorted(self.preempted - self.given.keys())],
+            waiting=Later(lambda: waiting(jobs, self.unserved, self._why(), self.placement, self.ranking.displaceable)),
+            order=Later(self._order),
         )
+
+    def _order(self) -> list[int]:
+        return [int(job) for job in self.jobs.id[self.unserved]]
+
+    @cached_property
+    def unserved(self) -> Ints:
+        """All that wait or are displaced to nowhere, in order of service."""
+        waits = self.jobs.phase == Phase.PENDING
+        waits[list(self.preempted)] = True
+        waits[list(self.given)] = False
+        rows: Ints = waits.nonzero()[0]
+        order: Ints = rows[self.key[rows].argsort(kind="stable")]
+        return order
+
+    def _why(self) -> Ints:
+        never = Why.IMPOSSIBLE if len(self.view.gpus) else Why.NO_GPUS
+        return why_unserved(self.unserved, self.impossible, never, self.claim, self.ranking.blocking)

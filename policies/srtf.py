@@ -1,13 +1,12 @@
-"""Shortest remaining time first."""
+"""Shortest remaining time first, and shortest remaining service first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from .contract import Floats, Jobs, Plan, View, tunable
+from .contract import Plan, View, tunable
+from .estimates import MEASURES, TIME, measured, remaining_time
 from .serving import Ranking, serve
 
 
@@ -19,29 +18,27 @@ class Srtf:
     time is unknown is taken to need ``unknown`` seconds, or as long again as it has run when that is more:
     lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still. Among
     unknown jobs this is least attained service first, whose order Tiresias uses, on the scale of the known.
+    With ``measure`` set to service, what counts is remaining GPU-time (SRSF, as Tiresias compares itself with).
     """
 
     @dataclass(frozen=True)
     class Config:
         hysteresis: float = tunable(2.0, "how many times more a running job must have left to be displaced", low=1.0, high=100.0)
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
+        measure: str = tunable(TIME, "what is short: the time that is left, or the service (GPU-time)", choices=MEASURES)
 
     name: ClassVar[str] = "srtf"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        jobs = view.jobs
-        remaining = self._remaining(jobs)
+        left = measured(remaining_time(view.jobs, self.config.unknown), view.jobs, self.config.measure)
         ranking = Ranking(
-            order=np.lexsort((jobs.id, jobs.submitted_at, remaining)),
-            claim=-remaining,
-            hold=-remaining / self.config.hysteresis,
-            displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining time",
+            key=left,
+            claim=-left,
+            hold=-left / self.config.hysteresis,
+            displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining {self.config.measure}",
         )
         return serve(view, ranking)
-
-    def _remaining(self, jobs: Jobs) -> Floats:
-        guess = np.maximum(self.config.unknown, jobs.run_time)
-        return np.maximum(np.where(np.isnan(jobs.remaining), guess, jobs.remaining), 0.0)

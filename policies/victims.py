@@ -24,7 +24,7 @@ def occupants(view: View) -> Bools:
 def displaceable(view: View, hold: Floats) -> Victims:
     """The jobs that may be stopped now, weakest hold first, most recently started first among equals."""
     jobs = view.jobs
-    rows = np.flatnonzero(occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected)
+    rows = (occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected).nonzero()[0]
     return Victims(view, rows[np.lexsort((-jobs.id[rows], jobs.lease_time[rows], hold[rows]))], hold)
 
 
@@ -34,7 +34,7 @@ def draining(view: View, weaker: Bools) -> Victims:
     In this order what a gang waits for can only come sooner from tick to tick, however many jobs start elsewhere.
     """
     jobs = view.jobs
-    rows = np.flatnonzero(occupants(view) & weaker)
+    rows = (occupants(view) & weaker).nonzero()[0]
     until = np.full(len(jobs), np.inf) if jobs.protected_until is None else jobs.protected_until
     soonest = np.lexsort((jobs.id[rows], -jobs.lease_time[rows], np.maximum(until[rows], view.now)))
     return Victims(view, rows[soonest])
@@ -47,14 +47,17 @@ class Victims:
         self.rows = rows
         self.hold = np.full(len(rows), -np.inf) if hold is None else hold[rows]  # ascending
         self.left = np.ones(len(rows), dtype=bool)  # neither displaced nor kept for somebody yet
-        self.held = [view.jobs.allocation(row) for row in rows.tolist()]
-        self.gpus = np.concatenate([np.zeros(0, dtype=np.int64), *self.held])
-        self.owner = np.repeat(np.arange(len(rows)), np.diff(view.jobs.alloc_start)[rows])  # position in rows, ascending
+        self.jobs = view.jobs
+        starts = view.jobs.alloc_start
+        counts = (starts[1:] - starts[:-1])[rows]
+        self.owner = np.arange(len(rows)).repeat(counts)  # position in rows, ascending
+        before = counts.cumsum() - counts
+        self.gpus = view.jobs.alloc_gpus[(starts[rows] - before).repeat(counts) + np.arange(len(self.owner))]
         self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
         self.owner_of[self.gpus] = self.owner
 
     def weaker_than(self, claim: float) -> bool:
-        return bool(self.left[: np.searchsorted(self.hold, claim)].any())
+        return bool(self.left[: self.hold.searchsorted(claim)].any())
 
     def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
         """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""
@@ -67,7 +70,7 @@ class Victims:
 
     def target(self, placement: Placement, n: int, memory: float, claim: float = math.inf) -> tuple[int, ...] | None:
         """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
-        enough = self._shortest_prefix(placement, n, memory, int(np.searchsorted(self.hold, claim)))
+        enough = self._shortest_prefix(placement, n, memory, int(self.hold.searchsorted(claim)))
         if enough is None:
             return None
         trial = placement.copy()
@@ -89,7 +92,7 @@ class Victims:
         def fits(count: int) -> bool:
             return placement.would_fit(n, self._gpus_of_first(count), memory=memory)
 
-        weaker = np.flatnonzero(self.left[:limit])
+        weaker = self.left[:limit].nonzero()[0]
         if not len(weaker):
             return None
         low = int(weaker[0])  # those before have gone already
@@ -105,13 +108,17 @@ class Victims:
         return high
 
     def _gpus_of_first(self, count: int) -> Ints:
-        upto = int(np.searchsorted(self.owner, count))
-        return self.gpus[:upto][self.left[self.owner[:upto]]]
+        upto = int(self.owner.searchsorted(count))
+        gpus: Ints = self.gpus[:upto][self.left[self.owner[:upto]]]
+        return gpus
+
+    def _gpus_of(self, positions: list[int]) -> Ints:
+        return np.concatenate([self.jobs.allocation(int(self.rows[position])) for position in positions])
 
     def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
         """Drop victims that are not needed, strongest first; what remains is minimal."""
         for position in reversed(doomed):
             fewer = [other for other in doomed if other != position]
-            if fewer and placement.would_fit(n, np.concatenate([self.held[other] for other in fewer]), memory=memory):
+            if fewer and placement.would_fit(n, self._gpus_of(fewer), memory=memory):
                 doomed = fewer
         return doomed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,15 @@ from e2e import DaemonProcess, RunnerProcess, end_workers
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 
+# In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the settings of the person who runs it."""
     for name in list(os.environ):
-        if name.startswith("STOKER_") and name != "STOKER_CACHE":
+        if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

@@ -72,3 +72,20 @@ SELECT make_timestamp(epoch_us(now())) - to_seconds(10 * s), 'GPU-' || g, 'node'
 FROM range(500) r(s), range(8) q(g)
 LEFT JOIN lease_gpus h ON h.gpu_id = 'GPU-' || g AND h.lease_id IN (SELECT id FROM leases WHERE state = 'running')
 LEFT JOIN leases l ON l.id = h.lease_id;
+
+INSERT INTO traces VALUES (1, 'week', 'philly-csv', 'week.csv', 'abc', getvariable('origin'), 'ann', NULL, 50, '{}', '{}', NULL);
+INSERT INTO trace_jobs BY NAME
+SELECT 1 AS trace_id, i AS job, 'job-' || i AS key, 10.0 * i AS submitted, 60.0 + i AS duration, 1 AS gpus_min, 1 AS gpus_max, 0 AS priority,
+       'best-effort' AS demand, [] AS deadlines, [] AS rewards
+FROM range(50) r(i);
+INSERT INTO sim_runs BY NAME
+SELECT id, 'compare' AS study, 'week' AS trace, policy, '{}' AS config, '1x8' AS nodes, '{}' AS options, 0 AS seed, '0.1' AS version,
+       getvariable('origin') AS ran_at, 'ann' AS ran_by, 'completed' AS status, 50 AS jobs, 50 AS finished, 0 AS rejected, 0 AS dropped,
+       100.0 * id AS jct_avg, 300.0 AS jct_p99, 20.0 AS wait_avg, 0.9 AS fair_share, 0.8 AS utilisation, id AS preemptions, 0.0 AS lost_gpu_time,
+       100 AS events, 100 AS decisions, 0.1 AS plan_seconds, 0.2 AS wall_seconds
+FROM (VALUES (1, 'srtf'), (2, 'fifo')) v(id, policy);
+INSERT INTO sim_jobs BY NAME
+SELECT run_id, i AS job, 10.0 * i AS started, 10.0 * i + 60 + i * run_id AS ended, 60.0 + i AS run_time, 60.0 + i AS gpu_time, 0.0 AS lost,
+       0 AS preemptions, false AS rejected
+FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
+INSERT INTO sim_usage SELECT run_id, 10.0 * i, 8, 8, i FROM range(50) r(i), (VALUES (1), (2)) v(run_id);

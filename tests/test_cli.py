@@ -184,6 +184,14 @@ BAD: list[tuple[list[str], int, str]] = [
     (["down", "--timeout", "x"], 2, "--timeout"),
     (["status", "x"], 2, "unexpected extra argument"),
     (["schema", "a", "b"], 2, "unexpected extra argument"),
+    (["trace"], 2, "missing command"),
+    (["trace", "import"], 2, "FILE"),
+    (["trace", "import", "missing.csv"], 3, "no such file"),
+    (["trace", "show"], 2, "NAME"),
+    (["trace", "drop"], 2, "NAME"),
+    (["simulate", "missing.csv", "-p", "fifo", "-n", "1x2"], 3, "no such file"),
+    (["simulate", "missing.csv", "-p", "fifo", "-n", "8"], 2, "NODESxGPUS"),
+    (["replay", "-p", "fifo", "--since", "yesterday"], 2, "--since"),
 ]
 
 
@@ -201,7 +209,9 @@ NEEDS_DAEMON = [
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy list", "policy show fifo", "policy set fifo", "token create a --role read", "token list",
-    "token revoke 1", "backup", "compact", "serve-sql", "submit -- true",
+    "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
+    "trace export a", "simulate week -p fifo -n 1x2",
+    "replay -p fifo",
 ]  # fmt: skip
 
 

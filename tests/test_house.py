@@ -29,12 +29,15 @@ MAY_IMPORT = {
         "engine.workflow", "engine.store", "engine.spec", "engine.states", "engine.errors", "engine.home", "engine.protocol",
     ),
     "engine.spec": ("engine.spec", "engine.errors"),
-    "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "policies.contract"),
+    # The simulator decides nothing by a store or a clock, and nothing of it reaches the daemon but what is handed in.
+    "engine.sim": ("", "engine.sim", "engine.guards", "engine.plan_check", "engine.rowof", "policies"),
+    "engine.traces": ("", "engine.traces", "engine.sim.workload", "policies"),
+    "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
         "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles",
         "engine.spec",
-        "engine.report", "engine.api.serve_sql",
+        "engine.report", "engine.api.serve_sql", "engine.sim", "engine.traces", "policies",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.states", "runners.recipes"),

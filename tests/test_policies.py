@@ -13,7 +13,7 @@ from stoker.engine.plan_check import check
 from stoker.policies import registry
 from stoker.policies.contract import Phase
 from stoker.policies.placement import Placement
-from views import GIB, Job, World, make_view, reasons, views
+from views import GIB, Job, World, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 SETTINGS = [
@@ -28,7 +28,9 @@ every_policy = pytest.mark.parametrize(("name", "config"), SETTINGS, ids=str)
 
 
 def plan(name, view, **config):
-    return registry.create(name, config).plan(view)
+    answer = registry.create(name, config).plan(view)
+    check(answer, view)
+    return written_out(answer, view)
 
 
 # FIFO
@@ -393,7 +395,7 @@ def test_names_of_the_registry_are_those_of_the_classes():
     ("name", "message"),
     [
         ("fiffo", "did you mean 'fifo'"),
-        ("zzz", "known policies: fifo, priority, srtf"),
+        ("zzz", f"known policies: {', '.join(sorted(registry.POLICIES))}"),
         ("no_such_module:X", "cannot import 'no_such_module'"),
         ("math:Nothing", "has no 'Nothing'"),
         ("math:pi", "it lacks Config, name, plan"),

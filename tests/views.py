@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from stoker.engine.guards import Actions, Limits, Memory, protect, reconcile
-from stoker.engine.plan_check import check
-from stoker.policies.contract import Gpus, Jobs, Nodes, Phase, Plan, Policy, View
+from stoker.engine.plan_check import check, complete
+from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, Plan, Policy, Profile, View
 
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
 settings.load_profile("steady")
@@ -37,14 +37,29 @@ class Job:
     memory: float = 0.0
     held: tuple[int, ...] = ()
     stopping: bool = False
+    demand: Demand | None = None  #: None: what the tiers say
+    tiers: tuple[tuple[float, float], ...] = ()  #: (absolute deadline, reward), earliest first
+    profile: int = -1
+    model: int = 0
 
     @property
-    def phase(self) -> Phase:
+    def wants(self) -> Demand:
+        by_tiers = (Demand.BEST_EFFORT, Demand.STRICT, Demand.SOFT)[min(len(self.tiers), 2)]
+        return by_tiers if self.demand is None else self.demand
+
+    @property
+    def phase(self) -> int:
         return Phase.STOPPING if self.stopping else Phase.ACTIVE if self.held else Phase.PENDING
 
 
 def make_view(
-    nodes: Sequence[int], jobs: Sequence[Job] = (), *, unusable: Sequence[int] = (), memory: Sequence[float] = (), now: float = NOW
+    nodes: Sequence[int],
+    jobs: Sequence[Job] = (),
+    *,
+    unusable: Sequence[int] = (),
+    memory: Sequence[float] = (),
+    now: float = NOW,
+    profiles: Sequence[Profile] = (),
 ) -> View:
     """A pool whose nodes have ``nodes`` GPUs each, and its jobs."""
     count = sum(nodes)
@@ -59,7 +74,8 @@ def make_view(
         usable=usable,
         memory=np.array(memory, dtype=float) if len(memory) else np.zeros(count),
     )
-    return View(now, "default", make_jobs(jobs), gpus, Nodes(np.array([f"n{n}" for n in range(len(nodes))], dtype=object)))
+    hosts = Nodes(np.array([f"n{n}" for n in range(len(nodes))], dtype=object))
+    return View(now, "default", make_jobs(jobs), gpus, hosts, profiles=profiles)
 
 
 def make_jobs(jobs: Sequence[Job]) -> Jobs:
@@ -69,7 +85,7 @@ def make_jobs(jobs: Sequence[Job]) -> Jobs:
     def floats(values: Sequence[float]) -> np.ndarray:
         return np.array(values, dtype=np.float64)
 
-    zeros, none = ints([0] * len(jobs)), floats([])
+    jobs = sorted(jobs, key=lambda job: (job.submitted, job.id))
     return Jobs(
         id=ints([job.id for job in jobs]),
         submitted_at=floats([job.submitted for job in jobs]),
@@ -77,22 +93,28 @@ def make_jobs(jobs: Sequence[Job]) -> Jobs:
         gpus_min=ints([job.gpus for job in jobs]),
         gpus_max=ints([job.gpus_max or job.gpus for job in jobs]),
         priority=ints([job.priority for job in jobs]),
-        demand=zeros,
-        deadline=np.full(len(jobs), np.inf),
+        demand=ints([job.wants for job in jobs]),
+        deadline=floats([job.tiers[-1][0] if job.tiers else math.inf for job in jobs]),
         attained=floats([job.run_time * job.gpus for job in jobs]),
         run_time=floats([job.run_time for job in jobs]),
         lease_time=floats([job.lease_time for job in jobs]),
         remaining=floats([job.remaining for job in jobs]),
         gpu_memory=floats([job.memory for job in jobs]),
         preemptions=ints([job.preemptions for job in jobs]),
-        user=zeros,
-        model=zeros,
+        user=ints([0] * len(jobs)),
+        model=ints([job.model for job in jobs]),
         alloc_start=np.concatenate([[0], np.cumsum([len(job.held) for job in jobs])]).astype(np.int64),
         alloc_gpus=ints([gpu for job in jobs for gpu in job.held]),
-        tier_start=ints([0] * (len(jobs) + 1)),
-        tier_deadline=none,
-        tier_reward=none,
+        tier_start=np.concatenate([[0], np.cumsum([len(job.tiers) for job in jobs])]).astype(np.int64),
+        tier_deadline=floats([deadline for job in jobs for deadline, _ in job.tiers]),
+        tier_reward=floats([reward for job in jobs for _, reward in job.tiers]),
+        profile=ints([job.profile for job in jobs]),
     )
+
+
+def written_out(plan: Plan, view: View) -> Plan:
+    """The same plan with every job that is to have GPUs in it."""
+    return dataclasses.replace(plan, allocations=complete(plan, view), preempt=None)
 
 
 def given(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -106,8 +128,11 @@ def reasons(plan: Plan) -> dict[int, str]:
 
 
 @st.composite
-def views(draw: st.DrawFn, *, max_jobs: int = 14, running: bool = True) -> View:
-    """A pool of up to four odd-sized nodes, with jobs that wait, run and stop, and GPUs that are out of use."""
+def views(draw: st.DrawFn, *, max_jobs: int = 14, running: bool = True, deadlines: bool = False, profiles: Sequence[Profile] = ()) -> View:
+    """A pool of up to four odd-sized nodes, with jobs that wait, run and stop, and GPUs that are out of use.
+
+    With ``deadlines`` some jobs have up to three; with ``profiles`` most have one of these, and some have never run.
+    """
     nodes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=0, max_size=4))
     count = sum(nodes)
     sizes = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 6, 8, 9, 12, 16])
@@ -126,6 +151,12 @@ def views(draw: st.DrawFn, *, max_jobs: int = 14, running: bool = True) -> View:
             memory=draw(st.sampled_from([0.0, 0.0, 0.0, 16 * GIB, 48 * GIB])),
         )
         job.gpus_max = job.gpus + draw(st.integers(0, 3))
+        if deadlines:
+            after = sorted(draw(st.lists(st.integers(-5_000, 40_000), max_size=3, unique=True)))
+            job.tiers = tuple((NOW + deadline, reward) for deadline, reward in zip(after, (100.0, 50.0, 20.0), strict=False))
+        if profiles:
+            job.profile = draw(st.integers(-1, len(profiles) - 1))
+            job.run_time *= draw(st.integers(0, 1))
         if running and len(free) >= job.gpus and draw(st.booleans()):
             job.held, free = tuple(sorted(free[: job.gpus])), free[job.gpus :]
             job.lease_time = float(draw(st.integers(0, 100)))
@@ -133,7 +164,7 @@ def views(draw: st.DrawFn, *, max_jobs: int = 14, running: bool = True) -> View:
         jobs.append(job)
     unusable = draw(st.lists(st.integers(0, count - 1), unique=True, max_size=3)) if count else []
     memory = [draw(st.sampled_from([0.0, 24 * GIB, 80 * GIB])) for _ in range(count)]
-    return make_view(nodes, jobs, unusable=unusable, memory=memory)
+    return make_view(nodes, jobs, unusable=unusable, memory=memory, profiles=profiles)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_BODY = 64 * 1024 * 1024  #: bytes of one request
+LARGE_BODY = 1024 * 1024  #: bytes; reading more would keep everybody else waiting
 LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
@@ -64,7 +66,8 @@ class Call:
 
     async def message(self, kind: type[T]) -> T:
         """The body as a message; UsageError names the field."""
-        return _decode(await self.body(), kind)
+        body = await self.body()
+        return _decode(body, kind) if len(body) < LARGE_BODY else await asyncio.to_thread(_decode, body, kind)
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

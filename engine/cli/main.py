@@ -34,6 +34,11 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "schema": Lazy("sql:schema", "Describe the tables and views."),
         "report": Lazy("report:report", "Write plots and a page about what ran."),
     },
+    "Studying": {
+        "trace": Lazy("trace:trace", "Workload traces: import, look at, make, export."),
+        "simulate": Lazy("simulate:simulate", "Simulate policies on a trace."),
+        "replay": Lazy("replay:replay", "Ask what another policy would have made of history."),
+    },
     "Running Stoker": {
         "up": Lazy("up:up", "Start the daemon and a runner on this host."),
         "down": Lazy("up:down", "Stop the daemon."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from html import escape
@@ -10,43 +9,8 @@ from typing import Any
 
 from .. import format as fmt
 from .data import MOST_CURVES, ONE_BY_ONE, Report
+from .html import document, figure, tile
 from .style import zone
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2129; --soft: #5d6673; --paper: #fff; --card: #f5f6f8; --line: #dfe2e7;
-        --good: #00694d; --bad: #a93f00; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #a0a8b4; --paper: #16181c; --card: #22252b; --line: #383d46; --good: #4fc9a4; --bad: #ff9a5c; }
-  figure img { filter: brightness(.9); }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 64rem; background: var(--paper); color: var(--ink);
-       font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem; }
-p, figcaption { color: var(--soft); margin: .25rem 0 .75rem; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1.25rem 0; }
-dl div { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; break-inside: avoid; }
-dt { color: var(--soft); font-size: .8rem; }
-dd { margin: 0; font-size: 1.35rem; font-weight: 600; line-height: 1.3; }
-dd small { display: block; font-size: .75rem; font-weight: 400; color: var(--soft); }
-figure { margin: 0; break-inside: avoid; }
-.wide { overflow-x: auto; border-radius: .5rem; }
-figure img { display: block; width: 100%; min-width: 40rem; background: #fff; border-radius: .5rem; }
-table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-td.n, th.n { text-align: right; }
-td.note { white-space: normal; min-width: 12rem; overflow-wrap: anywhere; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-@media print {
-  :root { color-scheme: light; --ink: #000; --soft: #444; --paper: #fff; --card: #fff; --line: #bbb; --good: #000; --bad: #000; }
-  body { max-width: none; padding: 0; font-size: 10pt; }
-  dl div { border: 1px solid var(--line); }
-  .wide { overflow: visible; } figure img { min-width: 0; filter: none; } table { font-size: 6.5pt; } th, td { padding: .15rem .25rem; }
-  td.note { min-width: 0; }
-}
-"""
 
 SECTIONS = {
     "gantt": ("{devices} by time", "One row a {device}, one bar a lease, one colour a job.", "No lease was granted in this time."),
@@ -62,13 +26,7 @@ def render(report: Report, title: str, images: Mapping[str, bytes], made_at: flo
     """The page. Every text from the database is escaped."""
     figures = "".join(_figure(report, name, images.get(name)) for name in SECTIONS)
     cut = "<p class=bad>Some answers of the daemon were cut off at its row limit: the figures show a part.</p>" if report.truncated else ""
-    return (
-        "<!DOCTYPE html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
-        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n<p>{escape(_span(report, made_at))}</p>\n{cut}"
-        f"<dl>\n{_tiles(report)}</dl>\n{figures}{_jobs(report)}</body>\n</html>\n"
-    )
+    return document(title, _span(report, made_at), f"{cut}<dl>\n{_tiles(report)}</dl>\n{figures}{_jobs(report)}")
 
 
 def _clock(moment: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -80,10 +38,6 @@ def _span(report: Report, made_at: float) -> str:
     return f"{_clock(report.begin)} to {_clock(report.end)}, made {_clock(made_at)}; times are {name}."
 
 
-def _tile(name: str, value: str, more: str = "") -> str:
-    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f'<small>{escape(more)}</small>' if more else ''}</dd></div>\n"
-
-
 def _tiles(report: Report) -> str:
     of = report.summary
     jobs, jct, waited, deadlines, reward, gpus = (of[key] for key in ("jobs", "jct", "waiting", "deadlines", "reward", "gpus"))
@@ -91,17 +45,17 @@ def _tiles(report: Report) -> str:
     measured = f"{fmt.percent(gpus['measured'])} measured" if gpus["measured"] is not None else "none measured"
     return "".join(
         (
-            _tile("Jobs completed", f"{jobs['completed']} of {jobs['total']}", ", ".join(ended)),
-            _tile("JCT, mean", fmt.duration(jct["mean"]), f"median {fmt.duration(jct['median'])}, p99 {fmt.duration(jct['p99'])}"),
-            _tile(
+            tile("Jobs completed", f"{jobs['completed']} of {jobs['total']}", ", ".join(ended)),
+            tile("JCT, mean", fmt.duration(jct["mean"]), f"median {fmt.duration(jct['median'])}, p99 {fmt.duration(jct['p99'])}"),
+            tile(
                 "Waited, mean", fmt.duration(waited["mean"]), f"median {fmt.duration(waited['median'])}, p99 {fmt.duration(waited['p99'])}"
             ),
-            _tile("Deadlines met", f"{deadlines['met']} of {deadlines['due']}", f"{deadlines['promised'] - deadlines['due']} not yet due"),
-            _tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
-            _tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} attempts failed"),
-            _tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
-            _tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
-            _tile("Makespan", fmt.duration(of["makespan"])),
+            tile("Deadlines met", f"{deadlines['met']} of {deadlines['due']}", f"{deadlines['promised'] - deadlines['due']} not yet due"),
+            tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
+            tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} attempts failed"),
+            tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
+            tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
+            tile("Makespan", fmt.duration(of["makespan"])),
         )
     )
 
@@ -111,13 +65,7 @@ def _figure(report: Report, name: str, image: bytes | None) -> str:
     words = {"device": report.device, "devices": report.device + "s"}
     heading = heading.format(**words)
     caption = caption.format(**words) or _caption(report, name)
-    if image is None:
-        return f"<h2>{escape(heading)}</h2>\n<p>{escape(nothing)}</p>\n"
-    data = base64.b64encode(image).decode()
-    return (
-        f"<h2>{escape(heading)}</h2>\n<figure><div class=wide tabindex=0>"
-        f'<img src="data:image/png;base64,{data}" alt="{escape(heading)}"></div>\n<figcaption>{escape(caption)}</figcaption></figure>\n'
-    )
+    return figure(heading, caption, image, nothing)
 
 
 def _caption(report: Report, name: str) -> str:

@@ -1,0 +1,151 @@
+"""Endpoints of the simulator: keep the figures of a run, list the runs, hand out this daemon's own history."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from ..errors import UsageError
+from ..rows import objects
+from ..workflow.simulations import NewRun, add_run
+from .call import Call, endpoint
+
+MOST_RUNS = 1000  #: of a listing
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The columns of `sim_runs` that the client knows."""
+
+    study: str
+    trace: str
+    policy: str
+    config: dict[str, Any]
+    nodes: str
+    options: dict[str, Any]
+    seed: int
+    version: str
+    status: Literal["completed", "failed"]
+    error: str | None
+    jobs: int
+    finished: int
+    rejected: int
+    dropped: int
+    jct_avg: float | None
+    jct_p50: float | None
+    jct_p99: float | None
+    wait_avg: float | None
+    wait_p99: float | None
+    makespan: float | None
+    slo_violations: float | None
+    r_slo: float | None
+    rho_avg: float | None
+    rho_max: float | None
+    fair_share: float | None
+    utilisation: float | None
+    preemptions: int
+    lost_gpu_time: float
+    events: int
+    decisions: int
+    plan_seconds: float
+    wall_seconds: float
+
+
+class JobColumns(msgspec.Struct, frozen=True, kw_only=True):
+    job: list[int] = []
+    started: list[float | None] = []
+    ended: list[float | None] = []
+    run_time: list[float] = []
+    gpu_time: list[float] = []
+    lost: list[float] = []
+    preemptions: list[int] = []
+    rho: list[float | None] = []
+    reward: list[float | None] = []
+    rejected: list[bool] = []
+
+
+class UsageColumns(msgspec.Struct, frozen=True, kw_only=True):
+    ts: list[float] = []
+    busy: list[int] = []
+    running: list[int] = []
+    waiting: list[int] = []
+
+
+class RunMessage(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunRow
+    jobs: JobColumns = JobColumns()
+    usage: UsageColumns = UsageColumns()
+
+
+async def add(call: Call) -> dict[str, Any]:
+    """A whole run; with ``?more=1`` its beginning, and the answer is where to send the rest of its jobs."""
+    message = await call.message(RunMessage)
+    new = await asyncio.to_thread(_new_run, message, call.who.user)
+    if call.query("more") in ("1", "true"):
+        return {"upload": call.daemon.run_uploads.begin(new)}
+    return await _store(call, new)
+
+
+async def add_more(call: Call) -> dict[str, Any]:
+    """The next jobs of an upload; with ``?last=1`` the run is stored."""
+    columns = await call.message(JobColumns)
+    jobs = await asyncio.to_thread(_columns, "jobs", columns)
+    token, uploads = call.path("token"), call.daemon.run_uploads
+    uploads.add(token, call.who.user, int(call.number("offset") or 0), jobs)
+    if call.query("last") not in ("1", "true"):
+        return {"upload": token}
+    return await _store(call, await asyncio.to_thread(uploads.end, token, call.who.user))
+
+
+async def _store(call: Call, new: NewRun) -> dict[str, Any]:
+    return {"id": await asyncio.wrap_future(call.daemon.store.submit(add_run, new))}
+
+
+def _new_run(message: RunMessage, user: str) -> NewRun:
+    return NewRun(msgspec.structs.asdict(message.run), _columns("jobs", message.jobs), _columns("usage", message.usage), user)
+
+
+def _columns(what: str, message: msgspec.Struct) -> dict[str, Any]:
+    """The columns as arrays, NaN for null; UsageError when they differ in length."""
+    lists: dict[str, list[Any]] = msgspec.structs.asdict(message)
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        raise UsageError(f"{what}: its columns differ in length: {', '.join(f'{name} {rows}' for name, rows in lengths.items())}")
+    types = {field.name: field.type for field in msgspec.structs.fields(message)}
+    plain = {list[int]: np.int64, list[bool]: np.bool_}
+    try:
+        return {name: np.array(values, dtype=plain.get(types[name], np.float64)) for name, values in lists.items()}
+    except OverflowError:
+        raise UsageError(f"{what}: has a whole number beyond 64 bits") from None
+
+
+async def list_runs(call: Call) -> dict[str, Any]:
+    limit = min(int(call.number("limit") or MOST_RUNS), MOST_RUNS)
+    return {"runs": await asyncio.to_thread(objects, call.daemon.store, "api/sim_runs", call.query("study"), limit)}
+
+
+async def history(call: Call) -> dict[str, Any]:
+    """What a replay needs: jobs that have ended, what they held when, and the pool as it is."""
+    pool, since = call.query("pool") or "default", call.number("since") or 0.0
+    store = call.daemon.store
+
+    def read() -> dict[str, Any]:
+        return {
+            "pool": pool,
+            "jobs": objects(store, "api/sim_history", pool, since),
+            "stays": objects(store, "api/sim_stays", pool, since),
+            "nodes": [row[0] for row in store.rows("api/sim_nodes", pool)],
+            "left_out": dict(zip(("not_ended", "never_ran"), store.rows("api/sim_left_out", pool, since)[0], strict=True)),
+        }
+
+    return await asyncio.to_thread(read)
+
+
+ENDPOINTS = [
+    endpoint("/v1/simulations", "submit", add, ["POST"]),
+    endpoint("/v1/simulations/uploads/{token}", "submit", add_more, ["POST"]),
+    endpoint("/v1/simulations", "read", list_runs),
+    endpoint("/v1/simulations/history", "read", history),
+]

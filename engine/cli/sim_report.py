@@ -1,0 +1,89 @@
+"""The report of a simulation study: runs as curves, their figures as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .sim_table import columns_for, row_of
+
+if TYPE_CHECKING:
+    from ..report.sim_plots import Comparison, Curve
+    from ..sim.record import Average
+    from ..sim.study import Outcome, Study
+
+_PANELS = (  # column of sim_runs, its title, whether it is a time, whether it is a share
+    ("jct_avg", "average JCT", True, False),
+    ("jct_p99", "p99 JCT", True, False),
+    ("wait_avg", "average queueing delay", True, False),
+    ("makespan", "makespan", True, False),
+    ("utilisation", "utilisation", False, True),
+    ("fair_share", "jobs with rho of at most 1", False, True),
+    ("slo_violations", "SLO violation rate", False, True),
+    ("r_slo", "weighted SLO violation rate", False, False),
+    ("preemptions", "preemptions", False, False),
+)
+
+
+def write_report(out: Path, study: Study, outcomes: Sequence[Outcome], averages: Sequence[Average]) -> Path:
+    """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page."""
+    from ..report.sim_page import write
+    from ..sim.history import AS_IT_WAS
+
+    seeds = max(average.seeds for average in averages)
+    over = f", mean ± standard deviation over {seeds} seeds, curves of the first" if seeds > 1 else ""
+    lead = f"Simulated, not measured: {len(study.workload)} jobs on {study.cluster} ({study.cluster.total} GPUs){over}."
+    if outcomes[0].run.choice.label == AS_IT_WAS:
+        lead += f" {AS_IT_WAS.capitalize()}: measured."
+    rows = [row_of(average) for average in averages]
+    columns = columns_for(rows)
+    return write(
+        _comparison(study, outcomes, averages),
+        out,
+        title=f"Simulated: {study.workload.name}",
+        lead=lead,
+        header=[column.header for column in columns],
+        rows=[[column.text(row) for column in columns] for row in rows],
+    )
+
+
+def _comparison(study: Study, outcomes: Sequence[Outcome], averages: Sequence[Average]) -> Comparison:
+    from ..report.sim_plots import Comparison, Panel
+    from ..sim.figures import extent
+
+    first: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        if outcome.result is not None:
+            first.setdefault(outcome.run.choice.label, outcome)
+    spans = [span for outcome in first.values() if outcome.result and (span := extent(study.workload, outcome.result.fates))]
+    begin, end = min((span[0] for span in spans), default=0.0), max((span[1] for span in spans), default=1.0)
+    panels = [
+        Panel(title, [one.mean[name] for one in averages], [one.spread.get(name) for one in averages], is_time, is_share)
+        for name, title, is_time, is_share in _PANELS
+    ]
+    return Comparison(
+        curves=[_curve(study, outcome) for outcome in first.values()],
+        labels=[average.choice.label for average in averages],
+        panels=panels,
+        gpus=study.cluster.total,
+        begin=begin,
+        end=max(end, begin + 1.0),
+    )
+
+
+def _curve(study: Study, outcome: Outcome) -> Curve:
+    from ..report.sim_plots import Curve, Stays
+    from ..sim import figures
+
+    result: Any = outcome.result
+    done = figures.finished(result.fates)
+    return Curve(
+        label=outcome.run.choice.label,
+        jct=figures.jct_of(study.workload, result.fates)[done],
+        wait=figures.wait_of(study.workload, result.fates)[done],
+        moments=result.usage.ts,
+        busy=result.usage.busy.astype(float),
+        waiting=result.usage.waiting.astype(float),
+        stays=Stays(result.bars.job, result.bars.begins, result.bars.ends, result.bars.gpu, result.bars.gpus),
+    )

@@ -1,0 +1,37 @@
+"""`stoker simulate`: policies on a trace, on a virtual clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .command import App, Command, examples, pass_app
+from .output import Answer, json_option
+from .simulating import answer, make_study, parse_nodes, study_options
+
+
+@click.command(cls=Command)
+@click.argument("trace", metavar="TRACE")
+@click.option("-n", "--nodes", required=True, metavar="NODESxGPUS", help="The cluster: 100x8, or 4x8,2x4 for nodes of two kinds.")
+@click.option("--no-profiles", is_flag=True, help="Known models, too, train as fast on any GPUs; elastic policies gain nothing then.")
+@study_options
+@json_option
+@pass_app
+@examples(
+    "stoker simulate philly.csv --policy fifo --policy srtf --nodes 100x8",
+    "stoker simulate philly --policy srtf --policy srtf,hysteresis=1 --nodes 4x8,2x4 --costs thesis --out report",
+    "stoker simulate philly -p srtf -n 100x8 --config srtf.unknown=600 --estimate-error 0.2 --seeds 3 --json",
+)
+def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) -> Answer:
+    """Simulate policies on a trace: a file, or a trace that was imported.
+
+    The policies are those that run live, on a virtual clock. Costs and guards are off and estimates exact unless asked for.
+    """
+    from ..traces.models import profiles
+    from ..traces.trace import to_workload
+    from .trace_source import load_trace
+
+    cluster = parse_nodes(nodes)
+    workload = to_workload(load_trace(trace, lambda: app.client), () if no_profiles else profiles())
+    return answer(app, make_study(workload, cluster, given), given)

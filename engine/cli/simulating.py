@@ -1,0 +1,193 @@
+"""What `stoker simulate` and `stoker replay` share: the options of a study, running it, and showing it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .. import format as fmt
+from ..errors import StokerError, UsageError
+from .command import App
+from .output import Answer, Row, print_table, section, write
+from .sim_options import make_options, sim_options
+from .sim_store import Keeper
+from .sim_table import columns_for, row_of
+
+if TYPE_CHECKING:
+    from ..sim.cluster import Cluster
+    from ..sim.record import Average, Recorded
+    from ..sim.study import Outcome, Run, Study
+    from ..sim.workload import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STUDY_OPTIONS = (
+    click.option("-p", "--policy", "policies", multiple=True, required=True, metavar="NAME[,KEY=VALUE]...",
+                 help="Policy to simulate; may be repeated."),
+    click.option("-c", "--config", "settings", multiple=True, metavar="[POLICY.]KEY=VALUE",
+                 help="Configuration key, of every policy that has it or of the one named."),
+    click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy, of consecutive seeds."),
+    click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="The first seed."),
+    click.option("-j", "--jobs", "processes", type=click.IntRange(1, 1024), metavar="N", help="Runs at a time (default: one a core)."),
+    click.option("--strict", is_flag=True, help="Jobs larger than the cluster are an error; else they are left out and counted."),
+    click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write figures (PNG) and a page (index.html) there."),
+    click.option("--study", "name", metavar="NAME", help="Name under which the runs are stored (default: trace and time)."),
+    click.option("--no-store", is_flag=True, help="Do not store the figures in the daemon's database."),
+    click.option("--costs", type=click.Choice(["none", "thesis"]), default="none", show_default=True,
+                 help="Costs to begin with: none, or suspension and resumption as the thesis measured them."),
+)  # fmt: skip
+
+
+class Interrupted(StokerError):
+    """Ctrl-C: what had finished is stored and shown."""
+
+    exit_code = 130
+
+
+def study_options(command: F) -> F:
+    """Decorator: the options of a study, those of the model of costs last."""
+    command = sim_options(command)
+    for option in reversed(_STUDY_OPTIONS):
+        command = option(command)
+    return command
+
+
+def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any]) -> Study:
+    """The study that the options ask for; UsageError names what is wrong with them."""
+    from ..sim.study import Study, choose, runs_of
+
+    try:
+        choices = choose(given["policies"], given["settings"])
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if given["strict"]:
+        _refuse_large(workload, cluster)
+    seeds = range(given["seed"], given["seed"] + given["seeds"])
+    return Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds))
+
+
+def parse_nodes(text: str) -> Cluster:
+    from ..sim.cluster import Cluster
+
+    try:
+        return Cluster.parse(text)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def _refuse_large(workload: Workload, cluster: Cluster) -> None:
+    large = [row for row, gpus in enumerate(workload.gpus_min.tolist()) if gpus > cluster.total]
+    if large:
+        first = f"job {workload.key[large[0]]!r} needs {workload.gpus_min[large[0]]} GPUs"
+        more = f", and {len(large) - 1} more are too large" if len(large) > 1 else ""
+        raise UsageError(f"--strict: {first}, {cluster} has {cluster.total}{more}; without --strict they are left out")
+
+
+def answer(app: App, study: Study, given: Mapping[str, Any], before: Outcome | None = None) -> Answer:
+    """Run the study, store each run as it comes, write the report. ``before`` is shown first, as what really happened."""
+    from ..sim.record import averages, recorded
+    from ..sim.study import cores
+
+    name = given["name"] or f"{study.workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    keeper = None if given["no_store"] else Keeper(app, study, name)
+    runs, interrupted = _run(study, given["processes"] or cores(), keeper)
+    shown = [*([recorded(study, before)] if before else []), *runs]
+    means = averages(shown)
+    numbers = keeper.numbers if keeper else {}
+    value = {
+        "simulated": True,
+        "study": name,
+        "trace": study.workload.name,
+        "nodes": str(study.cluster),
+        "policies": [row_of(average) for average in means],
+        "runs": [{"id": numbers.get(run.outcome.run.number), **run.row} for run in runs],
+        "page": _report(given["out"], study, shown, means) if given["out"] and means else None,
+    }
+    errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
+    if interrupted:
+        errors.append(Interrupted(f"interrupted: {len(runs)} of {len(study.runs)} runs are done"))
+    return Answer(value, lambda: _show(study, value, runs), errors)
+
+
+def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], bool]:
+    """The runs that were done, in the order of the study, and whether Ctrl-C kept it from doing all."""
+    from ..sim.record import recorded
+    from ..sim.study import run_study
+
+    runs: list[Recorded] = []
+    interrupted = False
+    try:
+        with _progress(study) as told, contextlib.closing(run_study(study, processes, told)) as coming:
+            for outcome in coming:
+                runs.append(recorded(study, outcome))
+                told(outcome.run, 1, 1)
+                if keeper is not None:
+                    keeper.add(runs[-1])
+    except KeyboardInterrupt:
+        interrupted = True
+    return sorted(runs, key=lambda run: run.outcome.run.number), interrupted
+
+
+@contextlib.contextmanager
+def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _run, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    shares: dict[int, float] = {}
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=len(study.runs))
+
+        def told(run: Run, done: int, total: int) -> None:
+            shares[run.number] = done / total if total else 1.0
+            ended = sum(share >= 1.0 for share in shares.values())
+            bar.update(task, completed=sum(shares.values()), description=f"{ended} of {len(study.runs)} runs, {fmt.clean(str(run))}")
+
+        yield told
+
+
+def _report(out: Path, study: Study, runs: Sequence[Recorded], means: Sequence[Average]) -> str:
+    from .sim_report import write_report
+
+    try:
+        return str(write_report(out, study, [run.outcome for run in runs], means))
+    except OSError as error:
+        raise UsageError(f"--out: cannot write {out}: {error.strerror}") from None
+
+
+def _show(study: Study, value: Row, runs: Sequence[Recorded]) -> None:
+    from ..sim.history import AS_IT_WAS
+
+    rows = value["policies"]
+    replayed = f"; {AS_IT_WAS!r} was measured" if rows and rows[0]["label"] == AS_IT_WAS else ""
+    section(f"Simulated: {value['trace']} on {value['nodes']} ({study.cluster.total} GPUs){replayed}")
+    for words in _remarks(study, rows, runs):
+        write(words + "\n")
+    print_table(rows, columns_for(rows), "no run was completed")
+    if value["page"]:
+        write(f"report: {value['page']}\n")
+    if any(run["id"] is not None for run in value["runs"]):
+        name = value["study"].replace("'", "''")
+        write(f"stored: stoker sql \"FROM sim_runs WHERE study = '{name}'\"\n")
+
+
+def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
+    dropped = max((run.row["dropped"] for run in runs), default=0)
+    yield f"{len(study.workload) - dropped} jobs" + (f"; {dropped} larger than the cluster are left out" if dropped else "")
+    if profiled := int((study.workload.profile >= 0).sum()):
+        yield f"{profiled} jobs are of models whose speed on other GPUs than they ask for is known"
+    for row in rows:
+        ended = row["finished"] + row["rejected"]
+        if ended < row["jobs"] or row["rejected"]:
+            still = row["jobs"] - ended
+            yield f"{row['label']}: {row['finished']:.0f} jobs finished, {row['rejected']:.0f} rejected, {still:.0f} not ended"

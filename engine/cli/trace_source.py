@@ -1,0 +1,83 @@
+"""A trace as commands name it: a file, or one that the daemon keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ..errors import Conflict, NotFound, UsageError, nearest
+
+if TYPE_CHECKING:
+    from ..client import Client
+    from ..traces.trace import Trace
+
+
+def load_trace(text: str, client_factory: Callable[[], Client], **options: Any) -> Trace:
+    """The trace that ``text`` names: a file (read here, no daemon is asked), else a trace that the daemon has by that name.
+
+    ``client_factory`` is called only when the daemon is needed: commands hand in ``lambda: app.client``. ``options`` are those
+    of `engine.traces.read.read` and hold for files only. Raises UsageError for a file that cannot be read, NotFound with the
+    nearest name for what is neither.
+    """
+    path = Path(text).expanduser()
+    if path.exists() or _looks_like_a_file(text):
+        return read_file(path, **options)
+    return fetch(client_factory(), text)
+
+
+def read_file(path: Path, **options: Any) -> Trace:
+    """The trace in a file; UsageError says what is wrong with it, and where."""
+    from ..traces.read import read
+
+    if not path.exists():
+        raise NotFound(f"{path}: there is no such file{_near_files(path)}")
+    try:
+        return read(path, **options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+
+
+def fetch(client: Client, name: str) -> Trace:
+    """The trace that the daemon has by this name, fetched slice by slice."""
+    import msgspec
+
+    from ..traces.trace import Trace, TraceJob
+
+    about = _about(client, name)
+    jobs: list[TraceJob] = []
+    while len(jobs) < about["jobs"]:
+        path = f"/v1/traces/{quote(about['name'], safe='')}/jobs"
+        body = client.request("GET", path, query={"offset": len(jobs), "id": about["id"]}).read()
+        some = msgspec.json.decode(body, type=dict[str, list[TraceJob]])["jobs"]
+        if not some:
+            raise Conflict(f"trace {name!r} was dropped while it was read")
+        jobs += some
+    fields = ("name", "format", "source", "sha256", "starts_at", "dropped", "repaired", "recipe")
+    return Trace(**{field: about[field] for field in fields}, jobs=jobs)
+
+
+def _about(client: Client, name: str) -> dict[str, Any]:
+    """The daemon's row of a trace; NotFound names the nearest trace, or file."""
+    known = {row["name"]: row for row in client.get("/v1/traces")["traces"]}
+    if name not in known:
+        near = nearest(name, known) or _near_files(Path(name))
+        raise NotFound(f"there is neither a file nor a trace {name!r}{near}; 'stoker trace list' shows the traces")
+    row: dict[str, Any] = known[name]
+    return row
+
+
+def _looks_like_a_file(text: str) -> bool:
+    return "/" in text or text.endswith((".csv", ".gz", ".json", ".trace"))
+
+
+def _near_files(path: Path) -> str:
+    """' (did you mean X?)' for a file of the same folder with a name like it."""
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return ""
+    return nearest(path.name, names)

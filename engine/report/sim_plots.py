@@ -1,0 +1,239 @@
+"""The figures of a simulation study: one curve a policy, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+
+from ...policies.contract import Floats, Ints
+from .. import format as fmt
+from .data import MOST_BARS, MOST_POINTS, SLICES, Steps
+from .plots import DPI
+from .style import FONT, INK, PALETTE, figure, finish, label, legend_above, unit
+
+MOST_CHARTS = 6  #: policies that have a Gantt chart
+MOST_GPUS = 64  #: rows of a Gantt chart
+_SHORTEST = 1.0  #: s; the left edge of a logarithmic axis of times
+_TICKS = (1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000)
+_STYLES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """Which job held which GPUs when: from ``gpu`` on, ``gpus`` of them."""
+
+    job: Ints
+    begins: Floats
+    ends: Floats
+    gpu: Ints
+    gpus: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run. Times are seconds from the workload's start."""
+
+    label: str
+    jct: Floats  #: of finished jobs
+    wait: Floats
+    moments: Floats  #: at which the two that follow changed
+    busy: Floats
+    waiting: Floats
+    stays: Stays
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One figure of merit, a bar for each policy; ``spread`` is None where there is a single seed."""
+
+    title: str
+    values: Sequence[float | None]
+    spread: Sequence[float | None]
+    is_time: bool = False
+    is_share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    curves: Sequence[Curve]
+    labels: Sequence[str]  #: of the bars in each panel
+    panels: Sequence[Panel]
+    gpus: int
+    begin: float
+    end: float
+
+
+def _look(place: int) -> tuple[str, str]:
+    """Colour and style of line of a policy; beyond the palette the style tells them apart."""
+    return PALETTE[place % len(PALETTE)], _STYLES[place // len(PALETTE) % len(_STYLES)]
+
+
+def jct(study: Comparison) -> Figure | None:
+    """Cumulative distribution of the JCT."""
+    return _distribution(study, [curve.jct for curve in study.curves], "job completion time")
+
+
+def wait(study: Comparison) -> Figure | None:
+    """Cumulative distribution of the queueing delay."""
+    return _distribution(study, [curve.wait for curve in study.curves], "queueing delay")
+
+
+def _distribution(study: Comparison, columns: Sequence[Floats], of_what: str) -> Figure | None:
+    if not any(len(values) for values in columns):
+        return None
+    made = figure(3.4)
+    axes = made.subplots()
+    for place, (curve, values) in enumerate(zip(study.curves, columns, strict=True)):
+        if not len(values):
+            continue
+        shares = np.linspace(0.0, 1.0, min(len(values), MOST_POINTS) + 1)
+        colour, line = _look(place)
+        at = np.maximum(np.quantile(values, shares, method="inverted_cdf"), _SHORTEST)
+        axes.step(at, shares, where="post", color=colour, linestyle=line, linewidth=1.5, label=label(curve.label))
+    axes.set_xscale("log")
+    axes.set_xlim(left=_SHORTEST)
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: fmt.duration(seconds)))
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel(f"{of_what} (what is less than {_SHORTEST:g} s is drawn there)")
+    axes.set_ylabel("finished jobs")
+    finish(axes)
+    legend_above(axes, 4)
+    return made
+
+
+def utilisation(study: Comparison) -> Figure | None:
+    """Share of the GPUs that is held, over time."""
+    made = _over_time(study, [curve.busy / study.gpus for curve in study.curves], f"of {study.gpus} GPUs")
+    made.axes[0].set_ylim(0, 1.05)
+    made.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0))
+    return made
+
+
+def queue(study: Comparison) -> Figure | None:
+    """Jobs that wait, over time."""
+    made = _over_time(study, [curve.waiting for curve in study.curves], "jobs that wait")
+    made.axes[0].set_ylim(bottom=0)
+    return made
+
+
+def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Figure:
+    """Averages over slices of time, exact for what changes in steps."""
+    size, name = unit(study.end - study.begin)
+    edges = np.linspace(study.begin, study.end, SLICES + 1)
+    made = figure(3.0)
+    axes = made.subplots()
+    for place, (curve, values) in enumerate(zip(study.curves, columns, strict=True)):
+        moments = np.concatenate(([study.begin], np.clip(curve.moments, study.begin, study.end), [study.end]))
+        levels = np.concatenate(([0.0], values, values[-1:] if len(values) else [0.0]))
+        means = Steps(moments, levels).means(edges)
+        colour, line = _look(place)
+        axes.stairs(
+            means, (edges - study.begin) / size, baseline=None, color=colour, linestyle=line, linewidth=1.4, label=label(curve.label)
+        )
+    axes.set_xlim(0, (study.end - study.begin) / size)
+    axes.set_xlabel(f"simulated time ({name})")
+    axes.set_ylabel(of_what)
+    finish(axes)
+    legend_above(axes, 4)
+    return made
+
+
+def gantt(study: Comparison) -> Figure | None:
+    """Who held which GPU when, a chart for each policy."""
+    curves = [curve for curve in study.curves if len(curve.stays.job)][:MOST_CHARTS]
+    if not curves:
+        return None
+    rows = min(study.gpus, MOST_GPUS)
+    size, name = unit(study.end - study.begin)
+    made = figure(0.7 + len(curves) * min(0.8 + 0.12 * rows, 3.0))
+    panels = made.subplots(len(curves), 1, sharex=True, squeeze=False).ravel()
+    for axes, curve in zip(panels, curves, strict=True):
+        _bars(axes, curve.stays, rows, study.begin, size)
+        axes.set_xlim(0, (study.end - study.begin) / size)
+        axes.set_ylim(rows, 0)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.set_title(label(curve.label), size=FONT, loc="left")
+        finish(axes, grid="x")
+    panels[-1].set_xlabel(f"simulated time ({name})")
+    made.supylabel("GPU" if rows == study.gpus else f"GPU (the first {rows} of {study.gpus})", size=FONT)
+    return made
+
+
+def _bars(axes: Axes, stays: Stays, rows: int, begin: float, size: float) -> None:
+    """One collection for all bars: thousands of patches would take minutes. Of too many the longest are drawn."""
+    chosen = np.flatnonzero((stays.gpu < rows) & (stays.ends > stays.begins))
+    if len(chosen) > MOST_BARS:
+        lengths = (stays.ends - stays.begins)[chosen]
+        chosen = np.sort(chosen[np.argsort(-lengths, kind="stable")[:MOST_BARS]])
+    left, right = (stays.begins[chosen] - begin) / size, (stays.ends[chosen] - begin) / size
+    top, bottom = stays.gpu[chosen], np.minimum(stays.gpu[chosen] + stays.gpus[chosen], rows)
+    corners = np.stack([np.stack(point, axis=-1) for point in ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1)
+    colours = [PALETTE[job % len(PALETTE)] for job in stays.job[chosen].tolist()]
+    axes.add_collection(PolyCollection(list(corners), facecolors=colours, edgecolors="white", linewidths=0.4 if len(chosen) < 600 else 0.0))
+
+
+def bars(study: Comparison) -> Figure | None:
+    """The figures of merit side by side."""
+    panels = [panel for panel in study.panels if any(value is not None for value in panel.values)]
+    if not panels or not study.labels:
+        return None
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    made = figure(0.4 + rows * (1.1 + 0.22 * len(study.labels)))
+    all_axes = made.subplots(rows, columns, squeeze=False).ravel()
+    for place, (axes, panel) in enumerate(zip(all_axes, panels, strict=False)):
+        _panel(axes, panel, study.labels, named=place % columns == 0)
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
+    return made
+
+
+def _panel(axes: Axes, panel: Panel, labels: Sequence[str], named: bool) -> None:
+    values = np.array([np.nan if value is None else value for value in panel.values], dtype=float)
+    spread = np.array([0.0 if value is None else value for value in panel.spread], dtype=float)
+    size, name = unit(float(np.nanmax(values))) if panel.is_time else (1.0, "")
+    places = np.arange(len(labels))
+    errors = spread / size if spread.any() else None
+    colours = [_look(place)[0] for place in range(len(labels))]
+    axes.barh(places, np.nan_to_num(values) / size, xerr=errors, color=colours, height=0.7, error_kw={"elinewidth": 1.0, "ecolor": INK})
+    axes.set_yticks(places, [label(text, 24) for text in labels] if named else [""] * len(labels))
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlim(0, None if np.nan_to_num(values).any() else 1)
+    if panel.is_share:
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.set_title(f"{panel.title} ({name})" if name else panel.title, size=FONT, loc="left")
+    finish(axes, grid="x")
+
+
+FIGURES: Mapping[str, Callable[[Comparison], Figure | None]] = {
+    "bars": bars,
+    "jct": jct,
+    "wait": wait,
+    "utilisation": utilisation,
+    "queue": queue,
+    "gantt": gantt,
+}
+
+
+def draw(study: Comparison, out: Path) -> dict[str, bytes]:
+    """Write the PNGs; figures of an earlier study that this one has nothing for are removed. Name to image."""
+    images = {}
+    for name, make in FIGURES.items():
+        path = out / f"{name}.png"
+        path.unlink(missing_ok=True)
+        made = make(study)
+        if made is not None:
+            made.savefig(path, dpi=DPI, metadata={"Software": "stoker"})
+            images[name] = path.read_bytes()
+    return images

@@ -1,0 +1,116 @@
+"""The daemon's own history as a workload, and as what really happened beside its simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...policies.contract import Demand, Floats
+from .cluster import Cluster
+from .figures import FULL_REWARD
+from .result import Bars, Fates, Result, Usage
+from .study import Choice, Outcome, Run
+from .workload import Workload, make_workload
+
+AS_IT_WAS = "as it was"
+_DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Jobs that ran and have ended, in the order in which they could first run; rows as ``GET /v1/simulations/history`` gives them."""
+
+    pool: str
+    jobs: Sequence[Mapping[str, Any]]
+    stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
+    nodes: Sequence[int]  #: GPUs of each node of the pool now
+    left_out: tuple[int, int]  #: jobs that have not ended, and that ended without running
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> History:
+        left_out = answer["left_out"]
+        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], (left_out["not_ended"], left_out["never_ran"]))
+
+    @property
+    def begin(self) -> float:
+        """Its second 0, since the epoch."""
+        return float(self.jobs[0]["submitted"])
+
+    def cluster(self) -> Cluster:
+        return Cluster(tuple(self.nodes))
+
+    def workload(self) -> Workload:
+        """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.
+
+        It is submitted when it could first run: what it waited for before, other jobs or a person, no policy would have changed.
+        """
+        jobs = self.jobs
+        return make_workload(
+            f"history of {self.pool}",
+            [job["submitted"] - self.begin for job in jobs],
+            [job["attained"] / job["gpus_min"] for job in jobs],
+            [job["gpus_min"] for job in jobs],
+            key=[f"{job['name']} #{job['id']}" for job in jobs],
+            gpus_max=[job["gpus_max"] for job in jobs],
+            priority=[job["priority"] for job in jobs],
+            demand=[_DEMANDS[job["demand"]] for job in jobs],
+            users=[job["owner"] for job in jobs],
+            models=[job["model"] for job in jobs],
+            tiers=[self._tiers(job) for job in jobs],
+            estimate=[np.nan if job["estimate"] is None else job["estimate"] for job in jobs],
+            gpu_memory=[job["gpu_memory"] for job in jobs],
+        )
+
+    def _tiers(self, job: Mapping[str, Any]) -> list[tuple[float, float]]:
+        """Live rewards have a scale of the submitter's; here the best of each job is the full one, as 002 Eqn 5.15 has it."""
+        if not job["deadlines"]:
+            return []
+        full = FULL_REWARD / max(job["rewards"])
+        return [(deadline - self.begin, reward * full) for deadline, reward in zip(job["deadlines"], job["rewards"], strict=True)]
+
+    def outcome(self) -> Outcome:
+        """What really happened. A lease counts from its grant to its end; what of it was not training was lost."""
+        place = {job["id"]: row for row, job in enumerate(self.jobs)}
+        owner = np.array([place[stay["job_id"]] for stay in self.stays], dtype=np.int64)
+        begins, ends, gpus, gpu = (self._column(name) for name in ("begins", "ends", "gpus", "gpu"))
+        begins, ends = begins - self.begin, np.maximum(ends, begins) - self.begin
+        held, gpu_time = np.zeros(len(place)), np.zeros(len(place))
+        np.add.at(held, owner, ends - begins)
+        np.add.at(gpu_time, owner, (ends - begins) * gpus)
+        attained = np.array([job["attained"] for job in self.jobs], dtype=np.float64)
+        fates = Fates(
+            started=np.array([job["started"] - self.begin for job in self.jobs]),
+            ended=np.array([job["ended"] - self.begin for job in self.jobs]),
+            run_time=held,
+            gpu_time=gpu_time,
+            lost=np.maximum(gpu_time - attained, 0.0),
+            preemptions=np.array([job["preemptions"] for job in self.jobs], dtype=np.int64),
+            rejected=np.zeros(len(place), dtype=bool),
+            dropped=np.zeros(len(place), dtype=bool),
+        )
+        bars = Bars(owner, begins, ends, gpu.astype(np.int64), gpus.astype(np.int64))
+        result = Result(fates, self._usage(fates, bars), bars, events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
+        return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
+
+    def _column(self, name: str) -> Floats:
+        return np.array([stay[name] for stay in self.stays], dtype=np.float64)
+
+    def _usage(self, fates: Fates, bars: Bars) -> Usage:
+        """State of the pool after each change, as far as these jobs made it."""
+        submitted = np.array([job["submitted"] - self.begin for job in self.jobs])
+        one = np.ones(len(bars.job))
+        changes = (  # moment, GPUs held, jobs that hold some, jobs that have come and not ended
+            (bars.begins, bars.gpus, one, 0 * one),
+            (bars.ends, -bars.gpus, -one, 0 * one),
+            (submitted, 0 * submitted, 0 * submitted, np.ones(len(submitted))),
+            (fates.ended, 0 * submitted, 0 * submitted, -np.ones(len(submitted))),
+        )
+        moment, *deltas = (np.concatenate(column) for column in zip(*changes, strict=True))
+        ts, place = np.unique(moment, return_inverse=True)
+        busy, running, present = (
+            np.rint(np.cumsum(np.bincount(place, weights=delta, minlength=len(ts)))).astype(np.int64) for delta in deltas
+        )
+        return Usage(ts, busy, running, np.maximum(present - running, 0))

@@ -1,0 +1,107 @@
+"""`Jobs` cut from the simulator's table without copying it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...policies.contract import Floats, Ints, Jobs
+from .columns import F, I
+from .table import Table
+
+
+def _column(matrix: str, row: int) -> property:
+    return property(lambda self: getattr(self, matrix)[row])
+
+
+def _worked_out(make: Callable[[LiveJobs], Any]) -> property:
+    """A column that costs something: made at the first look."""
+    name = make.__name__.lstrip("_")
+
+    def get(self: LiveJobs) -> Any:
+        if name not in self._made:
+            self._made[name] = make(self)
+        return self._made[name]
+
+    return property(get)
+
+
+class LiveJobs(Jobs):
+    """`Jobs` of a table at a moment. A policy looks at a few of the columns, so none is made before it is looked at."""
+
+    __slots__ = ("_floats", "_ints", "_made", "_now", "_table")
+    _floats: Floats
+    _ints: Ints
+    _made: dict[str, Any]
+    _now: float
+    _table: Table
+
+    def __init__(self, table: Table, now: float) -> None:
+        put = object.__setattr__  # frozen, as every view
+        ints, floats = table.seen()
+        put(self, "_ints", ints)
+        put(self, "_floats", floats)
+        put(self, "_table", table)
+        put(self, "_now", now)
+        put(self, "_made", {})
+
+    def plain(self) -> Jobs:
+        """The same with every column made; what `dataclasses.replace` can be used on."""
+        return Jobs(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Jobs)})
+
+    id = _column("_ints", I.JOB)
+    phase = _column("_ints", I.PHASE)
+    gpus_min = _column("_ints", I.GPUS_MIN)
+    gpus_max = _column("_ints", I.GPUS_MAX)
+    priority = _column("_ints", I.PRIORITY)
+    demand = _column("_ints", I.DEMAND)
+    preemptions = _column("_ints", I.PREEMPTIONS)
+    user = _column("_ints", I.USER)
+    model = _column("_ints", I.MODEL)
+    profile = _column("_ints", I.PROFILE)
+    submitted_at = _column("_floats", F.SUBMITTED)
+    deadline = _column("_floats", F.DEADLINE)
+    gpu_memory = _column("_floats", F.MEMORY)
+    protected = property(lambda _: None)
+    protected_until = property(lambda _: None)
+    alloc_start = property(lambda self: self._table.alloc_start)
+    alloc_gpus = property(lambda self: self._table.alloc_gpus)
+    tier_start = property(lambda self: self._tiers[0])
+    tier_deadline = property(lambda self: self._tiers[1])
+    tier_reward = property(lambda self: self._tiers[2])
+
+    @_worked_out
+    def _tiers(self) -> Any:
+        return self._table.tiers()
+
+    @_worked_out
+    def _trained(self) -> Any:
+        """Seconds of training in the present lease."""
+        return np.maximum(self._now - self._floats[F.SINCE], 0.0) * (self._ints[I.HELD] > 0)
+
+    @_worked_out
+    def _left(self) -> Any:
+        return self._floats[F.LEFT] - self._trained * self._floats[F.SPEED]
+
+    @_worked_out
+    def attained(self) -> Any:
+        return self._floats[F.ATTAINED] + self._trained * self._ints[I.HELD]
+
+    @_worked_out
+    def run_time(self) -> Any:
+        return self._floats[F.RAN] + self._trained
+
+    @_worked_out
+    def lease_time(self) -> Any:
+        return (self._now - self._floats[F.GRANTED]) * (self._ints[I.HELD] > 0)
+
+    @_worked_out
+    def remaining(self) -> Any:
+        return self._left * self._floats[F.BELIEF]
+
+    @_worked_out
+    def progress(self) -> Any:
+        return 1.0 - self._left / self._floats[F.WORK]

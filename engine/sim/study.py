@@ -1,0 +1,235 @@
+"""A study: one workload under several policies, configurations and seeds, its runs in parallel processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from ...policies import registry
+from ...policies.contract import make_config
+from .cluster import Cluster
+from .errors import SimulationError
+from .options import Options
+from .result import Result
+from .simulator import simulate
+from .workload import Workload
+
+PROGRESS_EVERY = 0.1  #: real seconds between two words on how far a run is
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would copy the threads of NumPy's and a policy's libraries half-way
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy with its whole configuration, defaults included."""
+
+    label: str  #: what tells it from the others of the study
+    policy: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    number: int
+    choice: Choice
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.choice.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    run: Run
+    result: Result | None  #: None: it failed
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    workload: Workload
+    cluster: Cluster
+    options: Options
+    runs: Sequence[Run]
+
+
+Progress = Callable[[Run, int, int], None]  #: of a run: jobs that have ended, of how many
+
+
+def runs_of(choices: Sequence[Choice], seeds: Sequence[int]) -> list[Run]:
+    pairs = [(choice, seed) for choice in choices for seed in seeds]
+    return [Run(number, choice, seed) for number, (choice, seed) in enumerate(pairs)]
+
+
+def run_study(study: Study, processes: int, progress: Progress) -> Generator[Outcome, None, None]:
+    """Outcomes as they come. A run that fails ends no other; closing the iterator ends what is under way."""
+    processes = min(processes, len(study.runs))
+    if processes > 1:
+        yield from _in_processes(study, processes, progress)
+        return
+    for run in study.runs:
+        yield _run(study, run, lambda done, total, run=run: progress(run, done, total))  # type: ignore[misc]
+
+
+def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcome:
+    try:
+        policy = registry.create(run.choice.policy, run.choice.config)
+        options = dataclasses.replace(study.options, seed=run.seed)
+        return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress))
+    except SimulationError as error:
+        return Outcome(run, None, str(error))
+    except Exception as error:  # a policy may be anybody's code, and the other runs are worth their figures
+        return Outcome(run, None, f"unexpected {type(error).__name__}: {error}")
+
+
+class _Worker:
+    """A process that simulates one run after another. It has the workload from its start, so that it is sent once."""
+
+    def __init__(self, study: Study) -> None:
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_work, args=(theirs, study), daemon=True)
+        with _deaf_to_interrupts():
+            self.process.start()
+        theirs.close()  # so that its end is seen here
+        self.run: Run | None = None
+
+    def give(self, run: Run) -> None:
+        self.run = run
+        with contextlib.suppress(OSError):  # it has died; the next `recv` tells
+            self.pipe.send(run)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _in_processes(study: Study, processes: int, progress: Progress) -> Iterator[Outcome]:
+    todo = list(reversed(study.runs))
+    workers: list[_Worker] = []
+    try:
+        while todo or workers:
+            while todo and len(workers) < processes:
+                workers.append(_Worker(study))
+                workers[-1].give(todo.pop())
+            ready = wait([worker.pipe for worker in workers])
+            for worker in [worker for worker in workers if worker.pipe in ready]:
+                if (outcome := _hear(worker, progress)) is None:
+                    continue
+                yield outcome
+                if todo and worker.process.is_alive():
+                    worker.give(todo.pop())
+                else:
+                    workers.remove(worker)
+                    worker.end()
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _hear(worker: _Worker, progress: Progress) -> Outcome | None:
+    """What a worker has to say: how far it is, or how its run came out."""
+    assert worker.run is not None, "only a worker with a run is listened to"
+    try:
+        said = worker.pipe.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return Outcome(worker.run, None, f"its process {how}; if memory is short, run fewer at once (--jobs 1)")
+    if isinstance(said, Outcome):
+        return said
+    progress(worker.run, *said)
+    return None
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What starts here does not hear Ctrl-C, not even while it starts: that is for the process that people see, which ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be set nobody presses Ctrl-C either
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _work(pipe: Connection, study: Study) -> None:
+    spoke = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal spoke
+        if (now := time.monotonic()) >= spoke + PROGRESS_EVERY:
+            spoke = now
+            pipe.send((done, total))
+
+    with contextlib.suppress(EOFError, OSError):  # nobody listens any more
+        while True:
+            pipe.send(_run(study, pipe.recv(), progress))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
+    """Policies with their configurations from ``NAME[,KEY=VALUE]…`` and from settings ``[NAME.]KEY=VALUE``.
+
+    A setting without a name is for every policy that has the key. ValueError names what is not known, and what is near it.
+    """
+    asked = [_asked(text) for text in policies]
+    given = [_setting(text) for text in settings]
+    kinds = {name: registry.load(name).Config for name, _ in asked}
+    keys = {name: [field.name for field in dataclasses.fields(kind)] for name, kind in kinds.items()}
+    for name, key, _ in given:
+        _check_known(name, key, keys)
+    choices = []
+    for name, own in asked:
+        values = {key: value for where, key, value in given if where == "" and key in keys[name]}
+        values |= {key: value for where, key, value in given if where == name} | own
+        try:
+            config = dataclasses.asdict(make_config(kinds[name], values))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        choices.append(Choice(",".join([name, *(f"{key}={value}" for key, value in own.items())]), name, config))
+    labels = [choice.label for choice in choices]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise ValueError(f"{twice} is given twice; tell them apart by their configuration, such as {twice},KEY=VALUE")
+    return choices
+
+
+def _asked(text: str) -> tuple[str, dict[str, str]]:
+    name, *own = text.split(",")
+    return name, {key: value for _, key, value in map(_setting, own)}
+
+
+def _setting(text: str) -> tuple[str, str, str]:
+    """``NAME.KEY=VALUE`` in its parts; the name is empty where there is none."""
+    where, equals, value = text.partition("=")
+    name, _, key = where.rpartition(".")
+    if not equals or not key:
+        raise ValueError(f"{text!r} is not KEY=VALUE or POLICY.KEY=VALUE")
+    return name, key, value
+
+
+def _check_known(name: str, key: str, keys: Mapping[str, Sequence[str]]) -> None:
+    known = sorted({one for some in keys.values() for one in some}) if name == "" else [*keys]
+    wanted = key if name == "" else name
+    if wanted in known:
+        return
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+    if name == "":
+        raise ValueError(f"{key}: no policy of this study has such a key; {hint}")
+    raise ValueError(f"{name}.{key}: {name!r} is no policy of this study; {hint}")

@@ -1,0 +1,86 @@
+"""What happens in truth: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+
+from ...policies.contract import Bools, Floats, Gpus, Ints, Profile
+from .options import Costs, Errors
+from .workload import Workload
+
+
+def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
+    """Believed work over true work, one a job; NaN where nothing is believed. What the submitter says counts before noise.
+
+    The error is of the job and stays: at every moment a job is believed to have so many times the work left that it has,
+    as an estimate from its steps and a mistaken pace or end would say. So a job never overruns, and is never believed done.
+    """
+    rng = np.random.default_rng([seed, 1])
+    factor = np.exp(rng.normal(errors.bias, errors.duration, len(workload))) if errors.duration or errors.bias else np.ones(len(workload))
+    factor[rng.random(len(workload)) < errors.unknown] = np.nan
+    said = ~np.isnan(workload.estimate) & (workload.duration > 0)
+    factor[said] *= workload.estimate[said] / workload.duration[said]
+    return factor
+
+
+class Truth:
+    """Speeds and costs of one workload on one cluster."""
+
+    def __init__(self, workload: Workload, gpus: Gpus, costs: Costs, seed: int) -> None:
+        self._workload, self._costs, self._seed = workload, costs, seed
+        self._node = gpus.node
+        self._per_node = -np.sort(-np.bincount(gpus.node))
+        self._capacity = np.cumsum(self._per_node)
+        self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
+        self._rate = cache(_rate)
+
+    def fits(self) -> Bools:
+        """Jobs that the cluster can hold, one a job."""
+        fits: Bools = self._workload.gpus_min <= self._capacity[-1]
+        return fits
+
+    def speed(self, job: int, gpus: Ints, partners: list[int]) -> float:
+        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as can be, alone. ``partners``: jobs that share GPUs with it."""
+        spread = len(gpus) > 1 and len(np.unique(self._node[gpus])) > int(np.searchsorted(self._capacity, len(gpus))) + 1
+        profile = self._profile(job)
+        if profile is not None and profile.throughput is not None:
+            alone = self._rate(profile, len(gpus), spread) / self._rate(profile, int(self._workload.gpus_min[job]), False)
+        else:
+            alone = 1.0 / self._costs.spread_slowdown if spread else 1.0
+        return alone / self._packing(job, partners) if partners else alone
+
+    def _packing(self, job: int, partners: list[int]) -> float:
+        """How many times longer it takes because of who shares its GPUs: what they use together beyond the whole of a GPU."""
+        used = [profile.utilisation if (profile := self._profile(one)) is not None else math.nan for one in (job, *partners)]
+        if any(math.isnan(share) for share in used):
+            return self._costs.packing_slowdown
+        return max(1.0, sum(used))
+
+    def _profile(self, job: int) -> Profile | None:
+        row = int(self._workload.profile[job])
+        return self._workload.profiles[row] if row >= 0 else None
+
+    def start_cost(self, job: int, gpus: Ints, *, resumed: bool) -> float:
+        """Seconds from the grant of a lease until the job trains."""
+        costs = self._costs
+        model = int(self._workload.model[job])
+        warm = self._workload.models[model] != "" and bool((self._last_model[gpus] == model).all())  # who knows what a nameless one is
+        self._last_model[gpus] = model
+        if resumed:
+            return costs.resume + costs.resume_per_gpu * (len(gpus) - 1)
+        return costs.warm_start if warm else costs.cold_start
+
+    def time_to_failure(self, job: int, gpus: int, attempt: int) -> float:
+        """Seconds of training until it fails, inf: never. The draw is of the job and the attempt, whatever the policy does."""
+        rate = self._costs.failures_per_gpu_hour * gpus / 3600.0
+        if rate <= 0:
+            return math.inf
+        return float(np.random.default_rng([self._seed, 2, job, attempt]).exponential(1.0 / rate))
+
+
+def _rate(profile: Profile, gpus: int, spread: bool) -> float:
+    assert profile.throughput is not None
+    return profile.throughput.rate(gpus, spread=spread)

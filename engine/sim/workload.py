@@ -1,0 +1,136 @@
+"""What is simulated: jobs as columns, in the order of their submission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...policies.contract import Floats, Ints, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in the order of their submission; every array has one row a job. Times are seconds from the workload's start.
+
+    ``tier_start``, ``tier_deadline`` and ``tier_reward`` are the deadlines in CSR form, as in `policies.contract.Jobs`:
+    absolute times, earliest first; a strict deadline is one tier. Rewards are 0 to 100.
+    """
+
+    name: str
+    key: Sequence[str]  #: the job's name in its source
+    submitted: Floats
+    duration: Floats  #: seconds of work on ``gpus_min`` GPUs, as few nodes as possible
+    gpus_min: Ints
+    gpus_max: Ints
+    priority: Ints
+    demand: Ints  #: policies.contract.Demand
+    user: Ints  #: rows of ``users``
+    model: Ints  #: rows of ``models``
+    users: Sequence[str]
+    models: Sequence[str]
+    tier_start: Ints  #: length n + 1
+    tier_deadline: Floats
+    tier_reward: Floats
+    estimate: Floats  #: what the submitter says that it takes (s), NaN: nothing
+    gpu_memory: Floats  #: bytes on each GPU, 0: unknown
+    iterations: Floats  #: of the whole job, NaN: unknown
+    batch_size: Ints  #: global batch size it asks for, 0: unknown
+    profile: Ints  #: rows of ``profiles``, -1: none
+    profiles: Sequence[Profile] = ()
+    by_performance: Sequence[bool] = field(default_factory=tuple)  #: stops at a metric's target; (): nobody does
+
+    def __len__(self) -> int:
+        return len(self.submitted)
+
+
+def make_workload(
+    name: str,
+    submitted: Sequence[float] | Floats,
+    duration: Sequence[float] | Floats,
+    gpus: Sequence[int] | Ints,
+    *,
+    key: Sequence[str] | None = None,
+    gpus_max: Sequence[int] | Ints | None = None,
+    priority: Sequence[int] | Ints | None = None,
+    demand: Sequence[int] | Ints | None = None,
+    users: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+    tiers: Sequence[Sequence[tuple[float, float]]] | None = None,
+    estimate: Sequence[float] | Floats | None = None,
+    gpu_memory: Sequence[float] | Floats | None = None,
+    iterations: Sequence[float] | Floats | None = None,
+    batch_size: Sequence[int] | Ints | None = None,
+    profiles: Sequence[Profile] = (),
+    by_performance: Sequence[bool] = (),
+) -> Workload:
+    """Build a workload from plain columns in any order; rows of equal submission keep their order.
+
+    ``users`` and ``models`` are names, one a job; ``tiers`` are (absolute deadline, reward) of each job; a job has the profile
+    that bears the name of its model. Raises ValueError for columns of different lengths, for what is negative or not finite.
+    """
+    n = len(submitted)
+    order = np.argsort(np.asarray(submitted, dtype=np.float64), kind="stable")
+
+    def column(what: str, values: Sequence[float] | Floats | Sequence[int] | Ints | None, missing: float, kind: type) -> np.ndarray:
+        if values is None:
+            return np.full(n, missing, dtype=kind)
+        if len(values) != n:
+            raise ValueError(f"{what}: {len(values)} rows, {n} jobs were submitted")
+        return np.asarray(values, dtype=kind)[order]
+
+    def names(what: str, values: Sequence[str] | None) -> tuple[list[str], Ints]:
+        if values is None:
+            return [""], np.zeros(n, dtype=np.int64)
+        if len(values) != n:
+            raise ValueError(f"{what}: {len(values)} rows, {n} jobs were submitted")
+        known, codes = np.unique(np.asarray(values, dtype=str)[order], return_inverse=True)
+        return [str(one) for one in known], codes.astype(np.int64)
+
+    user_names, user = names("users", users)
+    model_names, model = names("models", models)
+    row_of = {profile.name: row for row, profile in enumerate(profiles)}
+    deadlines = [sorted(tiers[row]) for row in order] if tiers is not None else [[] for _ in range(n)]
+    workload = Workload(
+        name=name,
+        key=[str(key[row]) for row in order] if key is not None else [str(row) for row in range(n)],
+        submitted=column("submitted", submitted, 0.0, np.float64),
+        duration=column("duration", duration, 0.0, np.float64),
+        gpus_min=column("gpus", gpus, 1, np.int64),
+        gpus_max=column("gpus_max", gpus if gpus_max is None else gpus_max, 1, np.int64),
+        priority=column("priority", priority, 0, np.int64),
+        demand=column("demand", demand, 0, np.int64),
+        user=user,
+        model=model,
+        users=user_names,
+        models=model_names,
+        tier_start=np.concatenate([[0], np.cumsum([len(steps) for steps in deadlines])]).astype(np.int64),
+        tier_deadline=np.array([deadline for steps in deadlines for deadline, _ in steps], dtype=np.float64),
+        tier_reward=np.array([reward for steps in deadlines for _, reward in steps], dtype=np.float64),
+        estimate=column("estimate", estimate, np.nan, np.float64),
+        gpu_memory=column("gpu_memory", gpu_memory, 0.0, np.float64),
+        iterations=column("iterations", iterations, np.nan, np.float64),
+        batch_size=column("batch_size", batch_size, 0, np.int64),
+        profile=np.array([row_of.get(name, -1) for name in model_names], dtype=np.int64)[model],
+        profiles=tuple(profiles),
+        by_performance=[bool(by_performance[row]) for row in order] if len(by_performance) else (),
+    )
+    _check(workload)
+    return workload
+
+
+def _check(workload: Workload) -> None:
+    for name in ("submitted", "duration"):
+        values = getattr(workload, name)
+        bad = ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise ValueError(f"{name}: job {workload.key[row]!r} has {values[row]}; it must be a number of seconds from 0 on")
+    if (workload.gpus_min < 1).any():
+        row = int(np.flatnonzero(workload.gpus_min < 1)[0])
+        raise ValueError(f"gpus: job {workload.key[row]!r} has {workload.gpus_min[row]}; it must be at least 1")
+    if (workload.gpus_max < workload.gpus_min).any():
+        row = int(np.flatnonzero(workload.gpus_max < workload.gpus_min)[0])
+        least = workload.gpus_min[row]
+        raise ValueError(f"gpus_max: job {workload.key[row]!r} has {workload.gpus_max[row]}, fewer than the {least} that it needs")

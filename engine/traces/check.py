@@ -1,0 +1,73 @@
+"""What every trace must be, wherever it comes from: the rules of the tables `traces` and `trace_jobs`, as ValueErrors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from .formats.stoker import SCALES, STOPS
+from .trace import DEMANDS, TraceJob
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+FILE_ENDINGS = (".csv", ".gz", ".json", ".trace")
+SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"name: {name[:100]!r} is not made of up to 100 letters, digits, '.', '_' and '-'; give another with --name")
+    if name.endswith(FILE_ENDINGS):
+        raise ValueError(f"name: {name!r} would be taken for a file; give another with --name")
+    return name
+
+
+def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
+    """Check jobs that follow one submitted at ``after``; the submission of the last."""
+    for job in jobs:
+        if wrong := _wrong(job):
+            raise ValueError(f"job {job.key[:60]!r}: {wrong}")
+        if job.submitted < after:
+            raise ValueError(f"job {job.key[:60]!r}: submitted: {job.submitted:g} is before the job ahead of it; sort them")
+        after = job.submitted
+    return after
+
+
+def _wrong(job: TraceJob) -> str:
+    """What is wrong with a job, '' when nothing is."""
+    for column in ("submitted", "duration"):
+        if not _counts(getattr(job, column)):
+            return f"{column}: must be a number of seconds from 0 on"
+    if not 1 <= job.gpus_min <= SMALL:
+        return "gpus_min: must be at least 1"
+    if not (job.gpus_max == 0 or job.gpus_min <= job.gpus_max <= SMALL):
+        return "gpus_max: must be at least gpus_min, or 0"
+    if abs(job.priority) > SMALL or not (job.batch_size is None or 0 <= job.batch_size <= BIG):
+        return "priority or batch_size: is out of range"
+    if any(value is not None and not _counts(value) for value in (job.iterations, job.estimate)):
+        return "iterations or estimate: must be a number from 0 on"
+    return _wrong_words(job) or _wrong_deadlines(job)
+
+
+def _wrong_words(job: TraceJob) -> str:
+    for column, known in (("demand", tuple(DEMANDS)), ("stop", STOPS), ("scale", SCALES)):
+        value = getattr(job, column)
+        if value not in known and not (value is None and column != "demand"):
+            return f"{column}: {str(value)[:40]!r} is not one of {', '.join(known)}"
+    return ""
+
+
+def _wrong_deadlines(job: TraceJob) -> str:
+    if len(job.deadlines) != len(job.rewards):
+        return "deadlines and rewards: differ in number"
+    if (job.demand == "best-effort") != (not job.deadlines):
+        return f"deadlines: a {job.demand} job has {len(job.deadlines)}"
+    if not all(map(_counts, job.deadlines)) or job.deadlines != sorted(job.deadlines):
+        return "deadlines: must be numbers of seconds from the submission, earliest first"
+    if not all(0 <= reward <= 100 for reward in job.rewards):
+        return "rewards: must be 0 to 100"
+    return ""
+
+
+def _counts(value: float) -> bool:
+    return math.isfinite(value) and value >= 0

@@ -1,0 +1,1 @@
+"""The public trace formats, a module for each family; `registry` knows them all."""

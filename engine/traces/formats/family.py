@@ -1,0 +1,50 @@
+"""What the registry knows of a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..trace import TraceJob
+from .rows import Context, Drop, Row, Source, csv_rows
+
+Jobs = Iterator[tuple[int, TraceJob]]  #: line and job, as they come; submissions are seconds of whatever clock the file has
+
+Reader = Callable[[Source, Context], Jobs]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One format: how it is known, and how its jobs are read."""
+
+    name: str
+    title: str  #: where it comes from
+    columns: tuple[str, ...]  #: its header must have them; where there is no header, what its fields are
+    jobs: Reader
+    options: tuple[str, ...] = ()  #: of `throughputs`, `durations` and `join`: those that mean something here
+
+
+def each_row(job: Callable[[Row], TraceJob], rows: Callable[[Source, Context], Iterator[Row]] = csv_rows) -> Reader:
+    """A reader for formats with one job a row."""
+
+    def jobs(source: Source, context: Context) -> Jobs:
+        for row in rows(source, context):
+            try:
+                found = job(row)
+            except Drop as drop:
+                context.tally.drop(row.line, drop.reason, drop.detail)
+                continue
+            yield row.line, found
+
+    return jobs
+
+
+def with_deadline(job: TraceJob, row: Row, column: str) -> TraceJob:
+    """Give a job the strict deadline (absolute, on the clock of its submission) of a column."""
+    if row.text(column) is not None:
+        after = row.number(column) - job.submitted
+        if after > 0:
+            job.demand, job.deadlines, job.rewards = "strict", [after], [100.0]
+        else:
+            row.repair("deadline not after the submission, left out", f"{column}: {row.values[column]}")
+    return job

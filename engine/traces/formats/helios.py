@@ -1,0 +1,48 @@
+"""SenseTime Helios (Hu et al., SC'21), and Lucid's tables made of it (Hu et al., ASPLOS'23)."""
+
+from __future__ import annotations
+
+from ..trace import TraceJob
+from .family import Family, each_row
+from .rows import Row
+
+
+def _helios(row: Row) -> TraceJob:
+    span = row.span("start_time", "end_time")
+    return TraceJob(
+        key=row.key("job_id"),
+        submitted=row.moment("submit_time"),
+        duration=span if row.text("duration") is None else row.number("duration"),
+        gpus_min=row.gpus("gpu_num"),
+        user_name=row.text("user"),
+        pool=row.text("vc"),
+        status=row.text("state"),
+        raw=dict(row.values),
+    )
+
+
+def _lucid(row: Row) -> TraceJob:
+    """Its Philly table has job names in place of ids."""
+    return TraceJob(
+        key=row.text("job_id") or row.key("jobname"),
+        submitted=row.moment("submit_time"),
+        duration=row.number("duration"),
+        gpus_min=row.gpus("gpu_num"),
+        user_name=row.text("user"),
+        pool=row.text("vc"),
+        status=row.text("state"),
+        model=row.text("model"),
+        batch_size=row.count("batchsize"),
+        raw=dict(row.values),
+    )
+
+
+FAMILIES = (
+    Family(
+        "helios",
+        "Helios as published: cluster_log.csv",
+        ("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state", "submit_time", "start_time", "end_time", "duration", "queue"),
+        each_row(_helios),
+    ),
+    Family("lucid", "Lucid: cluster_full_log.csv", ("user", "vc", "gpu_num", "state", "submit_time", "duration"), each_row(_lucid)),
+)

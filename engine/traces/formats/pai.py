@@ -1,0 +1,140 @@
+"""Alibaba PAI 2020 (Weng et al., NSDI'22): the published task and job tables, which have no header, and its simulator's table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..trace import TraceJob
+from .family import Family, Jobs, each_row
+from .rows import Context, Drop, Row, Source, csv_rows, header, shown
+
+TASK = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
+JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+STATES = frozenset({"terminated", "failed", "running", "waiting", "interrupted"})
+
+
+@dataclass
+class _Job:
+    """A job as its tasks tell it."""
+
+    row: Row  #: of its first task
+    gpus: float = 0.0
+    began: float | None = None
+    ended: float | None = None
+    running: bool = False  #: a task has no end
+    states: set[str] = field(default_factory=set)
+
+
+def looks_like(fields: Sequence[str], columns: Sequence[str]) -> bool:
+    """Whether a first line without a header is of this table."""
+    return len(fields) == len(columns) and fields[3].strip().lower() in STATES
+
+
+def _tasks(source: Source, context: Context) -> Jobs:
+    submissions = _submissions(context)
+    for name, job in _gather(_rows(source, context, TASK), context).items():
+        try:
+            yield job.row.line, _finish(name, job, submissions, context)
+        except Drop as drop:
+            context.tally.drop(job.row.line, drop.reason, drop.detail)
+
+
+def _rows(source: Source, context: Context, columns: Sequence[str]) -> Iterator[Row]:
+    with_header = header(source.head().split(","))[: len(columns)] == list(columns)
+    return csv_rows(source, context, columns, skip=int(with_header))
+
+
+def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
+    """Tasks by job; a task that cannot be read is dropped, with the job when it was the only one."""
+    jobs: dict[str, _Job] = {}
+    for row in rows:
+        try:
+            name = row.key("job_name")
+            gpus = (row.optional("plan_gpu") or 0.0) / 100 * (row.optional("inst_num") or 0.0)  # plan_gpu is per cent of one GPU
+            began = None if row.text("start_time") is None else row.number("start_time")
+            ended = None if row.text("end_time") is None else row.number("end_time")
+        except Drop as drop:
+            context.tally.drop(row.line, drop.reason, drop.detail)
+            continue
+        context.tally.keep()
+        job = jobs.setdefault(name, _Job(row))
+        job.gpus += gpus
+        job.states.add(row.text("status") or "")
+        if began is not None:
+            job.began = began if job.began is None else min(job.began, began)
+            job.running = job.running or ended is None
+        if ended is not None:
+            job.ended = ended if job.ended is None else max(job.ended, ended)
+    return jobs
+
+
+def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context) -> TraceJob:
+    if job.began is None:
+        raise Drop("never started", f"job {shown(name)}: none of its tasks started")
+    if job.running or job.ended is None:
+        raise Drop("no end", f"job {shown(name)}: a task has no end")
+    if job.ended < job.began:
+        raise Drop("end before start", f"job {shown(name)}: ends at {job.ended:g}, before it starts at {job.began:g}")
+    of_job = submissions.get(name)
+    submitted = job.began
+    if of_job is None or of_job.text("start_time") is None:
+        job.row.repair("submission taken from the start of its first task", f"job {shown(name)}")
+    else:
+        submitted = of_job.number("start_time")
+    if submitted > job.began:
+        job.row.repair("submission after its start, set to the start", f"job {shown(name)}: {submitted:g}")
+        submitted = job.began
+    context.dated = False
+    raw = dict(job.row.values)
+    if of_job is not None:
+        raw.update({f"job.{column}": value for column, value in of_job.values.items()})
+    return TraceJob(
+        key=name,
+        submitted=submitted,
+        duration=job.ended - job.began,
+        gpus_min=job.row.whole_gpus(round(job.gpus, 9), "plan_gpu"),
+        user_name=None if of_job is None else of_job.text("user"),
+        status=(None if of_job is None else of_job.text("status")) or ",".join(sorted(job.states)),
+        raw=raw,
+    )
+
+
+def _submissions(context: Context) -> dict[str, Row]:
+    """Rows of the job table by job, which tells the submissions and the users."""
+    if context.join is None:
+        return {}
+    source = Source(context.join)
+    fields = source.head().rstrip("\r\n").split(",")
+    if not looks_like(fields, JOB) and header(fields) != list(JOB):
+        raise ValueError(f"{context.join}: is not pai_job_table: its columns are {', '.join(JOB)}")
+    return {row.key("job_name"): row for row in _rows(source, context, JOB) if row.text("job_name") is not None}
+
+
+def _job_table(source: Source, _: Context) -> Jobs:
+    raise ValueError(f"{source.path}: pai_job_table tells no GPUs: import pai_task_table, with --join {source.path.name}")
+
+
+def _simulated(row: Row) -> TraceJob:
+    """num_gpu is in GPUs, a fraction where the job shares one; what is empty is 0 to its simulator."""
+    return TraceJob(
+        key=row.key("job_id"),
+        submitted=row.moment("submit_time"),
+        duration=row.number("duration"),
+        gpus_min=row.whole_gpus(row.optional("num_gpu") or 0.0, "num_gpu"),
+        user_name=row.text("user"),
+        pool=row.text("gpu_type"),
+        raw=dict(row.values),
+    )
+
+
+FAMILIES = (
+    Family("pai", "Alibaba PAI 2020 as published: pai_task_table", TASK, _tasks, ("join",)),
+    Family("pai-jobs", "Alibaba PAI 2020: pai_job_table, to be joined", JOB, _job_table),
+    Family(
+        "pai-sim",
+        "Alibaba PAI 2020 as its simulator has it",
+        ("job_id", "num_gpu", "num_cpu", "num_inst", "submit_time", "duration"),
+        each_row(_simulated),
+    ),
+)

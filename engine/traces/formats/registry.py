@@ -1,0 +1,82 @@
+"""The formats by name, and which of them a file is."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+
+from . import elasticflow, gavel, helios, neutral, pai, philly, pollux, stoker, tiresias
+from .family import Family
+from .rows import Source, header
+
+_MODULES = (philly, helios, pai, pollux, gavel, tiresias, elasticflow, neutral, stoker)
+FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}
+
+
+def choose(source: Source, name: str | None) -> Family:
+    """The format of that name, else the one that the file's first line shows; ValueError says what is known and what is lacking."""
+    if name is not None and name not in FAMILIES:
+        near = difflib.get_close_matches(name, FAMILIES, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"--format: there is no format {name!r}{hint}; formats: {', '.join(FAMILIES)}")
+    head = source.head()
+    if not head:
+        raise ValueError(f"{source.path}: is empty")
+    if (family := _without_header(head)) is not None:
+        return family if name in (None, family.name) else _given(source, head, str(name))
+    return _given(source, head, name) if name is not None else _by_header(source, _columns(head))
+
+
+def _without_header(head: str) -> Family | None:
+    """Formats that are known by something other than column names."""
+    if head.startswith(stoker.MARK):
+        return FAMILIES["stoker"]
+    if head.lstrip()[:1] in ("[", "{"):
+        return FAMILIES["philly"]
+    tabs = head.rstrip("\r\n").split("\t")
+    for name in ("gavel", "shockwave"):
+        if len(tabs) == len(FAMILIES[name].columns):
+            return FAMILIES[name]
+    fields = head.rstrip("\r\n").split(",")
+    for name in ("pai", "pai-jobs"):
+        if pai.looks_like(fields, FAMILIES[name].columns):
+            return FAMILIES[name]
+    return None
+
+
+def _columns(head: str) -> list[str]:
+    try:
+        return header(next(csv.reader([head]), []))
+    except csv.Error:
+        return []
+
+
+def _given(source: Source, head: str, name: str) -> Family:
+    """The format that was asked for, if the file can be of it."""
+    family, there = FAMILIES[name], _columns(head)
+    lacking = [column for column in family.columns if column not in there]
+    if lacking:
+        raise ValueError(f"{source.path}: format {name} needs the columns {', '.join(lacking)}, which are not there; it has {_some(there)}")
+    return family
+
+
+def _by_header(source: Source, there: list[str]) -> Family:
+    """The format all of whose columns are there; of several the one that asks for most."""
+    fitting = [family for family in FAMILIES.values() if set(family.columns) <= set(there)]
+    if fitting:
+        return max(fitting, key=lambda family: len(family.columns))
+    near = max(FAMILIES.values(), key=lambda family: _likeness(family, there))
+    lacking = [column for column in near.columns if column not in there]
+    hint = f"; the nearest is {near.name}, which also needs {', '.join(lacking)}" if _likeness(near, there) > 0 else ""
+    raise ValueError(f"{source.path}: unknown format, its first line is {_some(there)}{hint}; formats: {', '.join(FAMILIES)}")
+
+
+def _likeness(family: Family, there: list[str]) -> float:
+    """Jaccard: columns in common over columns of either."""
+    return len(set(family.columns) & set(there)) / len(set(family.columns) | set(there))
+
+
+def _some(columns: list[str]) -> str:
+    """Column names as they can be shown in one line, whatever they are."""
+    text = ", ".join("".join(c if c.isprintable() else "?" for c in column)[:30] for column in columns[:15])
+    return f"{text[:200]}{', …' if len(columns) > 15 or len(text) > 200 else ''}"

@@ -1,0 +1,283 @@
+"""What every format is read with: bounded lines of a plain or gzipped file, rows with typed columns, and the tally of what was odd."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .tables import Durations, Throughputs
+
+LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
+LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months
+LATEST = 1e11  #: seconds, 3000 years: larger is in milliseconds, or nonsense
+MOST_GPUS = 1_000_000
+LARGEST_COUNT = 1e15  #: of iterations and batch sizes; a float counts exactly up to here
+NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: what the sources write for no value
+LONGEST_NOTHING = 4
+
+Progress = Callable[[int, int], None]  #: bytes read, of so many
+
+
+class Drop(Exception):
+    """This row cannot be a job: the reason to count it under, and what stood there."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail or reason
+
+
+@dataclass
+class Tally:
+    """Rows that were dropped or repaired, counted by reason, with the first line of each."""
+
+    path: str
+    strict: bool = False
+    dropped: dict[str, int] = field(default_factory=dict)
+    repaired: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)  #: reason to "line 17: what stood there"
+    _pending: list[tuple[int, str, str]] = field(default_factory=list)  #: repairs of a row that may still be dropped
+
+    def drop(self, line: int, reason: str, detail: str = "") -> None:
+        if self.strict:
+            raise ValueError(f"{self.path}:{line}: {detail or reason}")
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.first.setdefault(reason, f"line {line}: {detail or reason}")
+        self._pending.clear()
+
+    def repair(self, line: int, reason: str, detail: str = "") -> None:
+        """Counted once the row is kept."""
+        self._pending.append((line, reason, detail))
+
+    def keep(self) -> None:
+        """The row is a job: its repairs count."""
+        for line, reason, detail in self._pending:
+            self.repaired[reason] = self.repaired.get(reason, 0) + 1
+            self.first.setdefault(reason, f"line {line}: {detail or reason}")
+        self._pending.clear()
+
+
+@dataclass
+class Context:
+    """What the reading of one file goes by, and what it found out."""
+
+    tally: Tally
+    cpu_jobs: bool = False
+    throughputs: Throughputs | None = None
+    durations: Durations | None = None
+    join: Path | None = None
+    dated: bool | None = None  #: submissions are dates (True) or seconds (False); None: none was read yet
+    starts_at: float | None = None  #: where the format tells it by itself
+    recipe: dict[str, object] | None = None
+    name: str | None = None
+
+
+class Row:
+    """One row; what its columns hold is converted on request, and what does not fit drops or repairs the row."""
+
+    __slots__ = ("context", "index", "line", "values")
+
+    def __init__(self, line: int, values: Mapping[str, str], context: Context, index: int = 0) -> None:
+        self.line = line
+        self.index = index  #: position in the file, from 0: the id of jobs that have none
+        self.values = values
+        self.context = context
+
+    def text(self, column: str) -> str | None:
+        value = self.values.get(column, "").strip()
+        return None if len(value) <= LONGEST_NOTHING and value.lower() in NOTHING else value
+
+    def key(self, column: str) -> str:
+        value = self.text(column)
+        if value is None:
+            raise Drop("no id", f"{column}: is empty")
+        return value
+
+    def number(self, column: str) -> float:
+        value = self.text(column)
+        if value is None:
+            raise Drop(f"no {column}", f"{column}: is empty")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or "_" in value:
+            raise Drop(f"{column} is not a number", f"{column}: {shown(value)} is not a number")
+        return number
+
+    def optional(self, column: str) -> float | None:
+        """A column that a job can do without: what is no number from 0 on is left out and counted as repaired."""
+        if self.text(column) is None:
+            return None
+        try:
+            number = self.number(column)
+        except Drop as drop:
+            self.repair(f"{drop.reason}, left out", drop.detail)
+            return None
+        if not 0 <= number <= LARGEST_COUNT:
+            self.repair(f"{column} is out of range, left out", f"{column}: {number:g} is not between 0 and {LARGEST_COUNT:g}")
+            return None
+        return number
+
+    def count(self, column: str) -> int | None:
+        number = self.optional(column)
+        return None if number is None else round(number)
+
+    def gpus(self, column: str) -> int:
+        return self.whole_gpus(self.number(column), column)
+
+    def whole_gpus(self, number: float, column: str) -> int:
+        """GPUs as the simulator counts them: whole ones. No GPU is a CPU job."""
+        if not 0 <= number <= MOST_GPUS:
+            raise Drop("GPUs out of range", f"{column}: {number:g} is not between 0 and {MOST_GPUS}")
+        if number == 0:
+            if not self.context.cpu_jobs:
+                raise Drop("CPU job (0 GPUs)", f"{column}: is 0, a CPU job")
+            self.repair("CPU job taken for one GPU", f"{column}: is 0")
+            return 1
+        if number != int(number):
+            self.repair("fraction of a GPU rounded up", f"{column}: {number:g}")
+        return math.ceil(number)
+
+    def moment(self, column: str) -> float:
+        """A submission: a date (UTC unless it says otherwise; epoch seconds) or seconds; all rows of a file must agree."""
+        dated, at = parse_moment(column, self.text(column))
+        if self.context.dated is None:
+            self.context.dated = dated
+        elif self.context.dated is not dated:
+            kind = "a date" if self.context.dated else "a number"
+            raise Drop(f"{column} is not {kind}", f"{column}: {shown(self.values[column])} is not {kind}, as in the rows before")
+        return at
+
+    def span(self, start: str, end: str) -> float:
+        """Seconds between two moments of a job."""
+        if self.text(start) is None:
+            raise Drop("never started", f"{start}: is empty")
+        if self.text(end) is None:
+            raise Drop("no end", f"{end}: is empty")
+        began, ended = parse_moment(start, self.text(start))[1], parse_moment(end, self.text(end))[1]
+        if ended < began:
+            raise Drop("end before start", f"{end}: {shown(self.values[end])} is before {start}, {shown(self.values[start])}")
+        return ended - began
+
+    def repair(self, reason: str, detail: str = "") -> None:
+        self.context.tally.repair(self.line, reason, detail)
+
+
+def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
+    """Whether it is a date, and its seconds."""
+    if value is None:
+        raise Drop(f"no {column}", f"{column}: is empty")
+    if "-" in value[1:] and "e-" not in value.lower():
+        try:
+            date = datetime.datetime.fromisoformat(value)
+            return True, (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+        except (ValueError, OverflowError):
+            pass
+    else:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number) and "_" not in value:
+            return False, number
+    raise Drop(f"{column} is neither a date nor a number", f"{column}: {shown(value)} is neither a date nor a number")
+
+
+def shown(value: str) -> str:
+    """What stood there, short enough for a line."""
+    return repr(value if len(value) <= 40 else value[:37] + "...")
+
+
+class Source:
+    """A file, plain or gzipped whatever its name says, read as lines of text that are never longer than `LONGEST_LINE`."""
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.path = path
+        self.progress = progress
+        self.size = path.stat().st_size
+
+    def bytes(self, most: int) -> bytes:
+        """All of it unpacked; ValueError when that is more than ``most``."""
+        with open(self.path, "rb") as raw, _gzip_errors(self.path):
+            found = _unpacked(raw).read(most + 1)
+        if len(found) > most:
+            raise ValueError(f"{self.path}: is larger than {most >> 20} MiB unpacked; cut it into parts")
+        return found
+
+    def lines(self) -> Iterator[str]:
+        """Lines with their ends, a byte order mark taken off; ValueError for damaged gzip data and lines without end."""
+        with open(self.path, "rb") as raw, _gzip_errors(self.path):
+            text = io.TextIOWrapper(_unpacked(raw), encoding="utf-8-sig", errors="replace", newline="")
+            for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), ""), 1):
+                if len(line) >= LONGEST_LINE:
+                    raise ValueError(f"{self.path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB: this is no table")
+                if self.progress is not None and number % 2000 == 0:
+                    self.progress(raw.tell(), self.size)
+                yield line
+
+    def head(self) -> str:
+        """The first line that is not blank."""
+        return next((line for line in self.lines() if line.strip()), "")
+
+    def table(self, delimiter: str = ",", skip: int = 0) -> Iterator[tuple[int, list[str] | None]]:
+        """Line number and fields of every row that is not blank, after ``skip`` lines; None in place of fields that are not CSV."""
+        lines = self.lines()
+        for _ in range(skip):
+            next(lines, None)
+        reader = csv.reader(lines, delimiter=delimiter)
+        while True:
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error:
+                yield reader.line_num + skip, None
+                continue
+            if fields:
+                yield reader.line_num + skip, fields
+
+
+@contextlib.contextmanager
+def _gzip_errors(path: Path) -> Iterator[None]:
+    """Damaged gzip data as an error for people."""
+    try:
+        yield
+    except EOFError:
+        raise ValueError(f"{path}: the gzip data is cut off; copy the file again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: the gzip data is damaged ({error}); copy the file again") from None
+
+
+def _unpacked(raw: io.BufferedReader) -> IO[bytes]:
+    """The stream, through gzip when it begins like gzip."""
+    packed = raw.peek(2)[:2] == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+
+
+def csv_rows(source: Source, context: Context, columns: Sequence[str] | None = None, delimiter: str = ",", skip: int = 0) -> Iterator[Row]:
+    """The rows of a table as `Row`; ``columns`` where the file has no header. Rows with other than its number of fields are dropped."""
+    table = source.table(delimiter, skip)
+    if columns is None:
+        columns = header(next(table, (0, None))[1] or [])
+    for index, (line, fields) in enumerate(table):
+        if fields is None or len(fields) != len(columns):
+            there = "is not CSV" if fields is None else f"has {len(fields)} fields, not {len(columns)}"
+            context.tally.drop(line, "wrong number of fields", f"the row {there}")
+        else:
+            yield Row(line, dict(zip(columns, fields, strict=True)), context, index)
+
+
+def header(fields: Sequence[str]) -> list[str]:
+    """Column names as formats know them."""
+    return [name.strip().lower() for name in fields]

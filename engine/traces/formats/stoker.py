@@ -1,0 +1,152 @@
+"""Our own table: what `stoker trace export` writes, so that a trace can be kept, edited and read again without loss.
+
+The first line is a comment with what holds for the whole trace; then a header with the columns of `trace_jobs`, and a row a job.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import msgspec
+
+from ..trace import DEMANDS, Trace, TraceJob
+from .family import Family, Jobs
+from .rows import Context, Drop, Row, Source, csv_rows, shown
+
+MARK = "# stoker trace "
+COLUMNS = tuple(field.name for field in msgspec.structs.fields(TraceJob))
+NEEDED = ("key", "submitted", "duration", "gpus_min")
+STOPS, SCALES = ("iterations", "performance"), ("small", "medium", "large")
+
+
+class _About(msgspec.Struct):
+    """What the first line tells; format, source and digest are those of the file that is read."""
+
+    name: str | None = None
+    starts_at: float | None = None
+    dropped: dict[str, int] = {}
+    repaired: dict[str, int] = {}
+    recipe: dict[str, Any] | None = None
+
+
+def write(trace: Trace, file: IO[str]) -> None:
+    """Write the trace; ``file`` must be opened with ``newline=""``."""
+    about = _About(trace.name, trace.starts_at, trace.dropped, trace.repaired, trace.recipe)
+    file.write(f"{MARK}{msgspec.json.encode(about).decode()}\r\n")
+    writer = csv.writer(file, lineterminator="\r\n")  # with "\n" alone it would not quote a "\r" in a name
+    writer.writerow(COLUMNS)
+    writer.writerows(_fields(trace.jobs))
+
+
+def _fields(jobs: Iterable[TraceJob]) -> Iterator[list[str]]:
+    """None is an empty field; lists are numbers with blanks between them; ``repr`` gives back the same float."""
+    for job in jobs:
+        yield [_field(getattr(job, column)) for column in COLUMNS]
+
+
+def _field(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " ".join(map(repr, value))
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    return value if isinstance(value, str) else repr(value)
+
+
+def _jobs(source: Source, context: Context) -> Jobs:
+    head = source.head()
+    has_about = head.startswith(MARK)
+    if has_about:
+        _read_about(source, head, context)
+    context.dated = False
+    for row in csv_rows(source, context, skip=int(has_about)):
+        lacking = [column for column in NEEDED if column not in row.values]
+        if lacking:
+            raise ValueError(f"{source.path}: has no column {', '.join(lacking)}")
+        try:
+            yield row.line, _job(row)
+        except Drop as drop:
+            context.tally.drop(row.line, drop.reason, drop.detail)
+
+
+def _read_about(source: Source, head: str, context: Context) -> None:
+    try:
+        about = msgspec.json.decode(head[len(MARK) :], type=_About)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"{source.path}:1: what follows {MARK.strip()!r} is not as 'stoker trace export' writes it ({error})") from None
+    context.name, context.starts_at, context.recipe = about.name, about.starts_at, about.recipe
+    context.tally.dropped.update(about.dropped)
+    context.tally.repaired.update(about.repaired)
+
+
+def _job(row: Row) -> TraceJob:
+    gpus = row.gpus("gpus_min")
+    deadlines, rewards = _numbers(row, "deadlines"), _numbers(row, "rewards")
+    if len(deadlines) != len(rewards):
+        raise Drop("deadlines and rewards differ in number", f"deadlines has {len(deadlines)}, rewards {len(rewards)}")
+    return TraceJob(
+        key=row.values["key"],
+        submitted=row.number("submitted"),
+        duration=row.number("duration"),
+        gpus_min=gpus,
+        gpus_max=_integer(row, "gpus_max") or 0,
+        user_name=_word(row, "user_name"),
+        pool=_word(row, "pool"),
+        model=_word(row, "model"),
+        batch_size=_integer(row, "batch_size"),
+        iterations=row.optional("iterations"),
+        status=_word(row, "status"),
+        priority=_integer(row, "priority") or 0,
+        estimate=row.optional("estimate"),
+        demand=_one_of(row, "demand", tuple(DEMANDS)) or "best-effort",
+        deadlines=deadlines,
+        rewards=rewards,
+        stop=_one_of(row, "stop", STOPS),
+        scale=_one_of(row, "scale", SCALES),
+        raw=_raw(row),
+    )
+
+
+def _word(row: Row, column: str) -> str | None:
+    """As it stands: a user may be called None."""
+    return row.values.get(column) or None
+
+
+def _one_of(row: Row, column: str, known: tuple[str, ...]) -> str | None:
+    word = _word(row, column)
+    if word is not None and word not in known:
+        raise Drop(f"unknown {column}", f"{column}: {shown(word)} is not one of {', '.join(known)}")
+    return word
+
+
+def _integer(row: Row, column: str) -> int | None:
+    word = _word(row, column)
+    if word is None:
+        return None
+    try:
+        return int(word)
+    except ValueError:
+        raise Drop(f"{column} is not a whole number", f"{column}: {shown(word)} is not a whole number") from None
+
+
+def _numbers(row: Row, column: str) -> list[float]:
+    try:
+        return [float(word) for word in row.values.get(column, "").split()]
+    except ValueError:
+        raise Drop(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60.0 90.0") from None
+
+
+def _raw(row: Row) -> dict[str, str] | None:
+    text = _word(row, "raw")
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise Drop("raw is not a JSON object of texts", f"raw: {shown(text)} is not a JSON object of texts") from None
+
+
+FAMILIES = (Family("stoker", "what 'stoker trace export' writes", NEEDED, _jobs),)

@@ -1,0 +1,126 @@
+"""How many jobs arrive in each hour: the period of it, and what is periodic and what is a burst (002 ch. 6.2.1, Figure 6.1c)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...policies.contract import Floats
+
+HOUR = 3600.0
+MOST_BUCKETS = 50_000
+MOST_COMPONENTS = 8  #: of the periodic part
+FALSE_ALARM = 0.01  #: how likely a period is found in arrivals that have none
+LONGEST = 8 * 86_400.0  #: seconds; what changes more slowly than by the week is how a cluster grows and empties, not what people repeat
+_LEAST_BUCKETS = 12
+_LEAST_CYCLES = 2  #: what was not seen twice is no period
+_PADDING = 8  #: spectrum points a bin
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Jobs submitted in buckets of ``bucket`` seconds, the first at second ``start``; ``periodic + bursty`` is ``counts``."""
+
+    start: float
+    bucket: float
+    counts: Floats
+    periodic: Floats
+    bursty: Floats  #: what is left: above 0 more jobs than the periods alone would bring, below 0 fewer
+    period: float | None  #: the dominating one in seconds, None: nothing stands out of the noise
+    share: float  #: of the variance of the counts that the periodic part explains, 0 to 1
+    components: tuple[float, ...]  #: periods of the periodic part in seconds, the strongest first
+
+
+def arrivals(submitted: Floats) -> Arrivals:
+    """Of moments of submission in seconds, in any order."""
+    first, last = (float(submitted.min()), float(submitted.max())) if len(submitted) else (0.0, 0.0)
+    bucket = HOUR * max(1, math.ceil((last - first) / HOUR / MOST_BUCKETS))
+    start = first // bucket * bucket
+    counts = np.bincount(((submitted - start) // bucket).astype(np.int64)).astype(np.float64)
+    # The last bucket is a full one only by chance, and would be seen as a fall.
+    whole = counts[:-1] if len(counts) > _LEAST_BUCKETS else counts
+    period = dominating_period(whole, LONGEST / bucket)
+    periodic, components = periodic_part(counts, cycles(len(whole), period), LONGEST / bucket)
+    bursty = counts - periodic
+    share = max(0.0, 1 - float(np.var(bursty) / np.var(counts))) if components else 0.0
+    return Arrivals(
+        start=start,
+        bucket=bucket,
+        counts=counts,
+        periodic=periodic,
+        bursty=bursty,
+        period=None if period is None else period * bucket,
+        share=share,
+        components=tuple(one * bucket for one in components),
+    )
+
+
+def cycles(n: int, period: float | None) -> int:
+    """Of ``n`` buckets, as many as hold whole cycles: then the period falls upon one bin of the FFT and does not leak into others."""
+    return n if period is None else round(n // period * period)
+
+
+def noise_level(power: Floats) -> float:
+    """Power above which a bin of a periodogram is not noise, with FALSE_ALARM over all bins together.
+
+    The power of noise is exponential in every bin, so its median is ln 2 of its mean; unlike the mean of what there is, the median hardly
+    moves with a few strong periods.
+    """
+    mean = float(np.median(power)) / math.log(2)
+    return -math.log(1 - (1 - FALSE_ALARM) ** (1 / len(power))) * mean
+
+
+def dominating_period(counts: Floats, longest: float = math.inf) -> float | None:
+    """The period of the strongest component in buckets, at most ``longest``; None when none stands out of the noise.
+
+    The counts lose their trend and are weighted by a Hann window, and the spectrum is read between the bins of a plain FFT, which are
+    far apart: of a week, these would be 24 and 28 hours and nothing between.
+    """
+    n = len(counts)
+    if n < _LEAST_BUCKETS or not np.ptp(counts):
+        return None
+    steps = np.arange(n)
+    level = counts - np.polyval(np.polyfit(steps, counts, 1), steps)
+    power = np.abs(np.fft.rfft(level * np.hanning(n + 1)[:n], _PADDING * n)) ** 2
+    first = math.ceil(_PADDING * max(_LEAST_CYCLES, n / longest))
+    inner = power[1:-1]
+    # A peak is higher than both its neighbours: the foot of what is slower than ``longest`` is not one.
+    peaks = 1 + np.flatnonzero((inner > power[:-2]) & (inner >= power[2:]))
+    peaks = peaks[(peaks >= first) & (power[peaks] > noise_level(power[_PADDING * _LEAST_CYCLES :: _PADDING]))]
+    if not len(peaks):
+        return None
+    peak = int(peaks[np.argmax(power[peaks])])
+    return _PADDING * n / (peak + _offset(power, peak))
+
+
+def _offset(power: Floats, peak: int) -> float:
+    """Where between its neighbours the top of a peak is: of the parabola through the three logarithms."""
+    if not power[peak - 1 : peak + 2].all():
+        return 0.0
+    left, top, right = np.log(power[peak - 1 : peak + 2])
+    bend = left - 2 * top + right
+    return float(np.clip((left - right) / (2 * bend), -0.5, 0.5)) if bend < 0 else 0.0
+
+
+def periodic_part(counts: Floats, whole: int, longest: float = math.inf) -> tuple[Floats, list[float]]:
+    """The mean and the strongest components of the FFT of the first ``whole`` counts, and the components' periods in buckets.
+
+    A component belongs to it when its power stands out of the noise: a burst is short, so it spreads thinly over all bins and stays out,
+    while what comes back every day piles up in a few. At most MOST_COMPONENTS, none longer than ``longest`` and none that was not seen
+    twice. Where the sum falls below 0 it is 0: no negative number of jobs arrives.
+    """
+    base = np.full(len(counts), counts.mean() if len(counts) else 0.0)
+    if whole < _LEAST_BUCKETS or not np.ptp(counts):
+        return base, []
+    spectrum = np.fft.rfft(counts[:whole])
+    power = np.abs(spectrum) ** 2
+    level = noise_level(power[_LEAST_CYCLES:])
+    power[: math.ceil(max(_LEAST_CYCLES, whole / longest))] = 0.0
+    strongest = [int(row) for row in np.argsort(power)[::-1][:MOST_COMPONENTS] if power[row] > level]
+    kept = np.zeros_like(spectrum)
+    kept[[0, *strongest]] = spectrum[[0, *strongest]]
+    series = np.fft.irfft(kept, whole)
+    # Beyond the whole buckets the components go on as they began.
+    return np.maximum(np.resize(series, len(counts)), 0.0), [whole / row for row in strongest]

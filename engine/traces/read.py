@@ -1,0 +1,146 @@
+"""Reading a trace from a file of any known format."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .check import FILE_ENDINGS, check_jobs, check_name
+from .formats.family import Family
+from .formats.registry import choose
+from .formats.rows import LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
+from .formats.tables import read_durations, read_throughputs
+from .trace import Trace, TraceJob
+
+GPU_TYPE = "v100"  #: of Gavel's tables of throughputs, the one that its evaluation starts from
+
+
+def read(
+    path: Path,
+    format: str | None = None,
+    *,
+    name: str | None = None,
+    strict: bool = False,
+    cpu_jobs: bool = False,
+    throughputs: Path | None = None,
+    gpu_type: str = GPU_TYPE,
+    durations: Path | None = None,
+    join: Path | None = None,
+    tally: Tally | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read a trace; ``format`` None: the one that the first line shows.
+
+    Jobs come in the order of submission. Dates count from the first submission (``starts_at`` is that moment, UTC where the
+    file names no zone); numbers keep the zero of their source. ``strict``: the first row that would be dropped is an error.
+    ``cpu_jobs``: jobs without a GPU are kept as jobs of one. ``throughputs`` (for ``gpu_type``), ``durations``, ``join``: tables
+    that complete some formats. ``tally``, if given, learns the first line of every reason; ``progress`` is called with bytes.
+
+    Raises ValueError, in one line with file and line, for what cannot be read; OSError for a file that cannot be opened.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: is not a file" if path.exists() else f"{path}: there is no such file")
+    source = Source(path, progress)
+    family = choose(source, format)
+    tables = {"throughputs": throughputs, "durations": durations, "join": join}
+    _refuse_options(family, tables)
+    tally = tally or Tally(str(path))
+    tally.path, tally.strict = str(path), strict
+    context = Context(
+        tally,
+        cpu_jobs,
+        None if throughputs is None else read_throughputs(throughputs, gpu_type),
+        None if durations is None else read_durations(durations),
+        join,
+    )
+    jobs = _collect(family.jobs(source, context), context)
+    if not jobs:
+        counts = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items()) or "it has no rows"
+        raise ValueError(f"{path}: no job is left of it: {counts}")
+    starts_at = _set_zero(jobs) if context.dated else context.starts_at
+    check_jobs(jobs)
+    return Trace(
+        name=check_name(name or context.name or default_name(path)),
+        format=family.name,
+        source=str(path),
+        sha256=_digest(path),
+        jobs=jobs,
+        starts_at=starts_at,
+        dropped=tally.dropped,
+        repaired=tally.repaired,
+        recipe=context.recipe or _completed_with(tables, gpu_type),
+    )
+
+
+def default_name(path: Path) -> str:
+    """The file's name without its endings, in letters that a name may have."""
+    stem = path.name
+    while stem.endswith(FILE_ENDINGS):
+        stem = stem[: stem.rindex(".")]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[:100] or "trace"
+
+
+def _completed_with(tables: dict[str, Path | None], gpu_type: str) -> dict[str, Any] | None:
+    """What the jobs also depend on, so that the same file with another table is another trace; None where there is nothing."""
+    given = {option: {"file": path.name, "sha256": _digest(path)} for option, path in tables.items() if path is not None}
+    if "throughputs" in given:
+        given["throughputs"]["gpu_type"] = gpu_type
+    return given or None
+
+
+def _refuse_options(family: Family, given: dict[str, Path | None]) -> None:
+    for option, path in given.items():
+        if path is None:
+            continue
+        if option not in family.options:
+            raise ValueError(f"--{option}: means nothing to format {family.name}, which tells this by itself")
+        if not path.is_file():
+            raise ValueError(f"--{option}: {path}: is not a file" if path.exists() else f"--{option}: {path}: there is no such file")
+
+
+def _collect(found: Iterable[tuple[int, TraceJob]], context: Context) -> list[TraceJob]:
+    """Jobs that can be simulated, in the order of submission."""
+    kept: list[TraceJob] = []
+    keys: set[str] = set()
+    latest = float("-inf")
+    for line, job in found:
+        try:
+            _check(job, keys, dated=bool(context.dated))
+        except Drop as drop:
+            context.tally.drop(line, drop.reason, drop.detail)
+            continue
+        if job.submitted < latest:
+            context.tally.repair(line, "out of order, sorted", f"job {shown(job.key)}: submitted before a job ahead of it")
+        latest = max(latest, job.submitted)
+        context.tally.keep()
+        keys.add(job.key)
+        kept.append(job)
+    kept.sort(key=lambda job: job.submitted)
+    return kept
+
+
+def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
+    if job.key in keys:
+        raise Drop("duplicate id", f"job {shown(job.key)}: is there already")
+    if job.duration <= 0:
+        raise Drop("zero duration" if job.duration == 0 else "negative duration", f"job {shown(job.key)}: duration is {job.duration:g} s")
+    if job.duration > LONGEST_JOB:
+        raise Drop("duration beyond 30 years", f"job {shown(job.key)}: duration is {job.duration:g} s")
+    if job.submitted > LATEST or job.submitted < (-LATEST if dated else 0):
+        raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {job.submitted:g} s")
+
+
+def _set_zero(jobs: list[TraceJob]) -> float:
+    """Count from the first submission; the moment of it."""
+    start = jobs[0].submitted
+    for job in jobs:
+        job.submitted -= start
+    return start
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,74 @@
+"""A workload trace in one form, whatever it was read from: what the tables `traces` and `trace_jobs` hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ...policies.contract import Demand, Profile
+from ..sim.workload import Workload, make_workload
+
+DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
+
+
+class TraceJob(msgspec.Struct, kw_only=True):
+    """One job; the fields are the columns of `trace_jobs`, where they are explained. Times are seconds."""
+
+    key: str
+    submitted: float
+    duration: float
+    gpus_min: int
+    gpus_max: int = 0  #: 0: as many as gpus_min
+    user_name: str | None = None
+    pool: str | None = None
+    model: str | None = None
+    batch_size: int | None = None
+    iterations: float | None = None
+    status: str | None = None
+    priority: int = 0
+    estimate: float | None = None
+    demand: str = "best-effort"
+    deadlines: list[float] = []
+    rewards: list[float] = []
+    stop: str | None = None
+    scale: str | None = None
+    raw: dict[str, str] | None = None
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """A trace with its jobs in the order of their submission; the other fields are the columns of `traces`."""
+
+    name: str
+    format: str
+    source: str
+    sha256: str
+    jobs: list[TraceJob]
+    starts_at: float | None = None  #: seconds since the epoch
+    dropped: dict[str, int] = {}
+    repaired: dict[str, int] = {}
+    recipe: dict[str, Any] | None = None
+
+
+def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
+    """The trace as columns for the simulator; jobs whose model has a profile of that name get it."""
+    jobs = trace.jobs
+    return make_workload(
+        trace.name,
+        [job.submitted for job in jobs],
+        [job.duration for job in jobs],
+        [job.gpus_min for job in jobs],
+        key=[job.key for job in jobs],
+        gpus_max=[max(job.gpus_max, job.gpus_min) for job in jobs],
+        priority=[job.priority for job in jobs],
+        demand=[DEMANDS[job.demand] for job in jobs],
+        users=[job.user_name or "" for job in jobs],
+        models=[job.model or "" for job in jobs],
+        tiers=[[(job.submitted + after, reward) for after, reward in zip(job.deadlines, job.rewards, strict=True)] for job in jobs],
+        estimate=[float("nan") if job.estimate is None else job.estimate for job in jobs],
+        iterations=[float("nan") if job.iterations is None else job.iterations for job in jobs],
+        batch_size=[job.batch_size or 0 for job in jobs],
+        profiles=profiles,
+        by_performance=[job.stop == "performance" for job in jobs],
+    )

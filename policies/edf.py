@@ -1,0 +1,33 @@
+"""Earliest deadline first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .contract import Plan, View
+from .deadlines import next_deadline
+from .serving import Ranking, serve
+
+
+class Edf:
+    """The job with the earliest deadline goes first and displaces running jobs with later ones (Liu and Layland, JACM 1973).
+
+    On one machine this meets all deadlines whenever any schedule does. A job with several deadlines counts by the next
+    one. Jobs without a deadline come last, in the order of their submission, and so do jobs whose last deadline has passed:
+    an overloaded EDF that goes on serving those misses the deadlines of all others too. Jobs that fit may overtake one that does not.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    name: ClassVar[str] = "edf"
+    rigid: ClassVar[bool] = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, view: View) -> Plan:
+        deadline = next_deadline(view.jobs, view.now)
+        return serve(view, Ranking(key=deadline, claim=-deadline, displaceable="jobs with later deadlines"))

@@ -1,0 +1,111 @@
+"""GENIE: least laxity first, each job on the fewest GPUs that meet its deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .contract import Allocation, Floats, Ints, Jobs, Phase, Plan, View, tunable
+from .deadlines import has_deadline, next_deadline, ranks
+from .estimates import remaining_time
+from .later import Later
+from .placement import Placement
+from .reasons import lacking
+
+
+class Genie:
+    """The job with a deadline that can wait least goes first, on as few GPUs as its predicted speed needs to meet it.
+
+    GENIE (ICPADS 2019) as 002 ch. 5.4.4 compares with it: the highest priority to the SLO job with the smallest laxity,
+    best-effort jobs last, nothing is preempted. Laxity is the time to the next deadline less the predicted time on the best
+    number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; where the
+    free GPUs allow no such number, it starts on those that end it soonest. Jobs that can meet no deadline any more come after those
+    that can, and best-effort jobs last, in the order of their submission; these get ``gpus_min`` GPUs, as does a job whose
+    speed no profile tells. Jobs that fit may overtake one that does not.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        elastic: bool = tunable(True, "jobs with a deadline may have more GPUs than they need at least")
+        unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
+
+    name: ClassVar[str] = "genie"
+    rigid: ClassVar[bool] = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, view: View) -> Plan:
+        jobs = view.jobs
+        pending = np.flatnonzero(jobs.phase == Phase.PENDING)
+        if not len(pending):
+            return Plan({}, preempt=())
+        remaining = remaining_time(jobs, self.config.unknown)
+        rising = self._elastic(view, remaining)
+        fastest = remaining.copy()
+        for row, times in rising.items():
+            fastest[row] = times.min()
+        finish = view.now + fastest
+        slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
+        order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
+        placement = Placement(view)
+        given = _start(view, order, remaining, rising, placement)
+        return _plan(view, order, given, placement)
+
+    def _elastic(self, view: View, remaining: Floats) -> dict[int, Floats]:
+        """Predicted seconds to the end on gpus_min, gpus_min + 1, … GPUs, of waiting jobs with a choice that matters to a deadline."""
+        jobs = view.jobs
+        if not self.config.elastic or jobs.profile is None or not view.profiles:
+            return {}
+        choice = (jobs.phase == Phase.PENDING) & has_deadline(jobs) & (jobs.gpus_max > jobs.gpus_min) & (jobs.profile >= 0)
+        times = {}
+        for row in np.flatnonzero(choice).tolist():
+            throughput = view.profiles[jobs.profile[row]].throughput
+            if throughput is not None:
+                least, most = int(jobs.gpus_min[row]), int(min(jobs.gpus_max[row], len(view.gpus)))
+                rates = np.interp(np.arange(least, max(least, most) + 1), throughput.gpus, throughput.rates)
+                times[row] = remaining[row] * rates[0] / rates
+        return times
+
+
+def _start(view: View, order: Ints, remaining: Floats, rising: dict[int, Floats], placement: Placement) -> dict[int, tuple[int, ...]]:
+    """GPUs by row. What is free only shrinks along ``order``, so a size that failed once fails for good."""
+    jobs = view.jobs
+    given: dict[int, tuple[int, ...]] = {}
+    failed: set[tuple[int, float]] = set()
+    for row, least, memory in zip(order.tolist(), jobs.gpus_min[order].tolist(), jobs.gpu_memory[order].tolist(), strict=True):
+        for n in _preferred(jobs, row, rising[row], view.now) if row in rising else (least,):
+            if (n, memory) in failed:
+                continue
+            gpus = placement.find(n, memory=memory) or placement.find_soon(n, memory=memory)
+            if gpus is not None:
+                placement.take(gpus)
+                given[row] = gpus
+                break
+            failed.add((n, memory))
+    return given
+
+
+def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]:
+    """Numbers of GPUs, the best first: those that meet the next deadline, the fewest first, then the others, the fastest first."""
+    least = int(jobs.gpus_min[row])
+    deadlines = jobs.tier_deadline[jobs.tier_start[row] : jobs.tier_start[row + 1]]
+    met = int(np.searchsorted(deadlines, now + times.min()))
+    if met == len(deadlines):
+        return (least,)  # more GPUs gain nothing any more
+    late = now + times > deadlines[met]
+    return (least + np.lexsort((np.where(late, times, np.arange(len(times))), late))).tolist()  # type: ignore[no-any-return]
+
+
+def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement) -> Plan:
+    jobs = view.jobs
+    unserved = order[~np.isin(order, list(given))]
+    return Plan(
+        allocations={int(jobs.id[row]): Allocation(gpus) for row, gpus in given.items()},
+        preempt=(),
+        waiting=Later(lambda: lacking(view, unserved, placement)),
+        order=jobs.id[unserved],
+    )

@@ -1,0 +1,34 @@
+"""Shortest job first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .contract import Plan, View, tunable
+from .estimates import MEASURES, TIME, measured, total_time
+from .serving import Ranking, serve
+
+
+class Sjf:
+    """The job with the least total length goes first and runs to its end; nothing is preempted.
+
+    The length is the whole run time, or GPU-time with ``measure`` set to service, so the order among waiting jobs never
+    changes while estimates stand. As in FIFO, the first job that does not fit blocks those behind it unless ``backfill`` lets them start.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        measure: str = tunable(TIME, "what is short: the time that a job runs, or its service (GPU-time)", choices=MEASURES)
+        backfill: bool = tunable(False, "jobs behind one that does not fit may start; a large job can then be overtaken for ever")
+        unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to last at least", low=1.0, high=1e7)
+
+    name: ClassVar[str] = "sjf"
+    rigid: ClassVar[bool] = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, view: View) -> Plan:
+        length = measured(total_time(view.jobs, self.config.unknown), view.jobs, self.config.measure)
+        return serve(view, Ranking(key=length, blocking=not self.config.backfill))

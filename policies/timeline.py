@@ -1,0 +1,72 @@
+"""How many GPUs are free when, and progressive filling of them (ElasticFlow, ASPLOS 2023, section 4.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .contract import Floats, Ints
+
+
+_ROUNDING = 1e-12
+
+
+class Timeline:
+    """GPUs that are free from each of ``times`` on until the next, seconds from now; the last lasts for ever."""
+
+    def __init__(self, times: Floats, free: Ints) -> None:
+        self.times, self.free = times, free
+
+    @classmethod
+    def of(cls, free: int, releases: list[tuple[float, int]]) -> Timeline:
+        """``free`` GPUs now, and more at each of ``releases``: (seconds from now, GPUs)."""
+        times = np.array(sorted({0.0, *(at for at, _ in releases if 0.0 < at < np.inf)}))
+        counts = np.full(len(times), free, dtype=np.int64)
+        for at, gpus in releases:
+            counts[times >= at] += gpus
+        return cls(times, counts)
+
+    def gpu_time(self, until: Floats) -> Floats:
+        """GPU-seconds that are free from now to each of ``until``."""
+        before = np.concatenate([[0.0], np.cumsum(np.diff(self.times) * self.free[:-1])])
+        part = np.maximum(np.searchsorted(self.times, until, side="right") - 1, 0)
+        return before[part] + np.maximum(until - self.times[part], 0.0) * self.free[part]
+
+
+class Filling(NamedTuple):
+    """What a job is to have."""
+
+    share: int  #: the most GPUs that it has at any time: its minimum satisfactory share
+    now: int  #: GPUs from now on, 0: it starts later
+    end: float  #: seconds from now until it is done
+    left: Timeline  #: what it leaves to others
+
+
+def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: float) -> Filling | None:
+    """The fewest GPUs with which ``work`` (more than 0) is done within ``deadline`` seconds, None when no number suffices.
+
+    ``gpus`` and ``speed`` are the job's curve, both ascending. For each number in turn the job takes as many as are free up to that
+    number, at every time from now on (Algorithm 1); the first with which it is done in time is its minimum satisfactory share.
+    """
+    times, free = timeline.times, timeline.free
+    inside = np.clip(np.append(times[1:], np.inf), None, deadline) - np.minimum(times, deadline)
+    for level, share in enumerate(gpus.tolist()):
+        option = np.minimum(np.searchsorted(gpus, free, side="right") - 1, level)  # the largest that is free, -1: none
+        pace = np.where(option >= 0, speed[option], 0.0)
+        done = np.cumsum(pace * inside)
+        part = int(np.searchsorted(done, work * (1 - _ROUNDING)))  # of the timeline, in which it ends
+        if part < len(done):
+            end = float(times[part] + (work - (done[part - 1] if part else 0.0)) / pace[part])
+            taken = np.where(option >= 0, gpus[option], 0)
+            return Filling(share, int(taken[0]), end, _without(timeline, taken, end))
+    return None
+
+
+def _without(timeline: Timeline, taken: Ints, end: float) -> Timeline:
+    """What is left of a timeline when ``taken`` GPUs of each part are held until ``end``."""
+    times, free = timeline.times, timeline.free
+    if end not in times:
+        at = int(np.searchsorted(times, end))
+        times, free, taken = np.insert(times, at, end), np.insert(free, at, free[at - 1]), np.insert(taken, at, 0)
+    return Timeline(times, free - np.where(times < end, taken, 0))

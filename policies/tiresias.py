@@ -1,0 +1,97 @@
+"""Tiresias: discretised two-dimensional scheduling by attained service or Gittins index (Gu et al., NSDI 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from .contract import Floats, Phase, Plan, View, tunable
+from .queues import Queues, Standing, ranks
+from .serving import Ranking, serve
+from .skew import spreadable
+
+
+class Tiresias:
+    """Jobs start in the highest of a few queues and sink as they are served; a higher queue goes first and displaces a lower one.
+
+    What is compared with the thresholds is the job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or its
+    seconds alone (``time``: LAS). Within a queue jobs go in the order of their submission, with ``gittins`` in that of their index,
+    and nobody is displaced, but for one case: a job that sinks takes its place among those that wait in its new queue. A job that
+    does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes to the highest queue.
+    A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
+
+    Gu et al., sec. 3.3 and 3.4; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
+    with the paper.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        priority: str = tunable("service", "what sinks a job: GPU-time, time, or GPU-time with Gittins indices within a queue",
+                                choices=("service", "time", "gittins"))  # fmt: skip
+        queues: int = tunable(3, "number of queues; so many thresholds less one are in use, in ascending order", low=1, high=5)
+        threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7)
+        threshold_2: float = tunable(7200.0, "in use from 3 queues on", low=1.0, high=1e7)
+        threshold_3: float = tunable(18000.0, "in use from 4 queues on", low=1.0, high=1e7)
+        threshold_4: float = tunable(86400.0, "in use with 5 queues", low=1.0, high=1e7)
+        starve_limit: float = tunable(0.0, "a job that has waited so many times as long as it has run goes to the highest queue; 0: never",
+                                      low=0.0, high=1000.0)  # fmt: skip
+        pack_limit: float = tunable(0.3, "a job whose largest tensor is more than this share of its model is not spread over nodes",
+                                    low=0.0, high=1.0)  # fmt: skip
+
+        @property
+        def thresholds(self) -> tuple[float, ...]:
+            """Those in use: ``queues`` decides how many (002 fig. 6.3a)."""
+            return (self.threshold_1, self.threshold_2, self.threshold_3, self.threshold_4)[: self.queues - 1]
+
+    name: ClassVar[str] = "tiresias"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.queues = Queues(config.thresholds, config.starve_limit)
+
+    def plan(self, view: View) -> Plan:
+        jobs = view.jobs
+        if not (jobs.phase == Phase.PENDING).any():
+            return Plan({}, preempt=())
+        standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
+        # Of a queue's width the upper half is for those who run there and are not displaced by their equals: the last comer
+        # goes first, as from a list to whose end it was appended. The lower half is for those who wait, and for who sinks among them.
+        place = standing.queue + _half(self._rank(view, standing)) + 0.5
+        ranking = Ranking(
+            key=place,
+            claim=-place,
+            hold=-np.where(standing.entering, place, standing.queue + _half(ranks(-standing.settled))),
+            displaceable="jobs of lower queues",
+            relaxed=spreadable(view, self.config.pack_limit),
+        )
+        return replace(serve(view, ranking), wake_at=self.queues.next_change(jobs, view.now, standing))
+
+    def _rank(self, view: View, standing: Standing) -> Floats:
+        """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""
+        if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
+            return np.arange(len(view.jobs), dtype=np.float64)
+        return ranks(-gittins_index(view.finished_service, standing.level, self.queues.room(standing)))
+
+
+def _half(rank: Floats) -> Floats:
+    """Ranks from 0 on as distinct numbers below one half."""
+    return rank / (2 * len(rank))
+
+
+def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:
+    """Chance that a job ends within its next ``quantum`` of service, over the service that it is expected to take of it.
+
+    G = P(S - a <= D | S > a) / E[min(S - a, D) | S > a] (Gu et al., sec. 3.3.2), where S has the distribution of ``finished`` (ascending),
+    a is ``attained`` and D is ``quantum``. 0 for a job that has had more than any that has finished.
+    """
+    total = np.concatenate(([0.0], np.cumsum(finished)))
+    first = np.searchsorted(finished, attained, side="right")
+    last = np.searchsorted(finished, attained + quantum, side="right")
+    beyond = len(finished) - first
+    beyond_quantum = len(finished) - last
+    capped = np.where(beyond_quantum > 0, quantum, 0.0) * beyond_quantum
+    spent = total[last] - total[first] - attained * (last - first) + capped
+    index: Floats = np.divide(last - first, spent, out=np.zeros(len(attained)), where=(beyond > 0) & (spent > 0))
+    return index

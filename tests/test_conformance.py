@@ -1,0 +1,412 @@
+"""One scripted history through the daemon's own code path and through the simulator: every view and every decision is the same.
+
+The daemon's side is a store on a file, `Scheduling` with a clock that the test sets, and runners that the test plays by the tables: they
+take up a lease at once, train in virtual time, report steps, and are gone ``suspend`` seconds after they are told to stop. Periodic
+tasks are replaced by what wakes them. The simulator gets the same jobs, cluster, guards and costs.
+
+Both are asked at the same moments but for two: the daemon also looks again after its own grants and stops, and it asks a rigid policy
+when nobody waits. Those decisions must change nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import views  # noqa: F401 - the steady profile of hypothesis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stoker.engine import scheduling as module
+from stoker.engine.config import Config, Guards, PolicyDefault
+from stoker.engine.guards import Actions, Limits
+from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
+from stoker.engine.scheduling import Scheduling
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import NO_LIMITS, Costs, Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import Workload, make_workload
+from stoker.engine.spec.model import Demand, JobSpec, Provenance, Stop, Submission, Tier
+from stoker.engine.store.store import Store
+from stoker.engine.workflow import runners
+from stoker.engine.workflow.settings import PolicySetting, set_policy
+from stoker.engine.workflow.submit import SubmitRequest, submit
+from stoker.policies import contract, registry
+from stoker.policies.contract import Phase, Plan, View
+
+EPOCH = 1_700_000_000.0  #: the daemon's time of the simulator's 0
+
+LIMITS = Limits(min_run_time=40.0, max_preemptions=2, cooldown=90.0)
+COSTS = Costs(suspend=7.0, resume=11.0, cold_start=5.0, warm_start=5.0)
+FREE = Costs()
+
+
+@dataclass(frozen=True)
+class Job:
+    at: int
+    duration: int
+    gpus: int = 1
+    priority: int = 0
+    deadline: int | None = None  #: strict, seconds after its submission
+    user: str = "ann"
+
+
+@dataclass(frozen=True)
+class Case:
+    policy: str
+    config: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
+    costs: Costs = FREE
+    cluster: str = "2x4"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was seen and what was decided, in the terms of both sides."""
+
+    now: float
+    view: dict[str, Any]
+    starts: list[tuple[int, list[str], float | None]]
+    stops: list[tuple[int, str, int | None]]
+    deferred: list[tuple[int, str]]
+    waiting: list[tuple[int, str, str]]
+    repeated: bool  #: asked only because of what the same policy had just done
+
+    @property
+    def acts(self) -> bool:
+        return bool(self.starts or self.stops)
+
+    @property
+    def anybody_waits(self) -> bool:
+        return Phase.PENDING in self.view["phase"]
+
+
+def _write_down(view: View, plan: Plan, actions: Actions, epoch: float, *, repeated: bool = False) -> Decision:
+    names = view.gpus.id
+    return Decision(
+        view.now - epoch,
+        _columns(view, epoch),
+        [(s.job, [str(names[gpu]) for gpu in s.gpus], None if s.lease_end is None else s.lease_end - epoch) for s in actions.starts],
+        [tuple(stop) for stop in actions.stops],
+        [tuple(deferred) for deferred in actions.deferred],
+        [(int(job), group.reason.code, group.reason.text) for group in plan.waiting for job in group.jobs],
+        repeated,
+    )
+
+
+#: Columns that the daemon does not fill: it has no profiles of throughput (Profile), and tells progress by steps, not as a share.
+NOT_OF_THE_DAEMON = {"profile", "progress"}
+
+
+def _columns(view: View, epoch: float) -> dict[str, Any]:
+    jobs = view.jobs
+    columns = {f.name: getattr(jobs, f.name) for f in dataclasses.fields(contract.Jobs) if f.name not in NOT_OF_THE_DAEMON}
+    for name in ("submitted_at", "deadline", "tier_deadline"):
+        columns[name] = columns[name] - epoch
+    for name in ("user", "model"):  # which code stands for whom is each side's own: equals have equal ones
+        columns[name] = [columns[name].tolist().index(code) for code in columns[name]]
+    if columns["protected"] is None:
+        columns["protected"] = np.zeros(len(jobs), dtype=bool)
+    until = columns.pop("protected_until")
+    columns["protected_until"] = np.where(columns["protected"], np.inf if until is None else until - epoch, -np.inf)
+    columns["gpu"] = view.gpus.id
+    for name in ("node", "index", "usable", "memory"):
+        columns[f"gpu_{name}"] = getattr(view.gpus, name)
+    columns["nodes"] = view.nodes.id
+    return {name: np.asarray(column).tolist() for name, column in columns.items()}
+
+
+# The simulator's side
+
+
+def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
+    """Before the jobs stands one that no cluster holds: it is dropped, and the others get the numbers that the daemon gives them."""
+    everybody = [Job(0, 1, cluster.total + 1), *jobs]
+    return make_workload(
+        "scripted",
+        [float(job.at) for job in everybody],
+        [float(job.duration) for job in everybody],
+        [job.gpus for job in everybody],
+        priority=[job.priority for job in everybody],
+        demand=[contract.Demand.BEST_EFFORT if job.deadline is None else contract.Demand.STRICT for job in everybody],
+        users=[job.user for job in everybody],
+        tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 1.0)] for job in everybody],
+    )
+
+
+def simulated(jobs: Sequence[Job], case: Case) -> list[Decision]:
+    decisions: list[Decision] = []
+    cluster = Cluster.parse(case.cluster)
+    policy = registry.create(case.policy, case.config)
+    simulate(
+        _workload(jobs, cluster), cluster, policy, Options(costs=case.costs, limits=case.limits),
+        observer=lambda view, plan, actions: decisions.append(_write_down(view, plan, actions, 0.0)),
+    )  # fmt: skip
+    return decisions
+
+
+# The daemon's side
+
+
+class Wakes:
+    """In the place of the periodic tasks: remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.due = False
+        self.at = math.inf
+
+    def every(self, name: str, interval: float, work: Callable[[], object], *, soon: bool = False) -> None:
+        pass
+
+    def wake(self, name: str) -> None:
+        self.due |= name == "policy default"
+
+    def wake_at(self, name: str, moment: float) -> None:
+        assert name == "policy default"
+        self.at = moment
+
+
+@dataclass
+class Work:
+    """A job as its runner knows it."""
+
+    job: Job
+    left: float
+    attempts: int = 0
+
+
+@dataclass
+class Lease:
+    number: int
+    work: Work
+    nodes: list[str]  #: the first one has rank 0
+    since: float  #: when it begins to train
+    stop_at: float = math.inf
+    told: str = ""  #: the last state that was reported
+    seq: int = 0
+
+    def trained(self, now: float) -> float:
+        return max(0.0, min(now, self.stop_at) - self.since)
+
+    def over(self, suspend: float) -> float:
+        return self.stop_at + suspend if math.isfinite(self.stop_at) else self.since + self.work.left
+
+
+class Live:
+    """The daemon without its process, and runners that train in virtual time."""
+
+    def __init__(self, path: Path, case: Case) -> None:
+        self.now, self.costs = 0.0, case.costs
+        self.store = Store.open(path, clock=self.clock)
+        for node, gpus in enumerate(Cluster.parse(case.cluster).nodes):
+            self.store.write(runners.hello, _hello(f"n{node}", gpus))
+        limits = case.limits
+        config = Config(guards=Guards(limits.min_run_time, limits.max_preemptions, limits.cooldown), policy=PolicyDefault())
+        self.store.write(set_policy, PolicySetting("default", case.policy, 5.0, case.config, "test"))
+        self.wakes = Wakes()
+        self.scheduling = Scheduling(self.store, self.wakes, config, self.clock)  # type: ignore[arg-type]
+        self.scheduling.start()
+        self.works: dict[int, Work] = {}
+        self.leases: dict[int, Lease] = {}
+        self.decisions: list[Decision] = []
+
+    def clock(self) -> float:
+        return EPOCH + self.now
+
+    def run(self, jobs: Sequence[Job], monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
+        monkeypatch.setattr(module, "reconcile", self._observed(module.reconcile))
+        coming = deque(jobs)
+        self.wakes.due = False  # nothing has happened yet
+        while not math.isinf(moment := min(coming[0].at if coming else math.inf, self._next_end(), self.wakes.at - EPOCH)):
+            self.now = moment
+            events = self._report()
+            while coming and coming[0].at <= moment:
+                self._submit(coming.popleft())
+                events = True
+            if self.wakes.at <= self.clock():
+                self.wakes.at, self.wakes.due, events = math.inf, True, True
+            self._decide(events=events)
+        assert all(work.left == 0 for work in self.works.values()), "the history has come to rest with jobs that have not ended"
+        return self.decisions
+
+    def close(self) -> None:
+        self.store.close()
+
+    def _observed(self, reconcile: Callable[..., Actions]) -> Callable[..., Actions]:
+        def observe(view: View, plan: Plan, *rest: Any) -> Actions:
+            actions = reconcile(view, plan, *rest)
+            self.decisions.append(_write_down(view, plan, actions, EPOCH, repeated=self.repeated))
+            return actions
+
+        return observe
+
+    def _decide(self, *, events: bool) -> None:
+        while self.wakes.due:
+            self.wakes.due, self.repeated = False, not events
+            self.wakes.at = math.inf
+            before = len(self.decisions)
+            self.scheduling.tick("default")
+            assert len(self.decisions) == before + 1, self._rows("SELECT outcome, error FROM decisions ORDER BY id DESC LIMIT 1")
+            self._take_up()
+            events = self._report()
+
+    def _rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with self.store.read() as con:
+            return con.execute(statement).fetchall()
+
+    def _submit(self, job: Job) -> None:
+        number = len(self.works) + 1
+        demand = Demand() if job.deadline is None else Demand("strict", (Tier(self.clock() + job.deadline),))
+        spec = JobSpec(
+            name=f"job-{number}", recipe="toy", user=job.user, priority=job.priority, gpus_min=job.gpus, gpus_max=job.gpus,
+            demand=demand, stop=Stop(iterations=job.duration), estimate=float(job.duration),
+        )  # fmt: skip
+        request = SubmitRequest(Submission(jobs=[spec], provenance=Provenance(argv=[], cwd="/")), job.user)
+        assert self.store.write(submit, request)[0]["id"] == number
+        self.works[number] = Work(job, float(job.duration))
+
+    def _take_up(self) -> None:
+        """What the tables say of leases, as a poll would tell it."""
+        rows = self._rows(
+            "SELECT l.id, l.job_id, l.stop_reason IS NOT NULL, list(g.node_id ORDER BY g.node_id, g.idx) FROM leases l "
+            "JOIN lease_gpus lg ON lg.lease_id = l.id JOIN gpus g ON g.id = lg.gpu_id WHERE l.state <> 'ended' GROUP BY ALL ORDER BY l.id"
+        )
+        for number, job, stop, nodes in rows:
+            if number not in self.leases:
+                work = self.works[job]
+                self.leases[number] = Lease(number, work, list(dict.fromkeys(nodes)), self.now + self._start_cost(work, len(nodes)))
+                work.attempts += 1
+            if stop and math.isinf(self.leases[number].stop_at):
+                self.leases[number].stop_at = self.now
+
+    def _start_cost(self, work: Work, gpus: int) -> float:
+        if work.attempts:
+            return self.costs.resume + self.costs.resume_per_gpu * (gpus - 1)
+        return self.costs.cold_start
+
+    def _next_end(self) -> float:
+        return min((lease.over(self.costs.suspend) for lease in self.leases.values()), default=math.inf)
+
+    def _report(self) -> bool:
+        """Every runner tells all that there is to tell at this moment; whether a lease has ended."""
+        updates: dict[str, list[WorkerUpdate]] = {}
+        records: dict[str, list[Records]] = {}
+        ended = [lease for lease in self.leases.values() if lease.over(self.costs.suspend) <= self.now]
+        for lease in self.leases.values():
+            for state in self._news(lease, ended=lease in ended):
+                stopped = math.isfinite(lease.stop_at)
+                outcome: Any = None if state != "exited" else "stopped" if stopped else "completed"
+                for node in lease.nodes:
+                    update = WorkerUpdate(lease=lease.number, state=state, ts=self.clock(), outcome=outcome, run_dir="/nowhere")  # type: ignore[arg-type]
+                    updates.setdefault(node, []).append(update)
+                lease.told = state
+            if lease.since <= self.now and lease.since <= lease.stop_at:
+                lease.seq += 1
+                done = lease.work.job.duration - lease.work.left + lease.trained(self.now)
+                record = Record(seq=lease.seq, ts=EPOCH + min(self.now, lease.stop_at), step=round(done), values={"loss": 1.0})
+                records.setdefault(lease.nodes[0], []).append(Records(lease=lease.number, rank=0, records=[record]))
+        for node in sorted(updates.keys() | records.keys()):
+            self.store.write(runners.report, Report(node=node, session=1, workers=updates.get(node, []), records=records.get(node, [])))
+        for lease in ended:
+            lease.work.left -= lease.trained(self.now)
+            del self.leases[lease.number]
+        return bool(ended)
+
+    def _news(self, lease: Lease, *, ended: bool) -> list[str]:
+        states = [] if lease.told else ["starting"]
+        if lease.told != "running" and lease.since <= min(self.now, lease.stop_at):
+            states.append("running")
+        return [*states, "exited"] if ended else states
+
+
+def _hello(node: str, gpus: int) -> Hello:
+    slots = [GpuInfo(id=f"{node}/gpu{index}", index=index, kind="cpu", name="slot") for index in range(gpus)]
+    return Hello(protocol=VERSION, version="t", node=node, host=node, boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
+                 pool="default", gpus=slots, leases=[])  # fmt: skip
+
+
+def lived(jobs: Sequence[Job], case: Case) -> list[Decision]:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
+        live = Live(Path(directory) / "stoker.duckdb", case)
+        try:
+            return live.run(jobs, monkeypatch)
+        finally:
+            live.close()
+
+
+# The comparison
+
+
+def compare(jobs: Sequence[Job], case: Case) -> list[Decision]:
+    """The decisions, which are the same on both sides."""
+    rigid = getattr(registry.load(case.policy), "rigid", False)
+    of_the_simulator = simulated(jobs, case)
+    of_the_daemon = []
+    for decision in lived(jobs, case):
+        if decision.repeated or (rigid and not decision.anybody_waits):
+            assert not decision.acts, f"at {decision.now:g} s only the daemon decides: {decision}"
+        else:
+            of_the_daemon.append(dataclasses.replace(decision, repeated=False))
+    for theirs, ours in zip(of_the_simulator, of_the_daemon, strict=False):
+        assert ours == theirs, f"the daemon at {ours.now:g} s, the simulator at {theirs.now:g} s\n{_difference(ours, theirs)}"
+    assert [decision.now for decision in of_the_daemon] == [decision.now for decision in of_the_simulator]
+    return of_the_daemon
+
+
+def _difference(ours: Decision, theirs: Decision) -> str:
+    """What differs: the daemon's, then the simulator's."""
+    pairs = {f.name: (getattr(ours, f.name), getattr(theirs, f.name)) for f in dataclasses.fields(Decision) if f.name != "view"}
+    pairs |= {f"view.{name}": (ours.view[name], theirs.view[name]) for name in ours.view}
+    return "\n".join(f"{name}: {daemon} != {simulator}" for name, (daemon, simulator) in pairs.items() if daemon != simulator)
+
+
+#: Gangs on one and on both nodes, two of which must wait for others to stop; equal moments; urgent jobs while others start and stop.
+HISTORY = [
+    Job(0, 300, gpus=2, user="ann"),
+    Job(0, 240, gpus=4, user="bob"),
+    Job(10, 500, gpus=1, user="ann", deadline=900),
+    Job(25, 120, gpus=8, priority=2, user="cy"),
+    Job(40, 60, gpus=1, priority=5, user="bob", deadline=200),
+    Job(40, 45, gpus=2, priority=5, user="cy"),
+    Job(41, 90, gpus=6, priority=1, user="ann", deadline=400),
+    Job(90, 30, gpus=3, user="bob"),
+    Job(120, 200, gpus=1, priority=3, user="ann"),
+    Job(130, 20, gpus=8, priority=9, user="cy", deadline=100),
+    Job(140, 75, gpus=5, priority=4, user="bob"),
+    Job(300, 10, gpus=1, user="cy", deadline=30),
+    Job(301, 10, gpus=4, priority=7, user="ann"),
+    Job(420, 150, gpus=2, priority=1, user="bob", deadline=600),
+]
+
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fifo": ("fifo", {}),
+    "backfill": ("fifo", {"backfill": True}),
+    "priority": ("priority", {}),
+    "srtf": ("srtf", {}),
+    "srsf": ("srtf", {"measure": "service", "hysteresis": 1.0}),
+    "sjf": ("sjf", {}),
+    "edf": ("edf", {}),
+    "las": ("las", {"quantum": 100.0}),
+    "tiresias": ("tiresias", {"threshold_1": 100.0, "threshold_2": 400.0}),
+    "tiresias-starving": ("tiresias", {"threshold_1": 50.0, "queues": 2, "starve_limit": 2.0, "priority": "time"}),
+    "genie": ("genie", {}),
+    "hydra": ("hydra", {}),
+}
+PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias"}
+
+
+@pytest.mark.parametrize("costs", [FREE, COSTS], ids=["free", "costly"])
+@pytest.mark.parametrize("limits", [NO_LIMITS, LIMITS], ids=["unguarded", "guarded"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_simulator_decides_as_the_daemon_does(name: str, limits: Limits, costs: Costs) -> None:
+    policy, config = POLICIES[name]
+    decisions = compare(HISTORY, Case(policy, config, limits, costs))
+    assert sum(len(decision.starts) for decision in decisions) >= len(HISTORY)
+    assert name not in PREEMPTIVE or any(decision.stops for decision in decisions), "nobody was preempted: the history shows too little"

@@ -1,0 +1,510 @@
+"""Simulations from the command line: options, studies in several processes, what fails, Ctrl-C, the report, storing, replay."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from e2e import DaemonProcess, Jobs, RunnerProcess
+from stoker.engine.api import run_uploads
+from stoker.engine.api.run_uploads import RunUploads
+from stoker.engine.cli import sim_store
+from stoker.engine.cli.main import run
+from stoker.engine.cli.sim_options import SETTINGS, make_options
+from stoker.engine.client import Client
+from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
+from stoker.engine.home import Home
+from stoker.engine.sim import options as model
+from stoker.engine.sim import record, study
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.history import AS_IT_WAS, History
+from stoker.engine.sim.options import NO_LIMITS, Options
+from stoker.engine.sim.result import Usage
+from stoker.engine.sim.workload import Workload, make_workload
+from stoker.engine.store.store import Store
+from stoker.engine.workflow.simulations import NewRun, add_run
+
+#: On two GPUs, first in, first out: a ends at 100, b (both GPUs) at 150, c behind it at 160.
+TRACE = "job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n"
+LARGE = "3,d,30,10,16,v\n4,e,40,10,32,v\n"
+
+#: Policies of somebody else's: one raises, one dies with its process, one never answers but says that it was asked.
+FOREIGN = """
+import dataclasses, os, pathlib, signal, time
+from stoker.policies.fifo import Fifo
+
+class Raises(Fifo):
+    name = "raises"
+    def plan(self, view):
+        raise RuntimeError("no idea")
+
+class Dies(Fifo):
+    name = "dies"
+    def plan(self, view):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Hangs(Fifo):
+    name = "hangs"
+    def plan(self, view):
+        pathlib.Path(os.environ["ASKED"]).touch()
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "three.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policies above, importable here and in processes that start here."""
+    (tmp_path / "foreign_policies.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+Told = tuple[int, str, str]
+
+
+@pytest.fixture
+def stoker(capsys: pytest.CaptureFixture[str], home: Home) -> Callable[..., Told]:
+    """A command in this process, with a home where no daemon runs."""
+
+    def call(*arguments: str) -> Told:
+        capsys.readouterr()
+        code = run(["--home", str(home.path), *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+# -- options -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_model_has_an_option() -> None:
+    parts = {"costs": model.Costs, "limits": model.Limits, "errors": model.Errors}
+    wanted = {(part, field.name) for part, kind in parts.items() for field in dataclasses.fields(kind)}
+    wanted |= {("", field.name) for field in dataclasses.fields(Options) if field.name not in (*parts, "seed")}
+    assert {(setting.part, setting.field) for setting in SETTINGS} == wanted
+    assert len({setting.flag for setting in SETTINGS}) == len(SETTINGS)
+    assert all(setting.help.endswith(".") for setting in SETTINGS)
+
+
+def given(**values: Any) -> dict[str, Any]:
+    return {setting.parameter: None for setting in SETTINGS} | values
+
+
+def test_options_without_any_cost_nothing() -> None:
+    made = make_options("none", given())
+    assert made == Options() and made.limits is NO_LIMITS
+
+
+def test_a_preset_can_be_changed_in_part() -> None:
+    made = make_options("thesis", given(resume=60.0, min_run_time=30.0, estimate_error=0.2, until=1e6))
+    assert (made.costs.suspend, made.costs.resume) == (4.0, 60.0)
+    assert made.costs.resume_per_gpu * 14 == pytest.approx(5)  # 002 ch. 5.3.2.3: 16 GPUs cost at most 5 s more than 2
+    assert (made.limits.min_run_time, made.errors.duration, made.until) == (30.0, 0.2, 1e6)
+
+
+def test_an_interval_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="--interval: must be longer than 0"):
+        make_options("none", given(interval=0.0))
+
+
+# -- which policies ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_reach_the_policies_that_have_the_key() -> None:
+    chosen = study.choose(["fifo", "srtf", "srtf,hysteresis=1"], ["hysteresis=3", "srtf.unknown=60", "backfill=true"])
+    assert [choice.label for choice in chosen] == ["fifo", "srtf", "srtf,hysteresis=1"]
+    assert chosen[0].config["backfill"] is True
+    assert [(choice.config["hysteresis"], choice.config["unknown"]) for choice in chosen[1:]] == [(3.0, 60.0), (1.0, 60.0)]
+    assert "hysteresis" not in chosen[0].config
+
+
+@pytest.mark.parametrize(
+    ("policies", "settings", "says"),
+    [
+        (["fifi"], [], "did you mean 'fifo'"),
+        (["fifo"], ["backfil=true"], "backfil: no policy of this study has such a key; did you mean 'backfill'"),
+        (["fifo"], ["srtf.unknown=5"], "'srtf' is no policy of this study; there are: fifo"),
+        (["srtf"], ["srtf.unknwon=5"], "srtf: unknwon: unknown configuration key; did you mean 'unknown'"),
+        (["srtf,hysteresis=0"], [], "srtf: hysteresis: 0.0 is outside its range 1.0 to 100.0"),
+        (["srtf,hysteresis"], [], "'hysteresis' is not KEY=VALUE"),
+        (["fifo", "fifo"], [], "fifo is given twice"),
+    ],
+)
+def test_a_slip_in_policies_or_settings_is_named(policies: list[str], settings: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        study.choose(policies, settings)
+
+
+# -- one command ---------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_small_trace(stoker: Callable[..., Told], trace: str) -> None:
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-p", "fifo,backfill=true", "-n", "1x2", "-j", "1", "--no-store", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["simulated"], told["nodes"], told["trace"]) == (True, "1x2", "three")
+    blocked, filled = told["policies"]
+    assert blocked["jct_avg"] == pytest.approx((100 + 140 + 140) / 3)
+    assert filled["jct_avg"] == pytest.approx((100 + 140 + 10) / 3)
+    assert blocked["utilisation"] == pytest.approx((100 + 2 * 50 + 10) / (2 * 160))
+    assert (blocked["r_slo"], blocked["seeds"], blocked["spread"]) == (None, 1, {})
+    assert [run["config"] for run in told["runs"]] == [{"backfill": False}, {"backfill": True}]
+
+
+def test_the_table_says_that_it_is_simulated(stoker: Callable[..., Told], trace: str) -> None:
+    code, out, _ = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store")
+    assert code == 0
+    title, jobs, header, row = out.strip().splitlines()
+    assert title == "Simulated: three on 1x2 (2 GPUs)" and jobs == "3 jobs"
+    assert header.split()[:5] == ["POLICY", "JCT", "MEDIAN", "P99", "WAIT"] and "R_SLO" not in header
+    assert row.startswith("fifo") and "2m 07s" in row
+
+
+def test_seeds_are_averaged_with_their_spread(stoker: Callable[..., Told], trace: str) -> None:
+    line = ["simulate", trace, "-p", "srtf,hysteresis=1", "-n", "1x2", "--estimate-error", "2", "--seeds", "4", "-j", "1", "--no-store"]
+    told = json.loads(stoker(*line, "--json")[1])
+    (row,), runs = told["policies"], told["runs"]
+    each = [run["jct_avg"] for run in runs]
+    assert [run["seed"] for run in runs] == [0, 1, 2, 3] and len(set(each)) > 1, "noise of this size changes some order"
+    assert row["jct_avg"] == pytest.approx(np.mean(each)) and row["spread"]["jct_avg"] == pytest.approx(np.std(each, ddof=1))
+    assert "±" in stoker(*line)[1]
+
+
+def test_large_jobs_are_counted_or_refused(stoker: Callable[..., Told], tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text(TRACE + LARGE)
+    line = ["simulate", str(path), "-p", "fifo", "-n", "1x8", "-j", "1", "--no-store"]
+    code, out, _ = stoker(*line)
+    assert code == 0 and "3 jobs; 2 larger than the cluster are left out" in out
+    code, out, err = stoker(*line, "--strict")
+    assert (code, out) == (2, "")
+    assert "needs 16 GPUs, 1x8 has 8, and 1 more are too large; without --strict they are left out" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["-p", "fifo", "-n", "8"], 2, "--nodes: '8' is not NODESxGPUS"),
+        (["-p", "tiresia", "-n", "1x2"], 2, "no policy is named 'tiresia'"),
+        (["-p", "fifo", "-n", "1x2", "--suspend", "soon"], 2, "must be a duration such as"),
+        (["-p", "fifo", "-n", "1x2", "--unknown-share", "2"], 2, "--unknown-share"),
+        (["-n", "1x2"], 2, "--policy"),
+    ],
+)
+def test_bad_options_get_one_line(stoker: Callable[..., Told], trace: str, arguments: list[str], code: int, says: str) -> None:
+    got, out, err = stoker("simulate", trace, *arguments, "--no-store")
+    assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+
+
+def test_until_says_who_has_not_ended(stoker: Callable[..., Told], trace: str) -> None:
+    _, out, _ = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--until", "110s", "--no-store")
+    assert "fifo: 1 jobs finished, 0 rejected, 2 not ended" in out
+
+
+def test_without_a_daemon_figures_are_shown_and_one_line_says_that_they_are_not_kept(stoker: Callable[..., Told], trace: str) -> None:
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "-j", "1")
+    assert code == 0 and "srtf" in out and "stored:" not in out
+    assert err.count("\n") == 1 and "the figures are not stored: no daemon answers" in err and "stoker up --detach" in err
+
+
+# -- what fails ends nothing else ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_policy_that_raises_ends_no_other_run(stoker: Callable[..., Told], trace: str, processes: str) -> None:
+    line = ["simulate", trace, "-p", "foreign_policies:Raises", "-p", "fifo", "-n", "1x2", "-j", processes, "--no-store", "--json"]
+    code, out, err = stoker(*line)
+    assert code == 1 and "foreign_policies:Raises, seed 0:" in err and "RuntimeError: no idea" in err and "at 0 s" in err
+    told = json.loads(out)
+    assert [row["label"] for row in told["policies"]] == ["fifo"]
+    assert [run["status"] for run in told["runs"]] == ["failed", "completed"]
+    assert "no idea" in told["runs"][0]["error"] and told["runs"][0]["jct_avg"] is None
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_process_that_dies_ends_no_other_run(stoker: Callable[..., Told], trace: str) -> None:
+    line = ["simulate", trace, "-p", "foreign_policies:Dies", "-p", "fifo", "-n", "1x2", "-j", "2", "--seeds", "2", "--no-store", "--json"]
+    code, out, err = stoker(*line)
+    assert code == 1 and err.count("its process was killed by SIGKILL") == 2
+    told = json.loads(out)
+    assert [(row["label"], row["seeds"]) for row in told["policies"]] == [("fifo", 2)]
+
+
+def small() -> Workload:
+    return make_workload("three", [0, 10, 20], [100, 50, 10], [1, 2, 1])
+
+
+def test_processes_give_what_one_process_gives_whatever_the_order() -> None:
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(study.choose(["fifo", "srtf"], []), range(2)))
+    rows = [
+        sorted((o.run.number, o.result.fates.ended.tolist()) for o in study.run_study(asked, processes, lambda *_: None) if o.result)
+        for processes in (1, 2)
+    ]
+    assert len(rows[0]) == 4 and rows[0] == rows[1]
+
+
+@pytest.mark.usefixtures("foreign")
+def test_closing_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    choices = study.choose(["fifo", "foreign_policies:Hangs"], [])
+    coming = study.run_study(study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(choices, [0])), 2, lambda *_: None)
+    assert next(coming).run.choice.label == "fifo"
+    coming.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize(
+    ("arguments", "done", "of"),
+    [
+        (["-p", "fifo", "-p", "foreign_policies:Hangs", "-j", "1"], ["fifo"], 2),
+        (["-p", "foreign_policies:Hangs", "--seeds", "3", "-j", "2"], [], 3),
+    ],
+    ids=["one process", "processes"],
+)
+def test_ctrl_c_leaves_what_is_finished(trace: str, home: Home, tmp_path: Path, arguments: list[str], done: list[str], of: int) -> None:
+    """A terminal sends it to all processes of the command at once."""
+    asked = tmp_path / "asked"
+    command = [sys.executable, "-m", "stoker", "--home", str(home.path), "simulate", trace, "-n", "1x2", "--no-store", "--json"]
+    environment = {**os.environ, "ASKED": str(asked)}
+    process = subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 60
+        while not asked.exists():
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert err == f"stoker: error: interrupted: {len(done)} of {of} runs are done\n"
+    assert process.returncode == 130
+    if done:
+        assert [row["label"] for row in json.loads(out)["policies"]] == done
+
+
+# -- the report ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    code, said, _ = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "-j", "1", "--no-store", "--out", str(out))
+    assert code == 0 and f"report: {out / 'index.html'}" in said
+    images = {"bars.png", "jct.png", "wait.png", "utilisation.png", "queue.png", "gantt.png"}
+    assert {path.name for path in out.iterdir()} == {"index.html", *images}
+    page = (out / "index.html").read_text()
+    assert "<h1>Simulated: three</h1>" in page and "Simulated, not measured" in page and "2m 07s" in page
+    for image in images:
+        assert base64.b64encode((out / image).read_bytes()).decode() in page
+    assert 'src="http' not in page and "href=" not in page
+
+
+def test_a_report_that_cannot_be_written_is_said_in_one_line(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out", str(tmp_path / "file" / "report")]
+    code, _, err = stoker(*line)
+    assert code == 2 and "--out: cannot write" in err and err.count("\n") == 1
+
+
+# -- what is kept --------------------------------------------------------------------------------------------------------
+
+
+def test_use_over_time_is_thinned_to_true_states() -> None:
+    rng = np.random.default_rng(1)
+    ts, busy = np.sort(rng.uniform(0, 1e6, 50_000)), rng.integers(0, 9, 50_000)
+    kept = record.usage_columns(Usage(ts, busy, busy, busy))
+    assert 1000 < len(kept["ts"]) <= record.MOST_MOMENTS
+    state = dict(zip(np.round(ts, record.DIGITS).tolist(), busy.tolist(), strict=True))
+    assert all(state[moment] == value for moment, value in zip(kept["ts"], kept["busy"], strict=True))
+    assert (kept["ts"][0], kept["ts"][-1]) == (pytest.approx(ts[0]), pytest.approx(ts[-1]))
+
+
+def a_run(study_name: str = "one") -> NewRun:
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(study.choose(["fifo"], []), [0]))
+    (outcome,) = study.run_study(asked, 1, lambda *_: None)
+    assert outcome.result is not None
+    row = {"study": study_name, "version": "0", **record.run_row(asked, outcome)}
+    jobs = {name: np.array(values) for name, values in record.job_columns(asked, outcome).items()}
+    usage = {name: np.array(values) for name, values in record.usage_columns(outcome.result.usage).items()}
+    return NewRun(row, jobs, usage, "ann")
+
+
+def test_a_run_is_stored_whole(store: Store) -> None:
+    number = store.write(add_run, a_run())
+    with store.read() as con:
+        assert con.execute("SELECT id, study, policy, ran_by, finished, jct_avg FROM sim_runs").fetchall() == [
+            (number, "one", "fifo", "ann", 3, pytest.approx(380 / 3))
+        ]
+        assert con.execute(
+            "SELECT job, started, ended, reward, rejected FROM sim_jobs WHERE run_id = $1 ORDER BY job", [number]
+        ).fetchall() == [
+            (0, 0.0, 100.0, None, False),
+            (1, 100.0, 150.0, None, False),
+            (2, 150.0, 160.0, None, False),
+        ]
+        assert con.execute("SELECT max(busy), min(ts), max(ts) FROM sim_usage").fetchall() == [(2, 0.0, 160.0)]
+
+
+def test_a_run_that_cannot_be_stored_leaves_nothing(store: Store) -> None:
+    good = a_run("good")
+    bad = NewRun({**good.row, "jobs": None}, good.jobs, good.usage, "ann")
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.write(add_run, bad)
+    torn = NewRun(good.row, {**good.jobs, "run_time": np.full(3, np.nan)}, good.usage, "ann")
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.write(add_run, torn)
+    with store.read() as con:
+        assert con.execute("SELECT (SELECT count(*) FROM sim_runs) + (SELECT count(*) FROM sim_jobs)").fetchall() == [(0,)]
+    assert store.write(add_run, good) > 0, "the store is as usable as before"
+
+
+def test_slices_of_a_run_are_put_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = a_run()
+    parts = [{name: column[rows] for name, column in whole.jobs.items()} for rows in (slice(0, 2), slice(2, 3))]
+    uploads = RunUploads()
+    token = uploads.begin(NewRun(whole.row, parts[0], whole.usage, "ann"))
+    with pytest.raises(NotFound, match="there is no upload"):
+        uploads.add(token, "bob", 2, parts[1])
+    with pytest.raises(Conflict, match="row 2 is next, not 3"):
+        uploads.add(token, "ann", 3, parts[1])
+    uploads.add(token, "ann", 2, parts[1])
+    made = uploads.end(token, "ann")
+    assert made.jobs.keys() == whole.jobs.keys()
+    for name, column in made.jobs.items():
+        np.testing.assert_array_equal(column, whole.jobs[name])
+    with pytest.raises(NotFound, match="there is no upload"):
+        uploads.end(token, "ann")
+    monkeypatch.setattr(run_uploads, "MAX_UPLOADS", 1)
+    uploads.begin(whole)
+    with pytest.raises(LimitExceeded, match="already"):
+        uploads.begin(whole)
+
+
+# -- with a daemon -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_kept_and_history_is_replayed(
+    start_daemon: Callable[..., DaemonProcess],
+    start_runner: Callable[..., RunnerProcess],
+    stoker: Callable[..., Told],
+    trace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = start_daemon().client()
+    monkeypatch.setattr(sim_store, "SLICE", 2)
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--study", "mine", "--json")
+    assert (code, err) == (0, "")
+    (kept,) = client.get("/v1/simulations", study="mine")["runs"]
+    assert (kept["id"], kept["jct_avg"]) == (json.loads(out)["runs"][0]["id"], pytest.approx(380 / 3))
+    ended = Jobs(client).sql("SELECT ended FROM sim_jobs j JOIN sim_runs r ON r.id = j.run_id WHERE study = 'mine' ORDER BY job")
+    assert [row[0] for row in ended] == [100, 150, 160]
+    assert "FROM sim_runs WHERE study = 'mine'" in stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--study", "mine")[1]
+
+    _refused(client)
+    code, _, err = stoker("replay", "-p", "fifo")
+    assert code == 4 and "no job of pool 'default' was ready after --since 7d" in err
+
+    start_runner()
+    jobs = Jobs(client)
+    for job in [jobs.submit(f"sleep-{place}", "sleep", "0.3") for place in range(3)]:
+        jobs.ended(job)
+    code, out, err = stoker("replay", "-p", "fifo", "-p", "srtf", "-j", "1", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    was, fifo, _ = told["policies"]
+    assert (was["label"], was["finished"], was["jobs"], told["nodes"]) == (AS_IT_WAS, 3, 3, "1x2")
+    waited = jobs.sql("SELECT avg(jct) FROM jct WHERE outcome = 'completed'")
+    assert was["jct_avg"] == pytest.approx(waited[0][0], abs=0.5)
+    assert 0.2 < fifo["jct_avg"] <= was["jct_avg"], "the simulated pool starts at once"
+    assert "was measured" in stoker("replay", "-p", "fifo", "--no-store")[1]
+
+
+def _refused(client: Client) -> None:
+    """What is not as it should be stores nothing."""
+    columns = {"job": [0, 1], "started": [0.0]}
+    run_row = {**a_run().row, "study": "bad"}
+    with pytest.raises(UsageError, match="jobs: its columns differ in length"):
+        client.post_raw("/v1/simulations", msgspec.json.encode({"run": run_row, "jobs": columns}))
+    with pytest.raises(UsageError, match="status"):
+        client.post_raw("/v1/simulations", msgspec.json.encode({"run": {**run_row, "status": "good"}}))
+    upload = msgspec.json.decode(client.post_raw("/v1/simulations?more=1", msgspec.json.encode({"run": run_row})))["upload"]
+    assert upload and client.get("/v1/simulations", study="bad")["runs"] == []
+
+
+# -- history -------------------------------------------------------------------------------------------------------------
+
+DAY = 1_750_000_000.0
+
+
+def past(number: int, ready: float, started: float, ended: float, **more: Any) -> dict[str, Any]:
+    """A row of the daemon's history; times are seconds after DAY."""
+    return {
+        "id": number, "name": f"job-{number}", "owner": "ann", "model": "net", "priority": 0, "demand": "best-effort", "gpus_min": 1,
+        "gpus_max": 1, "gpu_memory": 0.0, "submitted": DAY + ready, "started": DAY + started, "ended": DAY + ended,
+        "run_time": ended - started, "attained": ended - started, "preemptions": 0, "estimate": None,
+        "deadlines": None, "rewards": None, **more,
+    }  # fmt: skip
+
+
+def stay(job: int, begins: float, ends: float, gpus: int = 1, gpu: int = 0) -> dict[str, Any]:
+    return {"job_id": job, "begins": DAY + begins, "ends": DAY + ends, "gpus": gpus, "gpu": gpu}
+
+
+def test_history_becomes_a_workload_and_what_happened() -> None:
+    """Two GPUs. 7 starts at 2 after 2 s of start-up and ends at 12; 9 needs both, is preempted once, and misses its first step."""
+    second = past(
+        9, 5, 14, 40, gpus_min=2, gpus_max=2, run_time=20.0, attained=40.0, preemptions=1, demand="soft",
+        deadlines=[DAY + 30, DAY + 50], rewards=[4.0, 1.0],
+    )  # fmt: skip
+    history = History.of(
+        {
+            "pool": "default",
+            "jobs": [past(7, 0, 2, 12), second],
+            "stays": [stay(7, 0, 12), stay(9, 12, 24, 2), stay(9, 28, 40, 2)],
+            "nodes": [2],
+            "left_out": {"not_ended": 1, "never_ran": 0},
+        }
+    )
+    workload = history.workload()
+    assert workload.submitted.tolist() == [0, 5] and workload.duration.tolist() == [10, 20] and workload.gpus_min.tolist() == [1, 2]
+    assert workload.tier_deadline.tolist() == [30, 50] and workload.tier_reward.tolist() == [100, 25]
+
+    asked = study.Study(workload, history.cluster(), Options(), [])
+    row = record.run_row(asked, history.outcome())
+    assert (row["policy"], row["jobs"], row["finished"]) == (AS_IT_WAS, 2, 2)
+    assert row["jct_avg"] == pytest.approx((12 + 35) / 2)
+    assert row["wait_avg"] == pytest.approx((0 + 11) / 2)  # 9 held GPUs for 24 of its 35 s
+    assert row["lost_gpu_time"] == pytest.approx(2 + 8)
+    assert (row["slo_violations"], row["r_slo"], row["preemptions"]) == (0, 0.75, 1)
+    assert row["utilisation"] == pytest.approx((12 + 2 * 24) / (2 * 40))
+    usage = history.outcome().result.usage
+    assert list(zip(usage.ts.tolist(), usage.busy.tolist(), usage.waiting.tolist(), strict=True)) == [
+        (0, 1, 0), (5, 1, 1), (12, 2, 0), (24, 0, 1), (28, 2, 0), (40, 0, 0),
+    ]  # fmt: skip
