@@ -150,6 +150,21 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     return tick.actions
 
 
+def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, memory: Memory) -> float:
+    """When to ask the policy again even if nothing happens: as it says, or when a guard ends that may hold somebody back; inf: never.
+
+    ``memory`` is the one after ``actions``.
+    """
+    now, jobs = view.now, view.jobs
+    moments = [] if plan.wake_at is None else [plan.wake_at]
+    if np.count_nonzero(jobs.phase == Phase.PENDING) > len(actions.starts):
+        until = protected_until(view, limits)[jobs.phase == Phase.ACTIVE]
+        moments += [float(until.min(initial=math.inf, where=until > now)), *(ts + limits.cooldown for ts in memory.gave_way.values())]
+        if actions.starts and not _spent(view, limits)[np.isin(jobs.id, [start.job for start in actions.starts])].all():
+            moments.append(now + limits.min_run_time)
+    return min((moment for moment in moments if moment > now), default=math.inf)
+
+
 def _holders(view: View, plan: Plan) -> dict[int, list[int]]:
     """Jobs that hold GPUs which the plan gives to anybody; who holds others is nobody's concern."""
     jobs = view.jobs

@@ -157,6 +157,8 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
 def held_positions(plan: Plan, view: View) -> Ints:
     """Positions in ``alloc_gpus`` of the GPUs that the plan gives to anybody: most plans give only what is free."""
     held = view.jobs.alloc_gpus
+    if view.free is not None and all(view.free.has(allocation.gpus) for allocation in plan.allocations.values()):
+        return held[:0]
     wanted = np.zeros(len(view.gpus), dtype=bool)
     for allocation in plan.allocations.values():
         wanted[list(allocation.gpus)] = True

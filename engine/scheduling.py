@@ -21,7 +21,7 @@ from ..policies.contract import Phase, Plan, Policy, View
 from .config import Config
 from .errors import StokerError
 from .forecast import estimate_starts
-from .guards import Actions, Limits, Memory, protect, reconcile
+from .guards import Actions, Limits, Memory, next_look, protect, reconcile
 from .plan_check import PlanError, check
 from .rows import objects
 from .spec.model import JobSpec
@@ -65,6 +65,7 @@ class _Pool:
     owed: bool = False  #: ticks of it are not written yet
     stale_forecast: bool = True
     coming: Setting | None = None  #: set, and in force from the next tick on
+    inherited: bool = False  #: jobs may hold leases of the policy before
 
 
 class Scheduling:
@@ -124,7 +125,7 @@ class Scheduling:
             coming, state.coming = state.coming, None
         if coming is not None:
             self._flush(state)
-            state.setting, state.policy, state.folded = coming, _create(coming), None
+            state.setting, state.policy, state.folded, state.inherited = coming, _create(coming), None, True
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""
@@ -162,7 +163,11 @@ class Scheduling:
             deferred=dict(actions.deferred),
         )
         self._carry_out(state, replace(enactment, decision=decision))
+        state.inherited = False
         state.memory = state.memory.after(actions.stops, now, self._limits)
+        again = next_look(seen.view, plan, actions, self._limits, state.memory)
+        if math.isfinite(again):
+            self._tasks.wake_at(f"policy {pool}", again)
 
     def _remembered(self, pool: str) -> Memory:
         rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
@@ -184,7 +189,7 @@ class Scheduling:
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         }
-        if plan.preempt is not None:  # who stays does so until a plan takes its GPUs, whatever an earlier policy had set
+        if plan.preempt is not None and state.inherited:  # the ends of leases that another policy set are not this one's
             leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE))
             stay = [
                 row

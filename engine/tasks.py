@@ -146,6 +146,12 @@ class Tasks:
         if self._scheduler.get_job(name) is not None:
             self._scheduler.modify_job(name, next_run_time=datetime.datetime.now(datetime.UTC))
 
+    def wake_at(self, name: str, moment: float) -> None:
+        """Run the task at ``moment`` (s since the epoch) at the latest: earlier when its interval or a wake-up comes first."""
+        due = self.next_run(name)
+        if due is not None and moment < due:
+            self._scheduler.modify_job(name, next_run_time=datetime.datetime.fromtimestamp(moment, datetime.UTC))
+
     def states(self) -> list[TaskState]:
         with self._lock:
             return sorted(self._states.values(), key=lambda state: state.name)

@@ -26,7 +26,7 @@ COMMENT ON COLUMN traces.starts_at IS 'Moment of its second 0, NULL: the source 
 COMMENT ON COLUMN traces.jobs IS 'Jobs in trace_jobs';
 COMMENT ON COLUMN traces.dropped IS 'Rows of the source that are not in trace_jobs, counted by reason';
 COMMENT ON COLUMN traces.repaired IS 'Rows whose values were changed, counted by reason';
-COMMENT ON COLUMN traces.recipe IS 'How it was made: generator, seed and every parameter; NULL for an import';
+COMMENT ON COLUMN traces.recipe IS 'How it was made: generator, seed and every parameter; of an import: the tables that it was read with, NULL when there were none';
 
 CREATE TABLE trace_jobs (
     trace_id     BIGINT NOT NULL,

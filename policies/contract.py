@@ -14,10 +14,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from .arrays import Bools, Floats, Ints, Strings
 from .profiles import Profile
+
+if TYPE_CHECKING:
+    from .cells import Free
 
 __all__ = ["Bools", "Floats", "Ints", "Profile", "Strings"]
 
@@ -117,6 +120,7 @@ class View:
     nodes: Nodes
     profiles: Sequence[Profile] = ()  #: what is believed of models, see ``Jobs.profile``
     finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
+    free: Free | None = None  #: the usable GPUs that nobody holds, where the engine keeps count; None: to be counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,8 @@ class Plan:
     Leaving out a job that holds GPUs asks for its preemption; naming it with other GPUs asks for a move.
     Jobs in Phase.STOPPING are left out. ``allocations`` maps a job's id to its allocation.
 
-    A plan with ``preempt`` names only what changes: who holds GPUs keeps them as they are, unless it is in
-    ``allocations`` or in ``preempt``. So a decision costs what it changes, not what runs.
+    A plan with ``preempt`` names only what changes: who holds GPUs keeps them as they are, to the end of its lease if that
+    has one, unless it is in ``allocations`` or in ``preempt``. So a decision costs what it changes, not what runs.
     """
 
     allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served

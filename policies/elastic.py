@@ -73,9 +73,12 @@ class Curves:
     taken to gain nothing from more than it needs, so it gets no more.
     """
 
-    def __init__(self, doubling: bool = False) -> None:
-        """``doubling``: only ``gpus_min`` times powers of two, which fill buddy cells without a gap."""
-        self._doubling = doubling
+    def __init__(self, *, doubling: bool = False, rising: bool = False) -> None:
+        """``doubling``: only ``gpus_min`` times powers of two, which fill buddy cells without a gap.
+
+        ``rising``: only numbers of GPUs that are faster than all fewer ones.
+        """
+        self._doubling, self._rising = doubling, rising
         self._profiles: Sequence[Profile] = ()
         self._known: dict[tuple[int, int, int], Curve] = {}
 
@@ -94,7 +97,14 @@ class Curves:
             return Curve(np.array([least]), np.ones(1))
         gpus = sizes(least, most, self._doubling)
         rates = np.array([throughput.rate(n) for n in gpus.tolist()])
-        return Curve(gpus, rates / rates[0])
+        curve = Curve(gpus, rates / rates[0])
+        return _rising(curve) if self._rising else curve
+
+
+def _rising(curve: Curve) -> Curve:
+    """Without numbers of GPUs that are no faster than fewer."""
+    faster = np.append(True, curve.speed[1:] > np.maximum.accumulate(curve.speed)[:-1])
+    return Curve(curve.gpus[faster], curve.speed[faster])
 
 
 def sizes(least: int, most: int, doubling: bool) -> Ints:
@@ -153,13 +163,19 @@ def _best_step(i: int, gpus: Ints, worth: Floats, option: int, budget: int, look
     return None if target == option else (-best, i, target)
 
 
-def pack(pool: Pool, wanted: Mapping[int, int], smaller: Callable[[int, int], int], *, migrate: bool = True) -> dict[int, tuple[int, ...]]:
+Smaller = Callable[[int, int], int]  #: the next smaller number of GPUs that a row may have instead of so many, 0: none
+
+
+def pack(
+    pool: Pool, wanted: Mapping[int, int], smaller: Smaller, *, migrate: bool = True, insist: bool = False
+) -> dict[int, tuple[int, ...]]:
     """GPUs for the number that each row is to have; a row that is not in ``wanted`` gets none.
 
-    A gang that finds no room that is consolidated enough may, with ``migrate``, push smaller ones elsewhere; if that does
-    not help it takes the next ``smaller(row, n)`` number of GPUs, 0: none.
+    A gang that finds no room that is consolidated enough may, with ``migrate``, push smaller ones elsewhere. It does so where
+    these find as much room again, or if it ``insists``; on the least that it needs it always does, for else it might wait for
+    ever in a pool of scattered small gangs. If nothing helps it makes do with a ``smaller`` number of GPUs.
     """
-    packing = _Packing(pool, wanted, smaller, migrate)
+    packing = _Packing(pool, wanted, smaller, migrate, insist)
     packing.run()
     return packing.given
 
@@ -167,8 +183,8 @@ def pack(pool: Pool, wanted: Mapping[int, int], smaller: Callable[[int, int], in
 class _Packing:
     """Nobody is placed on GPUs of a running job before that job has been dealt with, so no two wait for each other's."""
 
-    def __init__(self, pool: Pool, wanted: Mapping[int, int], smaller: Callable[[int, int], int], migrate: bool) -> None:
-        self.pool, self.wanted, self.smaller, self.migrate = pool, wanted, smaller, migrate
+    def __init__(self, pool: Pool, wanted: Mapping[int, int], smaller: Smaller, migrate: bool, insist: bool) -> None:
+        self.pool, self.wanted, self.smaller, self.migrate, self.insist = pool, wanted, smaller, migrate, insist
         self.placement = pool.placement
         self.given: dict[int, tuple[int, ...]] = {}
         self.staying: set[int] = set()  #: resizable rows that keep their number and their GPUs
@@ -227,9 +243,8 @@ class _Packing:
     def _find(self, row: int, n: int) -> tuple[int, ...] | None:
         memory = float(self.pool.jobs.gpu_memory[row])
         found = self.placement.find(n, memory=memory) or self.placement.find_soon(n, memory=memory)
-        # The least that it needs a gang insists on: else it might wait for ever in a pool of scattered small ones.
-        insist = n == int(self.pool.jobs.gpus_min[row])
-        if found is None and self.migrate and self._make_room(n, memory, insist=insist):
+        insist = self.insist or n == int(self.pool.jobs.gpus_min[row])
+        if found is None and self.migrate and self._make_room(row, n, memory, insist=insist):
             found = self.placement.find_soon(n, memory=memory)
         return found
 
@@ -242,30 +257,31 @@ class _Packing:
         elif less > 0:
             self._push(row, less)
 
-    def _make_room(self, n: int, memory: float, *, insist: bool) -> bool:
-        """Push smaller gangs elsewhere, the smallest first; they are placed again after this one.
-
-        Unless it ``insists``, a gang pushes nobody who would then find no room for as many GPUs.
-        """
+    def _make_room(self, row: int, n: int, memory: float, *, insist: bool) -> bool:
+        """Push smaller gangs elsewhere, the smallest first; they are placed after this one."""
         pool = self.pool
-        movable = [row for row in sorted(self.staying, key=lambda row: (pool.held[row], row)) if pool.held[row] < n]
+        others = sorted((self.staying | self.growing) - {row}, key=lambda other: (pool.held[other], other))
+        movable = [other for other in others if pool.held[other] < n]
         if not movable:
             return False
         victims = Victims(pool.view, np.array(movable, dtype=np.int64))
         chosen = victims.choose(self.placement, n, memory, np.inf)
         if not insist and not self._fits_elsewhere(n, memory, chosen):
             return False
-        for row in chosen:
-            self.placement.release_soon(self.given.pop(row))
-            self.staying.discard(row)
-            self._push(row, int(pool.held[row]))
+        for other in chosen:
+            self.placement.release_soon(pool.jobs.allocation(other).tolist())
+            self.growing.discard(other)
+            if other in self.staying:
+                self.staying.discard(other)
+                del self.given[other]
+                self._push(other, int(pool.held[other]))
         return bool(chosen)
 
     def _fits_elsewhere(self, n: int, memory: float, chosen: Sequence[int]) -> bool:
         """Whether the gang and all whom it pushes find room, in the order in which they will be placed."""
         pool, trial = self.pool, self.placement.copy()
         for row in chosen:
-            trial.release_soon(self.given[row])
+            trial.release_soon(pool.jobs.allocation(row).tolist())
         gangs = [(n, memory), *((int(pool.held[row]), float(pool.jobs.gpu_memory[row])) for row in chosen)]
         for size, least_memory in sorted(gangs, key=lambda gang: -gang[0]):
             gpus = trial.find_soon(size, memory=least_memory)
@@ -354,16 +370,16 @@ def decide(pool: Pool, division: Division) -> Plan:
 
 def _still_free(pool: Pool, division: Division, order: Ints) -> dict[int, tuple[int, ...]]:
     """GPUs of each row, without those that somebody else holds for good or that have gone out of use."""
-    jobs, usable = pool.jobs, pool.view.gpus.usable
+    jobs, usable, named = pool.jobs, pool.view.gpus.usable, frozenset(division.order)
     taken = np.zeros(len(usable), dtype=bool)
     fixed = (jobs.phase == Phase.ACTIVE) & ~pool.resizable
     taken[jobs.alloc_gpus[np.repeat(fixed, pool.held)]] = True
     given: dict[int, tuple[int, ...]] = {}
-    named = frozenset(division.order)
-    for row in order.tolist():
-        job, own = int(jobs.id[row]), tuple(jobs.allocation(row).tolist())
-        gpus = division.given.get(job, () if job in named else own)
-        if jobs.phase[row] == Phase.STOPPING or fixed[row] or not gpus or taken[list(gpus)].any():
+    for row, job in zip(order.tolist(), jobs.id[order].tolist(), strict=True):
+        gpus = division.given.get(job)
+        if gpus is None and job not in named:
+            gpus = tuple(jobs.allocation(row).tolist())
+        if not gpus or fixed[row] or jobs.phase[row] == Phase.STOPPING or taken[list(gpus)].any():
             continue
         if usable[list(gpus)].all():
             given[row] = gpus

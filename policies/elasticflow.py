@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .contract import Bools, Demand, Ints, Phase, Plan, View, tunable
+from .contract import Bools, Demand, Phase, Plan, View, tunable
 from .elastic import Curve, Curves, Pool, Rounds, divide, pack, start, water_fill
-from .timeline import Filling, Timeline, fill
+from .timeline import Filling, Timeline, fill, slot_end
 
 _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until it has
 
@@ -50,8 +50,9 @@ class ElasticFlow:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.curves = Curves(doubling=True)
+        self.curves = Curves(doubling=True, rising=True)
         self.rounds = Rounds(self.interval)
+        self._slot = self.interval or 0.0
 
     def plan(self, view: View) -> Plan:
         return self.rounds.standing(view) or self._begin(Pool(view))
@@ -67,7 +68,7 @@ class ElasticFlow:
         wanted |= {row: int(view.jobs.gpus_min[row]) for row in started}
         self._grow(pool, wanted, promised, left)
         order = np.array([*sorted(promised, key=lambda row: (view.jobs.deadline[row], row)), *leftover.tolist()], dtype=np.int64)
-        given = pack(pool, wanted, lambda row, n: n // 2 if n // 2 >= view.jobs.gpus_min[row] else 0)
+        given = pack(pool, wanted, lambda row, n: n // 2 if n // 2 >= view.jobs.gpus_min[row] else 0, insist=True)
         rejected = np.array(refused, dtype=np.int64)
         return self.rounds.begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected))
 
@@ -76,7 +77,7 @@ class ElasticFlow:
         jobs = pool.jobs
         rows = pool.rows[_has_deadline(pool.view)[pool.rows]]
         ran = _has_run(pool.view)[rows]
-        admission = _Admission(_free_over_time(pool))
+        admission = _Admission(_free_over_time(pool, self._slot), self._slot)
         for row in sorted(rows[ran].tolist(), key=lambda row: (jobs.deadline[row], row)):
             admission.admit(self._request(pool, row))
         refused = [row for row in rows[~ran][: self.config.judged].tolist() if not admission.admit(self._request(pool, row))]
@@ -84,7 +85,7 @@ class ElasticFlow:
 
     def _request(self, pool: Pool, row: int) -> _Request:
         jobs, config = pool.jobs, self.config
-        curve = _rising(self.curves.of(pool, row))
+        curve = self.curves.of(pool, row)
         seconds = float(jobs.deadline[row]) - pool.view.now - config.overhead
         work = max(float(jobs.remaining[row]), _LEAST_WORK) * (1.0 + config.slack)
         return _Request(seconds, row, curve, work, work * float((curve.gpus / curve.speed).min()))
@@ -92,7 +93,7 @@ class ElasticFlow:
     def _grow(self, pool: Pool, wanted: dict[int, int], promised: dict[int, Filling], left: int) -> None:
         """Hand out what is left by marginal return."""
         rows = sorted({*wanted, *promised})
-        curves = [_with_nothing(_rising(self.curves.of(pool, row))) for row in rows]
+        curves = [_with_nothing(self.curves.of(pool, row)) for row in rows]
         share = [promised[row].share if row in promised else int(pool.jobs.gpus_min[row]) for row in rows]
         worth = [m * curve.speed / curve.speed[np.searchsorted(curve.gpus, m)] for curve, m in zip(curves, share, strict=True)]
         at = [int(np.searchsorted(curve.gpus, wanted.get(row, 0))) for row, curve in zip(rows, curves, strict=True)]
@@ -113,8 +114,8 @@ class _Request(NamedTuple):
 class _Admission:
     """Admitted jobs by deadline, each with its filling of what those before it leave."""
 
-    def __init__(self, free: Timeline) -> None:
-        self._free = free
+    def __init__(self, free: Timeline, slot: float) -> None:
+        self._free, self._slot = free, slot
         self._requests: list[_Request] = []
         self._fillings: list[Filling] = []
 
@@ -122,7 +123,7 @@ class _Admission:
         """Take the job in, if all deadlines are met with it."""
         at = bisect_left(self._requests, request[:2], key=lambda other: other[:2])
         requests = [request, *self._requests[at:]]
-        if self._overbooked([*self._requests[:at], *requests], at):
+        if len(requests) > 1 and self._overbooked([*self._requests[:at], *requests], at):
             return False
         refilled = list(self._refill(requests, self._fillings[at - 1].left if at else self._free))
         if len(refilled) < len(requests):
@@ -145,20 +146,20 @@ class _Admission:
     def _refill(self, requests: Sequence[_Request], left: Timeline) -> Iterator[Filling]:
         """Fillings in order, up to the first that cannot be."""
         for request in requests:
-            filling = fill(left, request.curve.gpus, request.curve.speed, request.work, request.seconds)
+            filling = fill(left, request.curve.gpus, request.curve.speed, request.work, request.seconds, self._slot)
             if filling is None:
                 return
             yield filling
             left = filling.left
 
 
-def _free_over_time(pool: Pool) -> Timeline:
+def _free_over_time(pool: Pool, slot: float) -> Timeline:
     """The round's GPUs, and those of jobs that may not be resized now, as free when these are done."""
     jobs, now = pool.jobs, pool.budget
     fixed = np.flatnonzero(pool.alone & ~pool.resizable)
     remaining = np.where(np.isnan(jobs.remaining), np.inf, np.maximum(jobs.remaining, _LEAST_WORK))
     usable = pool.view.gpus.usable
-    return Timeline.of(now, [(float(remaining[row]), int(usable[jobs.allocation(row)].sum())) for row in fixed.tolist()])
+    return Timeline.of(now, [(slot_end(float(remaining[row]), slot), int(usable[jobs.allocation(row)].sum())) for row in fixed.tolist()])
 
 
 def _has_deadline(view: View) -> Bools:
@@ -171,12 +172,6 @@ def _has_deadline(view: View) -> Bools:
 def _has_run(view: View) -> Bools:
     ran: Bools = (view.jobs.phase == Phase.ACTIVE) | (view.jobs.run_time > 0)
     return ran
-
-
-def _rising(curve: Curve) -> Curve:
-    """Without numbers of GPUs that are no faster than fewer."""
-    faster = np.append(True, curve.speed[1:] > np.maximum.accumulate(curve.speed)[:-1])
-    return Curve(curve.gpus[faster], curve.speed[faster])
 
 
 def _with_nothing(curve: Curve) -> Curve:

@@ -16,8 +16,11 @@ def remaining_time(jobs: Jobs, unknown: float) -> Floats:
     A job of which nothing is known is taken to need ``unknown`` seconds, or as long again as it has run when that is more:
     lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still.
     """
-    guess = np.maximum(unknown, jobs.run_time)
-    return np.maximum(np.where(np.isnan(jobs.remaining), guess, jobs.remaining), 0.0)
+    left = jobs.remaining
+    nothing_known = np.isnan(left)
+    if nothing_known.any():
+        left = np.where(nothing_known, np.maximum(unknown, jobs.run_time), left)
+    return np.maximum(left, 0.0)
 
 
 def total_time(jobs: Jobs, unknown: float) -> Floats:

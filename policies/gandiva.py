@@ -10,7 +10,7 @@ import numpy as np
 
 from .contract import Allocation, Bools, Floats, Phase, Plan, Reason, View, Waiting, tunable
 from .later import Later
-from .queues import AT_ONCE
+from .queues import AT_ONCE, after
 from .serving import Ranking, serve
 from .victims import occupants
 
@@ -25,7 +25,7 @@ class Gandiva:
     to larger gangs first. Of a size of which nobody runs, the first may displace jobs of other sizes that have run for a slice
     and had a larger share.
 
-    Xiao et al., sec. 3.1 and 4.2.1. Left out: packing and migration by introspection, and growing and shrinking.
+    Xiao et al., sec. 3 and 4. Left out: packing and migration by introspection, and growing and shrinking.
     """
 
     @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Gandiva:
         slice: float = tunable(60.0, "seconds that a job runs before another may take its turn", low=10.0, high=86400.0)
 
     name: ClassVar[str] = "gandiva"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -53,18 +54,21 @@ class Gandiva:
             displaceable="jobs that have run for a slice",
         )
         plan = serve(view, ranking)
-        turns = _turns(view, plan, pending, over, share)
-        return _with_turns(view, plan, turns, self._next_slice(view, pending, bool(first.any())))
+        plan = _with_turns(view, plan, _turns(view, plan, pending, over, share))
+        return replace(plan, wake_at=self._next_slice(view, plan))
 
     def _has_had_its_slice(self, view: View) -> Bools:
         jobs = view.jobs
         over = occupants(view) & (jobs.lease_time + AT_ONCE >= self.config.slice)
         return over if jobs.protected is None else over & ~jobs.protected
 
-    def _next_slice(self, view: View, pending: Bools, anybody: bool) -> float | None:
+    def _next_slice(self, view: View, plan: Plan) -> float | None:
         """When the next slice ends of a job that may have to give way."""
         jobs = view.jobs
-        matters = (jobs.phase == Phase.ACTIVE) & (anybody | np.isin(jobs.gpus_min, jobs.gpus_min[pending]))
+        runs, waits = after(jobs, plan)
+        sizes = jobs.gpus_min[waits]
+        # Of a size of which nobody runs, the first may displace anybody.
+        matters = runs if np.setdiff1d(sizes, jobs.gpus_min[runs]).size else runs & np.isin(jobs.gpus_min, sizes)
         if not matters.any():
             return None
         run = np.fmod(jobs.lease_time[matters] + AT_ONCE, self.config.slice)
@@ -91,9 +95,9 @@ def _turns(view: View, plan: Plan, pending: Bools, over: Bools, share: Floats) -
         takers = waits[jobs.gpus_min[waits] == size]
         givers = gives[jobs.gpus_min[gives] == size]
         takers = takers[np.argsort(share[takers], kind="stable")]
-        givers = givers[np.argsort(-share[givers], kind="stable")]
+        givers = givers[np.lexsort((-givers, -share[givers]))]
         for taker, giver in zip(takers.tolist(), givers.tolist(), strict=False):
-            if share[taker] < share[giver] and _fits(view, taker, giver):
+            if (share[taker], taker) < (share[giver], giver) and _fits(view, taker, giver):
                 turns[taker] = giver
     return turns
 
@@ -105,7 +109,7 @@ def _fits(view: View, taker: int, giver: int) -> bool:
     return len(gpus) == view.jobs.gpus_min[taker] and bool((view.gpus.usable[gpus] & large_enough).all())
 
 
-def _with_turns(view: View, plan: Plan, turns: dict[int, int], wake_at: float | None) -> Plan:
+def _with_turns(view: View, plan: Plan, turns: dict[int, int]) -> Plan:
     jobs = view.jobs
     given = {int(jobs.id[taker]): Allocation(tuple(jobs.allocation(giver).tolist())) for taker, giver in turns.items()}
     out = [int(jobs.id[giver]) for giver in turns.values()]
@@ -120,5 +124,4 @@ def _with_turns(view: View, plan: Plan, turns: dict[int, int], wake_at: float | 
         preempt=[*(plan.preempt or ()), *out],
         waiting=Later(waiting),
         order=Later(lambda: [*(job for job in map(int, plan.order) if job not in given), *out]),
-        wake_at=wake_at,
     )

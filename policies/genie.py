@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Allocation, Floats, Ints, Jobs, Phase, Plan, View, tunable
+from .contract import Allocation, Floats, Ints, Jobs, Phase, Plan, Profile, View, tunable
 from .deadlines import has_deadline, next_deadline, ranks
 from .estimates import remaining_time
 from .later import Later
@@ -44,45 +44,60 @@ class Genie:
         if not len(pending):
             return Plan({}, preempt=())
         remaining = remaining_time(jobs, self.config.unknown)
-        rising = self._elastic(view, remaining)
+        slowness = self._slowness(view)
         fastest = remaining.copy()
-        for row, times in rising.items():
-            fastest[row] = times.min()
+        for row, ratios in slowness.items():
+            fastest[row] *= ratios.min()
         finish = view.now + fastest
         slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
         placement = Placement(view)
-        given = _start(view, order, remaining, rising, placement)
+        given = _start(view, order, remaining, slowness, placement)
         return _plan(view, order, given, placement)
 
-    def _elastic(self, view: View, remaining: Floats) -> dict[int, Floats]:
-        """Predicted seconds to the end on gpus_min, gpus_min + 1, … GPUs, of waiting jobs with a choice that matters to a deadline."""
+    def _slowness(self, view: View) -> dict[int, Floats]:
+        """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
         jobs = view.jobs
         if not self.config.elastic or jobs.profile is None or not view.profiles:
             return {}
         choice = (jobs.phase == Phase.PENDING) & has_deadline(jobs) & (jobs.gpus_max > jobs.gpus_min) & (jobs.profile >= 0)
-        times = {}
-        for row in np.flatnonzero(choice).tolist():
-            throughput = view.profiles[jobs.profile[row]].throughput
-            if throughput is not None:
-                least, most = int(jobs.gpus_min[row]), int(min(jobs.gpus_max[row], len(view.gpus)))
-                rates = np.interp(np.arange(least, max(least, most) + 1), throughput.gpus, throughput.rates)
-                times[row] = remaining[row] * rates[0] / rates
-        return times
+        rows = np.flatnonzero(choice)
+        most = np.maximum(jobs.gpus_min, np.minimum(jobs.gpus_max, len(view.gpus)))
+        alike: dict[tuple[int, int, int], Floats | None] = {}
+        slowness = {}
+        for row, *kind in zip(rows.tolist(), jobs.profile[rows].tolist(), jobs.gpus_min[rows].tolist(), most[rows].tolist(), strict=True):
+            profile, least, largest = kind
+            if (profile, least, largest) not in alike:
+                alike[profile, least, largest] = _time_ratios(view.profiles[profile], least, largest)
+            ratios = alike[profile, least, largest]
+            if ratios is not None:
+                slowness[row] = ratios
+        return slowness
 
 
-def _start(view: View, order: Ints, remaining: Floats, rising: dict[int, Floats], placement: Placement) -> dict[int, tuple[int, ...]]:
+def _time_ratios(profile: Profile, least: int, most: int) -> Floats | None:
+    if profile.throughput is None:
+        return None
+    rates = [profile.throughput.rate(gpus) for gpus in range(least, most + 1)]
+    return rates[0] / np.array(rates)
+
+
+def _start(view: View, order: Ints, remaining: Floats, slowness: dict[int, Floats], placement: Placement) -> dict[int, tuple[int, ...]]:
     """GPUs by row. What is free only shrinks along ``order``, so a size that failed once fails for good."""
+    free = placement.free_soon()
     jobs = view.jobs
     given: dict[int, tuple[int, ...]] = {}
     failed: set[tuple[int, float]] = set()
     for row, least, memory in zip(order.tolist(), jobs.gpus_min[order].tolist(), jobs.gpu_memory[order].tolist(), strict=True):
-        for n in _preferred(jobs, row, rising[row], view.now) if row in rising else (least,):
+        if least > free:
+            continue
+        for n in _preferred(jobs, row, remaining[row] * slowness[row], view.now) if row in slowness else (least,):
             if (n, memory) in failed:
                 continue
             gpus = placement.find(n, memory=memory) or placement.find_soon(n, memory=memory)
             if gpus is not None:
                 placement.take(gpus)
+                free -= n
                 given[row] = gpus
                 break
             failed.add((n, memory))

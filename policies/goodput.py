@@ -73,7 +73,7 @@ class Goodput:
         least, most = self.local_batch
         if not (1 <= least <= most and 1 <= self.initial_batch <= self.max_batch):
             raise ValueError(
-                f"goodput: batch sizes {self.initial_batch} to {self.max_batch}, {least} to {most} on a GPU; each must be at least 1 and ascend"
+                f"goodput: batch sizes {self.initial_batch} to {self.max_batch}, on a GPU {least} to {most}: they must ascend from 1 on"
             )
         progress = [at for at, _ in self.noise_scale]
         if not progress or progress != sorted(progress) or min(phi for _, phi in self.noise_scale) < 0:

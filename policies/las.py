@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Jobs, Phase, Plan, View, tunable
-from .queues import AT_ONCE
+from .queues import AT_ONCE, after
 from .serving import Ranking, serve
 
 
@@ -18,7 +18,7 @@ class Las:
 
     Without a quantum two jobs of equal service would take turns at every moment; with it each runs for about two quanta of
     GPU-time before it gives way. A job that does not fit is passed over. (Foreground-background; two-dimensional as in
-    Gu et al., NSDI 2019, sec. 3.3.1, where Tiresias discretises it into queues for the same end.)
+    Gu et al., NSDI 2019, sec. 3, where Tiresias discretises it into queues for the same end.)
     """
 
     @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Las:
         quantum: float = tunable(3600.0, "GPU-seconds more that a running job must have had to be displaced", low=1.0, high=1e7)
 
     name: ClassVar[str] = "las"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -35,19 +36,21 @@ class Las:
         if not (jobs.phase == Phase.PENDING).any():
             return Plan({}, preempt=())
         # So close to the quantum a running job has reached it, whatever the last digits of its service say.
-        rate = np.diff(jobs.alloc_start).astype(np.float64)
+        held = np.diff(jobs.alloc_start)
+        rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
         hold = np.maximum(self.config.quantum - AT_ONCE * rate, 0.0) - jobs.attained
         ranking = Ranking(key=jobs.attained, claim=-jobs.attained, hold=hold, displaceable="jobs that had more GPU-time")
-        return replace(serve(view, ranking), wake_at=self._next_turn(jobs, view.now, rate))
+        plan = serve(view, ranking)
+        return replace(plan, wake_at=self._next_turn(jobs, view.now, rate, plan))
 
-    def _next_turn(self, jobs: Jobs, now: float, rate: Floats) -> float | None:
-        """When a running job next has had a quantum more than the first in line of any size."""
-        pending, active = jobs.phase == Phase.PENDING, (jobs.phase == Phase.ACTIVE) & (rate > 0)
-        sizes, size = np.unique(jobs.gpus_min[pending], return_inverse=True)
+    def _next_turn(self, jobs: Jobs, now: float, rate: Floats, plan: Plan) -> float | None:
+        """When a job that runs next has had a quantum more than the first in line of any size."""
+        runs, waits = after(jobs, plan)
+        sizes, size = np.unique(jobs.gpus_min[waits], return_inverse=True)
         first = np.full(len(sizes), math.inf)
-        np.minimum.at(first, size, jobs.attained[pending])
+        np.minimum.at(first, size, jobs.attained[waits])
         levels = np.append(np.unique(first) + self.config.quantum, math.inf)
-        attained, rate = jobs.attained[active], rate[active]
+        attained, rate = jobs.attained[runs], rate[runs]
         reached = np.searchsorted(levels, attained + AT_ONCE * rate, side="right")
         wait = float(((levels[reached] - attained) / rate).min(initial=math.inf))
         return now + max(wait, AT_ONCE) if math.isfinite(wait) else None

@@ -49,6 +49,7 @@ class Lucid:
 
     name: ClassVar[str] = "lucid"
     uses_history: ClassVar[bool] = True
+    # Not declared rigid: a lease of the profiler ends at a decision, whether or not somebody waits.
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -90,10 +91,13 @@ class _Tick:
     def profile(self) -> None:
         """Start new jobs on the profiler, the smallest gang first, so that many are seen soon (section 3.2)."""
         end = self.view.now + self.config.profile_time
+        failed: set[tuple[int, float]] = set()
         for row in self.fresh[np.argsort(self.jobs.gpus_min[self.fresh], kind="stable")].tolist():
-            gpus = self._find(self.profiler, row)
+            size = self._size(row)
+            gpus = None if size in failed else self._find(self.profiler, row)
             if gpus is None:
-                break
+                failed.add(size)
+                continue
             self.profiler.take(gpus)
             self.given[row] = Allocation(gpus, lease_end=end)
 

@@ -57,7 +57,7 @@ class Pollux:
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
-        order = pool.rows[np.argsort(view.jobs.attained[pool.rows], kind="stable")]
+        order = pool.rows[np.lexsort((view.jobs.attained[pool.rows], view.jobs.gpus_min[pool.rows]))]
         rows = _contenders(pool, order)
         speedup = self._speedups(pool, rows)
         held = pool.held[rows]
@@ -111,7 +111,10 @@ def _filled(worth: Floats, begin: Ints, budget: int) -> Ints:
 
 
 def _contenders(pool: Pool, order: Ints) -> Ints:
-    """Who can have GPUs at all: all that run, and of those that wait as many as the pool would hold, least attained service first."""
+    """Who can have GPUs at all: all that run, and of those that wait as many as the pool would hold.
+
+    The smallest gangs come first, for a start is worth about as much whatever its size; among equals the least attained service.
+    """
     waits = pool.jobs.phase[order] == Phase.PENDING
     need = np.cumsum(np.where(waits, pool.jobs.gpus_min[order], 0))
     can: Ints = order[~waits | (need <= pool.budget)]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from .contract import Allocation, Bools, Floats, Ints, Phase, Plan, View
+from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
@@ -42,14 +43,23 @@ class Ranking:
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
 
 
-def serve(view: View, ranking: Ranking) -> Plan:
-    """The plan of a ranking: only what changes is named."""
+def serve(view: View, ranking: Ranking | Callable[[], Ranking]) -> Plan:
+    """The plan of a ranking: only what changes is named. A function is asked for the ranking only if it matters."""
     pending = (view.jobs.phase == Phase.PENDING).nonzero()[0]
     if not len(pending):
         return Plan({}, preempt=())
-    tick = _Tick(view, ranking, pending)
+    placement = Placement(view)
+    if len(pending) == 1 and (start := _alone(view.jobs, int(pending[0]), placement)) is not None:
+        return start
+    tick = _Tick(view, ranking() if callable(ranking) else ranking, pending, placement)
     tick.run()
     return tick.plan()
+
+
+def _alone(jobs: Jobs, row: int, placement: Placement) -> Plan | None:
+    """The start of the only job that waits, when it fits as things are: nobody is before or after it, whatever the ranking."""
+    gpus = placement.find(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row]))
+    return None if gpus is None else Plan({int(jobs.id[row]): Allocation(gpus)}, preempt=())
 
 
 class _Queue:
@@ -84,10 +94,9 @@ class _Queue:
 class _Tick:
     """One plan in the making."""
 
-    def __init__(self, view: View, ranking: Ranking, pending: Ints) -> None:
+    def __init__(self, view: View, ranking: Ranking, pending: Ints, placement: Placement) -> None:
         jobs = view.jobs
-        self.view, self.jobs, self.ranking = view, jobs, ranking
-        self.placement = Placement(view)
+        self.view, self.jobs, self.ranking, self.placement = view, jobs, ranking, placement
         self.key = np.zeros(len(jobs)) if ranking.key is None else ranking.key
         self.claim = np.zeros(len(jobs)) if ranking.claim is None else ranking.claim
         self.hold = self.claim if ranking.hold is None else ranking.hold

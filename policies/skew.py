@@ -1,4 +1,4 @@
-"""Which jobs may be spread over nodes: those whose model has no tensor that dwarfs the others (Tiresias, NSDI 2019, sec. 3.4)."""
+"""Which jobs may be spread over nodes: those whose model has no tensor that dwarfs the others (Tiresias, NSDI 2019, sec. 3)."""
 
 from __future__ import annotations
 

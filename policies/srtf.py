@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Plan, View, tunable
+from .contract import Jobs, Plan, View, tunable
 from .estimates import MEASURES, TIME, measured, remaining_time
 from .serving import Ranking, serve
 
@@ -34,11 +34,13 @@ class Srtf:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        left = measured(remaining_time(view.jobs, self.config.unknown), view.jobs, self.config.measure)
-        ranking = Ranking(
+        return serve(view, lambda: self._ranking(view.jobs))
+
+    def _ranking(self, jobs: Jobs) -> Ranking:
+        left = measured(remaining_time(jobs, self.config.unknown), jobs, self.config.measure)
+        return Ranking(
             key=left,
             claim=-left,
             hold=-left / self.config.hysteresis,
             displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining {self.config.measure}",
         )
-        return serve(view, ranking)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .contract import Allocation, Bools, Floats, Phase, Plan, View, tunable
 from .fairness import believed_remaining, finish_time_fairness
-from .queues import AT_ONCE, ENTERING, ranks
+from .queues import AT_ONCE, ENTERING, after, ranks
 from .serving import Ranking, serve
 from .skew import spreadable
 
@@ -62,7 +62,8 @@ class Themis:
             relaxed=spreadable(view, self.config.pack_limit),
         )
         plan = serve(view, ranking)
-        ends = np.where(expired, term, left)[active]
+        runs, _ = after(jobs, plan)
+        ends = np.where(active & ~expired, left, term)[runs]
         wake_at = view.now + float(ends.min()) if len(ends) else None
         return replace(plan, allocations=self._leased(view, plan, expired, term), wake_at=wake_at)
 

@@ -90,8 +90,15 @@ class _Cycle:
         return len(self.victims) > 0 and bool(alive.any())
 
     def standstill(self) -> Plan:
-        order = self.pending[np.argsort(self.urgency[self.pending], kind="stable")]
-        return Plan({}, preempt=(), waiting=Later(lambda: lacking(self.view, order, self.placement)), order=self.jobs.id[order])
+        return Plan(
+            {},
+            preempt=(),
+            waiting=Later(lambda: lacking(self.view, self._in_order(self.pending), self.placement)),
+            order=Later(lambda: [int(job) for job in self.jobs.id[self._in_order(self.pending)]]),
+        )
+
+    def _in_order(self, rows: Ints) -> Ints:
+        return rows[np.argsort(self.urgency[rows], kind="stable")]
 
     @cached_property
     def urgency(self) -> Floats:
@@ -101,14 +108,15 @@ class _Cycle:
 
     def plan(self) -> Plan:
         self.possible = self._possible()
-        self.candidates = self.possible[np.argsort(self.urgency[self.possible], kind="stable")][: self.config.most]
+        self.candidates = self._in_order(self.possible)[: self.config.most]
         self.starts = np.linspace(0.0, self.config.window, self.config.slots, endpoint=False)
         self.left, self.hopeless = self._samples(self.candidates)
         self.victims_left, _ = self._samples(self.victims)
         self.slo, self.utility, self.loss = self._utilities()
         need = self.jobs.gpus_min[self.candidates]
         everybody = int(need.sum()) <= self.free and len(self.candidates) == len(self.possible)
-        nobody = not len(need) or (need.min() > self.free and not (self.slo.any() and len(self.victims)))
+        by_preemption = self.slo.any() and need[self.slo].min() <= self.free + self._held()[self.victims].sum()
+        nobody = not len(need) or (need.min() > self.free and not by_preemption)
         if everybody or nobody:
             slot = np.full(len(need), self.config.slots if nobody else 0)
             return self._carried_out(Solution(slot, "ok", None))
@@ -119,7 +127,7 @@ class _Cycle:
         holdable = holdable_in(self.placement, np.ones(len(self.view.gpus), dtype=bool))
         memory, need = self.jobs.gpu_memory[self.pending], self.jobs.gpus_min[self.pending]
         possible = [holdable(n, least) for n, least in zip(need.tolist(), memory.tolist(), strict=True)]
-        return self.pending[np.array(possible, dtype=bool)]
+        return self.pending[np.flatnonzero(possible)]
 
     def _victims(self) -> Ints:
         """Running best-effort jobs that may be stopped."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from .contract import Floats, Ints
-
 
 _ROUNDING = 1e-12
 
@@ -43,11 +43,12 @@ class Filling(NamedTuple):
     left: Timeline  #: what it leaves to others
 
 
-def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: float) -> Filling | None:
+def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: float, slot: float = 0.0) -> Filling | None:
     """The fewest GPUs with which ``work`` (more than 0) is done within ``deadline`` seconds, None when no number suffices.
 
     ``gpus`` and ``speed`` are the job's curve, both ascending. For each number in turn the job takes as many as are free up to that
     number, at every time from now on (Algorithm 1); the first with which it is done in time is its minimum satisfactory share.
+    It holds its GPUs until the end of the ``slot`` (seconds) in which it ends: nobody gets them sooner.
     """
     times, free = timeline.times, timeline.free
     inside = np.clip(np.append(times[1:], np.inf), None, deadline) - np.minimum(times, deadline)
@@ -59,8 +60,13 @@ def fill(timeline: Timeline, gpus: Ints, speed: Floats, work: float, deadline: f
         if part < len(done):
             end = float(times[part] + (work - (done[part - 1] if part else 0.0)) / pace[part])
             taken = np.where(option >= 0, gpus[option], 0)
-            return Filling(share, int(taken[0]), end, _without(timeline, taken, end))
+            return Filling(share, int(taken[0]), end, _without(timeline, taken, slot_end(end, slot)))
     return None
+
+
+def slot_end(moment: float, slot: float) -> float:
+    """The end of the slot that ``moment`` falls in, counted from now."""
+    return math.ceil(moment / slot - _ROUNDING) * slot if slot and math.isfinite(moment) else moment
 
 
 def _without(timeline: Timeline, taken: Ints, end: float) -> Timeline:
@@ -68,5 +74,7 @@ def _without(timeline: Timeline, taken: Ints, end: float) -> Timeline:
     times, free = timeline.times, timeline.free
     if end not in times:
         at = int(np.searchsorted(times, end))
-        times, free, taken = np.insert(times, at, end), np.insert(free, at, free[at - 1]), np.insert(taken, at, 0)
+        times = np.concatenate((times[:at], [end], times[at:]))
+        free = np.concatenate((free[:at], free[at - 1 : at], free[at:]))
+        taken = np.concatenate((taken[:at], taken[at - 1 : at], taken[at:]))
     return Timeline(times, free - np.where(times < end, taken, 0))

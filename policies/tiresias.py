@@ -22,7 +22,7 @@ class Tiresias:
     does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes to the highest queue.
     A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
 
-    Gu et al., sec. 3.3 and 3.4; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
+    Gu et al., sec. 3; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
     with the paper.
     """
 
@@ -46,9 +46,11 @@ class Tiresias:
             return (self.threshold_1, self.threshold_2, self.threshold_3, self.threshold_4)[: self.queues - 1]
 
     name: ClassVar[str] = "tiresias"
+    rigid: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.uses_history = config.priority == "gittins"
         self.queues = Queues(config.thresholds, config.starve_limit)
 
     def plan(self, view: View) -> Plan:
@@ -56,17 +58,19 @@ class Tiresias:
         if not (jobs.phase == Phase.PENDING).any():
             return Plan({}, preempt=())
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
-        # Of a queue's width the upper half is for those who run there and are not displaced by their equals: the last comer
-        # goes first, as from a list to whose end it was appended. The lower half is for those who wait, and for who sinks among them.
-        place = standing.queue + _half(self._rank(view, standing)) + 0.5
+        # Of a queue's width the upper half is for those who run there and are not displaced by their equals; the lower half for
+        # those who wait, and for who sinks among them. As in a list: who runs stands before who waits, who comes goes to the end.
+        rank = self._rank(view, standing) / (2 * len(jobs))
+        place = standing.queue + 0.5 + rank
         ranking = Ranking(
             key=place,
             claim=-place,
-            hold=-np.where(standing.entering, place, standing.queue + _half(ranks(-standing.settled))),
+            hold=-np.where(standing.entering, place, standing.queue + rank),
             displaceable="jobs of lower queues",
             relaxed=spreadable(view, self.config.pack_limit),
         )
-        return replace(serve(view, ranking), wake_at=self.queues.next_change(jobs, view.now, standing))
+        plan = serve(view, ranking)
+        return replace(plan, wake_at=self.queues.next_change(jobs, view.now, standing, plan))
 
     def _rank(self, view: View, standing: Standing) -> Floats:
         """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""
@@ -75,15 +79,10 @@ class Tiresias:
         return ranks(-gittins_index(view.finished_service, standing.level, self.queues.room(standing)))
 
 
-def _half(rank: Floats) -> Floats:
-    """Ranks from 0 on as distinct numbers below one half."""
-    return rank / (2 * len(rank))
-
-
 def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:
     """Chance that a job ends within its next ``quantum`` of service, over the service that it is expected to take of it.
 
-    G = P(S - a <= D | S > a) / E[min(S - a, D) | S > a] (Gu et al., sec. 3.3.2), where S has the distribution of ``finished`` (ascending),
+    G = P(S - a <= D | S > a) / E[min(S - a, D) | S > a] (Gu et al., sec. 3), where S has the distribution of ``finished`` (ascending),
     a is ``attained`` and D is ``quantum``. 0 for a job that has had more than any that has finished.
     """
     total = np.concatenate(([0.0], np.cumsum(finished)))

@@ -1,8 +1,7 @@
-"""What tests of the simulator share: policies that follow a script, the recursions of queueing theory, short ways to run a case."""
+"""What tests of the simulator share: policies that follow a script, what tries all schedules, short ways to run a case."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from stoker.engine.sim.result import Result
 from stoker.engine.sim.simulator import Observer, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
-from stoker.policies.contract import Allocation, Floats, Group, Phase, Plan, Policy, View
+from stoker.policies.contract import Allocation, Group, Phase, Plan, Policy, View
 
 Row = tuple[float, float, int]  #: submitted, duration, GPUs
 FREE = Costs()
@@ -81,29 +80,29 @@ def run(
     return simulate(jobs, Cluster.parse(nodes), policy, Options(costs=costs, **options), observer=observer)
 
 
-def lindley(arrivals: Floats, services: Floats) -> Floats:
-    """Waiting times of a FIFO queue with one server: W(n+1) = max(0, W(n) + S(n) - A(n+1)) (Lindley 1952), all at once."""
-    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - np.diff(arrivals))))
-    return walk - np.minimum.accumulate(walk)
+def in_one_pool(rows: Sequence[Row], gpus: int, *, shortest: bool, backfill: bool) -> list[float]:
+    """When each job ends that is never preempted, in a pool without nodes: as plain as can be, to compare with.
 
-
-def first_free(arrivals: Floats, services: Floats, servers: int) -> Floats:
-    """Waiting times of a FIFO queue with several servers: each job starts on the one that is free first (Kiefer and Wolfowitz 1955)."""
-    free = [0.0] * servers
-    waits = np.empty(len(arrivals))
-    for job, (arrival, service) in enumerate(zip(arrivals.tolist(), services.tolist(), strict=True)):
-        start = max(arrival, free[0])
-        waits[job] = start - arrival
-        heapq.heapreplace(free, start + service)
-    return waits
-
-
-def erlang_c(servers: int, load: float) -> float:
-    """Chance that a job waits in M/M/c with ``load`` = arrival rate x mean service, below ``servers``."""
-    blocked = 1.0  # Erlang B by its recursion
-    for number in range(1, servers + 1):
-        blocked = load * blocked / (number + load * blocked)
-    return servers * blocked / (servers - load * (1.0 - blocked))
+    At each submission and end, those who wait are looked at in order and start when enough GPUs are free; without ``backfill`` up to the
+    first who cannot. What ends at a moment makes room for what is submitted at that moment.
+    """
+    ends: dict[int, float] = {}
+    moments = sorted({submitted for submitted, _, _ in rows})
+    waits: list[int] = []
+    while moments:
+        now = moments.pop(0)
+        waits += [job for job, row in enumerate(rows) if row[0] == now and job not in waits and job not in ends]
+        waits.sort(key=lambda job: (rows[job][1], job) if shortest else job)
+        free = gpus - sum(rows[job][2] for job, end in ends.items() if end > now)
+        for job in list(waits):
+            if rows[job][2] <= free:
+                free -= rows[job][2]
+                waits.remove(job)
+                ends[job] = now + rows[job][1]
+                moments = sorted({*moments, ends[job]})
+            elif not backfill:
+                break
+    return [ends[job] for job in range(len(rows))]
 
 
 def least_total_completion(rows: Sequence[Row]) -> float:

@@ -16,7 +16,7 @@ import click
 import pytest
 from stoker.engine import errors
 from stoker.engine.cli import main as entry
-from stoker.engine.cli.docs import commands, reference
+from stoker.engine.cli.docs import commands, policies, reference
 from stoker.engine.cli.main import EXIT_CODES, SECTIONS, cli, run
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +121,10 @@ def test_submitting_a_command_imports_no_framework() -> None:
 
 def test_reference_is_up_to_date() -> None:
     assert (ROOT / "docs/cli.md").read_text() == reference(cli), "write it anew with: stoker docs docs/cli.md"
+
+
+def test_page_of_the_policies_is_up_to_date() -> None:
+    assert (ROOT / "docs/policies.md").read_text() == policies(), "write it anew with: stoker docs --policies docs/policies.md"
 
 
 def test_every_kind_of_error_has_a_documented_exit_code() -> None:

@@ -60,7 +60,8 @@ def test_the_best_batch_beats_all_others():
 
 
 def test_more_noise_makes_for_larger_batches():
-    early, late = (int(JOB.best(np.array([2]), np.array([8]), progress)[1][0]) for progress in (0.0, 1.0))
+    growing = Goodput(MODEL, 20, 2000, (5, 80), ((0.0, 10.0), (1.0, 300.0)))
+    early, late = (int(growing.best(np.array([1]), np.array([2]), progress)[1][0]) for progress in (0.0, 1.0))
     assert early < late
 
 

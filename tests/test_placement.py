@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stoker.policies.cells import Cells, Grid, States
 from stoker.policies.placement import Placement
 from views import GIB, Job, make_view
 
@@ -161,3 +162,23 @@ def test_consolidation_friendly_jobs_fill_a_pool_without_a_gap(sizes):
             assert gpus[0] % n == 0
             assert gpus == tuple(range(gpus[0], gpus[0] + n)), "an aligned cell of its own level"
             p.take(gpus)
+
+
+@given(data=st.data())
+def test_small_nodes_are_placed_as_large_ones(data):
+    """Both ways of keeping what is free choose the same GPUs, whatever has been taken and given back."""
+    nodes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+    grid = Grid(make_view(nodes).gpus)
+    is_open = np.array(data.draw(st.lists(st.booleans(), min_size=sum(nodes), max_size=sum(nodes))))
+    states, cells = States.of(grid, is_open), Cells.of(grid, is_open)
+    for _ in range(3):
+        n, relaxed = data.draw(st.integers(1, 12)), data.draw(st.booleans())
+        fitting = (
+            np.array(data.draw(st.lists(st.booleans(), min_size=sum(nodes), max_size=sum(nodes)))) if data.draw(st.booleans()) else None
+        )
+        found = states.find(n, fitting, relaxed)
+        assert found == cells.find(n, fitting, relaxed)
+        assert states.per_node().tolist() == cells.per_node().tolist()
+        changed = np.array(found if found is not None else [0])
+        for free in (states, cells):
+            free.set(changed, found is None)

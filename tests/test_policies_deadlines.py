@@ -12,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.guards import Limits, protect
 from stoker.engine.plan_check import check
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase, Profile
 from stoker.policies.deadlines import has_deadline, laxity, next_deadline, ranks, reward
 from stoker.policies.durations import SAMPLES, Durations, ratios, remaining_samples
 from stoker.policies.placement import Placement
 from stoker.policies.profiles import Throughput
-from stoker.policies.threesigma import expected_reward
+from stoker.policies.threesigma import GOOD_ENOUGH, Program, expected_reward, solve
 from views import NOW, Job, World, make_jobs, make_view, reasons, views, written_out
 from views import given as given_gpus
 
@@ -353,11 +357,59 @@ def test_expected_reward_by_hand():
     assert expected_reward(jobs, rows, finish, ~plain)[:, 0].tolist() == pytest.approx([(0.8 + 0.5 + 0.5 + 0.35) / 4, 0.0, 1.9 / 4])
 
 
+@given(view=every_view, after=st.lists(st.integers(-6_000, 50_000), min_size=1, max_size=4))
+def test_expected_reward_is_the_average_of_what_each_end_earns(view, after):
+    rows = np.arange(len(view.jobs))
+    finish = np.broadcast_to(NOW + np.array(after, dtype=float), (len(rows), 1, len(after)))
+    expected = expected_reward(view.jobs, rows, finish, np.zeros(len(rows), dtype=bool))[:, 0]
+    assert expected.tolist() == pytest.approx(np.mean([reward(view.jobs, NOW + seconds) for seconds in after], axis=0) / 100)
+
+
+small_programs = st.builds(
+    lambda jobs, capacity: Program(
+        need=np.array([need for need, _, _, _ in jobs]),
+        slo=np.array([slo for _, slo, _, _ in jobs]),
+        utility=np.array([[float(worth), worth * fall] for _, _, worth, fall in jobs]),
+        running=np.array([[1.0, 0.5]] * len(jobs)),
+        victim_need=np.zeros(0, dtype=np.int64),
+        victim_running=np.zeros((0, 2)),
+        loss=np.zeros(0),
+        capacity=np.array([float(capacity), capacity + 1.0]),
+        free=capacity,
+    ),
+    st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(1, 20), st.sampled_from([0.2, 0.5, 0.9])), min_size=1, max_size=5),
+    st.integers(1, 6),
+)
+
+
+@given(program=small_programs)
+def test_the_program_finds_what_trying_all_starts_finds(program):
+    jobs, slots = program.utility.shape
+
+    def worth(starts):
+        return sum(program.utility[job, slot] for job, slot in enumerate(starts) if slot < slots)
+
+    def fits(starts):
+        return all(
+            sum(program.need[job] * program.running[job, slot - begin] for job, begin in enumerate(starts) if begin <= slot)
+            <= program.capacity[slot] + 1e-9
+            for slot in range(slots)
+        )
+
+    best = max(worth(starts) for starts in itertools.product(range(slots + 1), repeat=jobs) if fits(starts))
+    found = solve(program, 5.0)
+    assert found.status == "optimal"
+    assert fits(found.slot.tolist())
+    assert worth(found.slot.tolist()) >= best * (1 - GOOD_ENOUGH) - 1e-6
+    assert best <= worth(found.slot.tolist()) * (1 + found.gap) + 1e-6  # the gap is certified
+
+
 # All of them
 
 
 @every_policy
 @given(view=every_view)
+@settings(max_examples=20)
 def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
     answer = plan(name, view, **config)
     again = plan(name, view, **config)
@@ -372,6 +424,7 @@ def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
 
 @every_policy
 @given(view=every_view)
+@settings(max_examples=20)
 def test_impossible_means_larger_than_the_pool(name, config, view):
     jobs, placement = view.jobs, Placement(view)
     for job, code in reasons(plan(name, view, **config)).items():
@@ -381,6 +434,7 @@ def test_impossible_means_larger_than_the_pool(name, config, view):
 
 @every_policy
 @given(view=every_view)
+@settings(max_examples=20)
 def test_nobody_is_stopped_who_may_not_be(name, config, view):
     view = protect(view, Limits(min_run_time=50, max_preemptions=3))
     answer = given_gpus(plan(name, view, **config))
@@ -431,3 +485,23 @@ def test_everything_possible_finishes(name, config, world):
     assert world.finished == possible
     if name in NOT_PREEMPTIVE:
         assert world.stops == 0
+
+
+@every_policy
+def test_the_simulator_runs_it_to_the_end(name, config):
+    count = 24
+    workload = make_workload(
+        "small",
+        [20.0 * number for number in range(count)],
+        [60.0 + 37.0 * (number % 7) for number in range(count)],
+        [(1, 1, 2, 4)[number % 4] for number in range(count)],
+        demand=[(Demand.BEST_EFFORT, Demand.STRICT, Demand.SOFT)[number % 3] for number in range(count)],
+        tiers=[[], [(900.0, 100.0)], [(400.0, 100.0), (800.0, 50.0)]] * (count // 3),
+        models=[PROFILES[number % 3].name for number in range(count)],
+        profiles=PROFILES,
+    )
+    fates = simulate(workload, Cluster.parse("1x4"), registry.create(name, config), Options()).fates
+    assert np.isfinite(fates.ended).all()
+    assert (fates.run_time >= workload.duration - 1e-6).all()
+    if name in NOT_PREEMPTIVE:
+        assert not fates.preemptions.any()

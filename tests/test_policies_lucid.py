@@ -8,10 +8,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.guards import Limits, protect
 from stoker.engine.plan_check import check
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Profile
 from stoker.policies.lucid import estimated_service
@@ -183,6 +187,7 @@ def test_the_profiler_makes_way_for_a_gang_that_needs_the_whole_pool():
 
 @every_setting
 @given(view=every_view)
+@settings(max_examples=20)
 def test_every_plan_is_valid_complete_and_deterministic(config, view):
     answer = plan(view, **config)
     again = plan(view, **config)
@@ -196,6 +201,7 @@ def test_every_plan_is_valid_complete_and_deterministic(config, view):
 
 @every_setting
 @given(view=every_view)
+@settings(max_examples=20)
 def test_nobody_is_stopped_or_moved(config, view):
     answer = given_gpus(plan(protect(view, Limits()), **config))
     for row in np.flatnonzero(view.jobs.phase == Phase.ACTIVE):
@@ -204,6 +210,7 @@ def test_nobody_is_stopped_or_moved(config, view):
 
 @every_setting
 @given(view=every_view)
+@settings(max_examples=20)
 def test_impossible_means_larger_than_the_pool(config, view):
     jobs, placement = view.jobs, Placement(view)
     for job, code in reasons(plan(view, **config)).items():
@@ -259,3 +266,29 @@ def test_everything_possible_finishes(config):
         world.tick(policy)
     assert world.finished == set(range(1, 12))
     assert world.stops == 0
+
+
+def test_in_the_simulator_new_jobs_are_profiled_first_and_pairs_share():
+    # Eight GPUs, two of them the profiler. Four jobs of three GPUs are too large for it; two need one GPU.
+    workload = make_workload(
+        "small",
+        [0.0, 0.0, 0.0, 0.0, 1.0, 1.0],
+        [1000.0, 1000.0, 1000.0, 1000.0, 50.0, 500.0],
+        [3, 3, 3, 3, 1, 1],
+        models=["tiny", "tiny", "tiny", "tiny", "medium", "medium"],
+        profiles=PROFILES,
+    )
+
+    def ended(**config):
+        policy = registry.create("lucid", {"profiler_capacity": 2, "profile_time": 200.0, **config})
+        return simulate(workload, Cluster.parse("1x8"), policy, Options()).fates
+
+    packed = ended()
+    assert packed.ended[:4].tolist() == [1000] * 4  # two and two, side by side on the six GPUs of the main part
+    assert packed.ended[4] == 51  # short enough to end in the profiler
+    assert packed.preemptions.tolist() == [0, 0, 0, 0, 0, 1]  # the other is put out of it after 200 s
+    assert packed.ended[5] == 1000 + 300
+    # At 1000 s the last one has the least to do, and takes one of the six GPUs: only one gang of three starts, the other at 1300 s.
+    alone = ended(pack_knob=-1)
+    assert sorted(alone.ended[:4].tolist()) == [1000, 1000, 2000, 2300]
+    assert alone.ended[5] == 1000 + 300

@@ -326,11 +326,20 @@ def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], tr
     assert 'src="http' not in page and "href=" not in page
 
 
+def test_a_report_of_nothing_that_finished_says_so(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
+    (tmp_path / "jct.png").write_bytes(b"of an earlier study")
+    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--until", "1s", "--no-store", "--out", str(tmp_path)]
+    assert stoker(*line)[0] == 0
+    assert not (tmp_path / "jct.png").exists() and (tmp_path / "gantt.png").exists()
+    assert "<p>No job finished.</p>" in (tmp_path / "index.html").read_text()
+
+
 def test_a_report_that_cannot_be_written_is_said_in_one_line(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out", str(tmp_path / "file" / "report")]
-    code, _, err = stoker(*line)
+    code, out, err = stoker(*line)
     assert code == 2 and "--out: cannot write" in err and err.count("\n") == 1
+    assert "2m 07s" in out, "the figures are not lost"
 
 
 # -- what is kept --------------------------------------------------------------------------------------------------------
@@ -415,6 +424,7 @@ def test_runs_are_kept_and_history_is_replayed(
     start_runner: Callable[..., RunnerProcess],
     stoker: Callable[..., Told],
     trace: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = start_daemon().client()
@@ -443,7 +453,10 @@ def test_runs_are_kept_and_history_is_replayed(
     waited = jobs.sql("SELECT avg(jct) FROM jct WHERE outcome = 'completed'")
     assert was["jct_avg"] == pytest.approx(waited[0][0], abs=0.5)
     assert 0.2 < fifo["jct_avg"] <= was["jct_avg"], "the simulated pool starts at once"
-    assert "was measured" in stoker("replay", "-p", "fifo", "--no-store")[1]
+    code, out, err = stoker("replay", "-p", "fifo", "--no-store", "--nodes", "1x8", "--out", str(tmp_path / "report"))
+    assert (code, err) == (0, "") and "'as it was' was measured" in out and (tmp_path / "report" / "index.html").exists()
+    rows = json.loads(stoker("replay", "-p", "fifo", "--no-store", "--nodes", "1x8", "--json")[1])["policies"]
+    assert rows[0]["utilisation"] == pytest.approx(was["utilisation"]), "what was is of the pool that there was"
 
 
 def _refused(client: Client) -> None:
@@ -454,6 +467,8 @@ def _refused(client: Client) -> None:
         client.post_raw("/v1/simulations", msgspec.json.encode({"run": run_row, "jobs": columns}))
     with pytest.raises(UsageError, match="status"):
         client.post_raw("/v1/simulations", msgspec.json.encode({"run": {**run_row, "status": "good"}}))
+    with pytest.raises(UsageError, match="preemptions"):
+        client.post_raw("/v1/simulations", msgspec.json.encode({"run": run_row, "jobs": {"preemptions": [2**40]}}))
     upload = msgspec.json.decode(client.post_raw("/v1/simulations?more=1", msgspec.json.encode({"run": run_row})))["upload"]
     assert upload and client.get("/v1/simulations", study="bad")["runs"] == []
 

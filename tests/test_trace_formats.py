@@ -192,6 +192,22 @@ def test_a_deadline_before_the_submission_is_left_out(tmp_path: Path) -> None:
     assert trace.repaired["deadline not after the submission, left out"] == 1
 
 
+def test_pai_without_a_state_in_its_first_row_must_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, PAI_TASKS.replace("Terminated", "", 1))
+    with pytest.raises(ValueError, match="unknown format"):
+        read(path)
+    assert [job.status for job in read(path, "pai").jobs] == ["Terminated", "Terminated"]
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER + "".join(ROW.format(i, 1, i, 5) for i in range(5000)))
+    told: list[tuple[int, int]] = []
+    read(path, progress=lambda done, total: told.append((done, total)))
+    size = path.stat().st_size
+    assert [total for _, total in told] == [size, size]
+    assert 0 < told[0][0] < told[1][0] <= size
+
+
 def test_pai_joins_its_tables(tmp_path: Path) -> None:
     tasks, jobs = write(tmp_path, PAI_TASKS), write(tmp_path, PAI_JOBS, "jobs.csv")
     trace = read(tasks, join=jobs)

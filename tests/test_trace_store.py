@@ -229,9 +229,13 @@ def test_a_large_trace_is_seen_only_when_it_is_whole(client: Client, monkeypatch
         send_trace(client, make_trace("large", 10, "other"))
 
 
+def beginning(trace: Trace) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(trace, jobs=[]))
+
+
 def test_an_upload_that_is_given_up_leaves_nothing(client: Client) -> None:
     trace = make_trace("half", 4)
-    begun = json.loads(client.post_raw("/v1/traces?total=4", msgspec.json.encode(msgspec.structs.replace(trace, jobs=[]))))
+    begun = json.loads(client.post_raw("/v1/traces?total=4", beginning(trace)))
     path = f"/v1/traces/uploads/{begun['upload']}"
     assert json.loads(client.post_raw(f"{path}?offset=0", msgspec.json.encode(trace.jobs[:3])))["jobs"] == 3
     assert "half" not in names(client)
@@ -434,7 +438,14 @@ def test_a_bar_is_drawn_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_whole_survives_a_kill(daemon: DaemonProcess, client: Client) -> None:
     send_trace(client, make_trace("kept", 50))
+    lost = make_trace("lost", 4)
+    begun = json.loads(client.post_raw("/v1/traces?total=4", beginning(lost)))
+    client.post_raw(f"/v1/traces/uploads/{begun['upload']}?offset=0", msgspec.json.encode(lost.jobs[:3]))
     daemon.kill()
     client.close()
     fresh = daemon.start()
     assert fetch(fresh, "kept") == make_trace("kept", 50)
+    assert "lost" not in names(fresh)
+    with pytest.raises(NotFound, match="import again"):
+        fresh.post_raw(f"/v1/traces/uploads/{begun['upload']}?offset=3", msgspec.json.encode(lost.jobs[3:]))
+    assert send_trace(fresh, lost)["existing"] is False

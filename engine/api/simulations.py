@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from ..workflow.simulations import NewRun, add_run
 from .call import Call, endpoint
 
 MOST_RUNS = 1000  #: of a listing
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  #: of an INTEGER column
+Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,14 +27,14 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     config: dict[str, Any]
     nodes: str
     options: dict[str, Any]
-    seed: int
+    seed: Long
     version: str
     status: Literal["completed", "failed"]
     error: str | None
-    jobs: int
-    finished: int
-    rejected: int
-    dropped: int
+    jobs: Long
+    finished: Long
+    rejected: Long
+    dropped: Long
     jct_avg: float | None
     jct_p50: float | None
     jct_p99: float | None
@@ -45,22 +47,22 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rho_max: float | None
     fair_share: float | None
     utilisation: float | None
-    preemptions: int
+    preemptions: Long
     lost_gpu_time: float
-    events: int
-    decisions: int
+    events: Long
+    decisions: Long
     plan_seconds: float
     wall_seconds: float
 
 
 class JobColumns(msgspec.Struct, frozen=True, kw_only=True):
-    job: list[int] = []
+    job: list[Long] = []
     started: list[float | None] = []
     ended: list[float | None] = []
     run_time: list[float] = []
     gpu_time: list[float] = []
     lost: list[float] = []
-    preemptions: list[int] = []
+    preemptions: list[Count] = []
     rho: list[float | None] = []
     reward: list[float | None] = []
     rejected: list[bool] = []
@@ -68,9 +70,9 @@ class JobColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageColumns(msgspec.Struct, frozen=True, kw_only=True):
     ts: list[float] = []
-    busy: list[int] = []
-    running: list[int] = []
-    waiting: list[int] = []
+    busy: list[Count] = []
+    running: list[Count] = []
+    waiting: list[Count] = []
 
 
 class RunMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,11 +116,8 @@ def _columns(what: str, message: msgspec.Struct) -> dict[str, Any]:
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{what}: its columns differ in length: {', '.join(f'{name} {rows}' for name, rows in lengths.items())}")
     types = {field.name: field.type for field in msgspec.structs.fields(message)}
-    plain = {list[int]: np.int64, list[bool]: np.bool_}
-    try:
-        return {name: np.array(values, dtype=plain.get(types[name], np.float64)) for name, values in lists.items()}
-    except OverflowError:
-        raise UsageError(f"{what}: has a whole number beyond 64 bits") from None
+    plain = {list[Long]: np.int64, list[Count]: np.int64, list[bool]: np.bool_}
+    return {name: np.array(values, dtype=plain.get(types[name], np.float64)) for name, values in lists.items()}
 
 
 async def list_runs(call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from .command import Command, Group, LazyGroup, examples
 from .main import EXIT_CODES, cli
 from .output import write
+from .policy import range_of
 
 INTRODUCTION = """\
 # Command line
@@ -23,6 +25,20 @@ INTRODUCTION = """\
   off), and whole and plain in a pipe. Remarks and errors go to stderr.
 - A mistake gets one line, `stoker: error: …`, and an exit code of the table below. `STOKER_DEBUG=1` adds the traceback.
 - Environment: `STOKER_HOME` (state directory), `STOKER_URL` and `STOKER_TOKEN` (a daemon on TCP), `NO_COLOR`, `STOKER_DEBUG`.
+"""
+
+POLICIES = """\
+# Policies
+
+*Written by `stoker docs --policies` from the policies themselves.*
+
+`stoker policy set NAME KEY=VALUE …` puts one in force for a pool, `stoker simulate TRACE --policy NAME,KEY=VALUE` tries it on a
+trace. "002" is the thesis whose systems Stoker implements; where it or a paper leaves something open, the policy says here what was
+decided.
+
+Live, a policy sees what the daemon knows. Speeds of models on other numbers of GPUs than asked for are not measured yet, so the elastic
+policies (Optimus, Pollux, ElasticFlow, INFless, GENIE) give every job what it asks for at least, and Lucid packs nothing; in the simulator
+they see the profiles of the trace's models.
 """
 
 
@@ -70,14 +86,32 @@ def reference(root: LazyGroup) -> str:
     return "\n".join(parts)
 
 
+def policies() -> str:
+    """The page of all policies, from their docstrings and their configurations."""
+    from ...policies import registry
+
+    parts = [POLICIES]
+    for policy in registry.describe():
+        parts.append(f"## {policy['name']}\n\n{policy['doc']}\n")
+        rows = [
+            f"| `{field['name']}` | {json.dumps(field['default'])} | {range_of(field)} | {field['doc'].replace('|', chr(92) + '|')} |\n"
+            for field in policy["config"]
+        ]
+        if rows:
+            parts.append("| key | default | range | meaning |\n| --- | --- | --- | --- |\n" + "".join(rows))
+    return "\n".join(parts)
+
+
 @click.command(cls=Command)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@examples("stoker docs docs/cli.md")
-def docs(file: Path | None) -> None:
-    """Write the reference of all commands to FILE, or to the terminal."""
+@click.option("--policies", "of_policies", is_flag=True, help="The page of the policies in place of that of the commands.")
+@examples("stoker docs docs/cli.md", "stoker docs --policies docs/policies.md")
+def docs(file: Path | None, of_policies: bool) -> None:
+    """Write the reference of all commands, or of all policies, to FILE, or to the terminal."""
     if not isinstance(cli, LazyGroup):
         raise AssertionError("the root is a lazy group")
+    text = policies() if of_policies else reference(cli)
     if file is None:
-        write(reference(cli))
+        write(text)
     else:
-        file.write_text(reference(cli))
+        file.write_text(text)

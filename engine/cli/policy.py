@@ -42,7 +42,8 @@ def pool_columns(now: float) -> list[Column]:
     ]
 
 
-def _range(row: Row) -> str:
+def range_of(row: Row) -> str:
+    """What a key of a policy's configuration may be, in words."""
     if row.get("choices"):
         return ", ".join(map(str, row["choices"]))
     low, high = row.get("low"), row.get("high")
@@ -53,7 +54,7 @@ _TUNABLE = [
     Column("KEY", "name"),
     Column("TYPE", "type"),
     Column("DEFAULT", lambda row: json.dumps(row["default"])),
-    Column("RANGE", _range, rank=1),
+    Column("RANGE", range_of, rank=1),
     Column("MEANING", "doc", flexible=True),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -33,6 +34,7 @@ def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> 
     The jobs that have ended are simulated, each as long as it ran; beside the policies stands what really happened.
     """
     from ..sim.history import History
+    from ..sim.record import recorded
 
     begin = since_option(since, time.time())
     history = History.of(app.client_within(HISTORY_TIMEOUT).get("/v1/simulations/history", pool=pool, since=begin))
@@ -41,7 +43,8 @@ def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> 
     if not nodes and not history.nodes:
         raise Conflict(f"pool {pool!r} has no GPUs now; name a cluster with --nodes")
     study = make_study(history.workload(), parse_nodes(nodes) if nodes else history.cluster(), given)
+    pool_now = dataclasses.replace(study, cluster=history.cluster()) if history.nodes else study
     for count, words in zip(history.left_out, ("have not ended", "ended without running"), strict=True):
         if count:
             note(f"{count} jobs that {words} are left out")
-    return answer(app, study, given, before=history.outcome())
+    return answer(app, study, given, before=recorded(pool_now, history.outcome()))

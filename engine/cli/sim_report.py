@@ -10,8 +10,8 @@ from .sim_table import columns_for, row_of
 
 if TYPE_CHECKING:
     from ..report.sim_plots import Comparison, Curve
-    from ..sim.record import Average
-    from ..sim.study import Outcome, Study
+    from ..sim.record import Average, Recorded
+    from ..sim.study import Study
 
 _PANELS = (  # column of sim_runs, its title, whether it is a time, whether it is a share
     ("jct_avg", "average JCT", True, False),
@@ -26,7 +26,7 @@ _PANELS = (  # column of sim_runs, its title, whether it is a time, whether it i
 )
 
 
-def write_report(out: Path, study: Study, outcomes: Sequence[Outcome], averages: Sequence[Average]) -> Path:
+def write_report(out: Path, study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Path:
     """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page."""
     from ..report.sim_page import write
     from ..sim.history import AS_IT_WAS
@@ -34,12 +34,12 @@ def write_report(out: Path, study: Study, outcomes: Sequence[Outcome], averages:
     seeds = max(average.seeds for average in averages)
     over = f", mean ± standard deviation over {seeds} seeds, curves of the first" if seeds > 1 else ""
     lead = f"Simulated, not measured: {len(study.workload)} jobs on {study.cluster} ({study.cluster.total} GPUs){over}."
-    if outcomes[0].run.choice.label == AS_IT_WAS:
+    if runs[0].outcome.run.choice.label == AS_IT_WAS:
         lead += f" {AS_IT_WAS.capitalize()}: measured."
     rows = [row_of(average) for average in averages]
     columns = columns_for(rows)
     return write(
-        _comparison(study, outcomes, averages),
+        _comparison(study, runs, averages),
         out,
         title=f"Simulated: {study.workload.name}",
         lead=lead,
@@ -48,22 +48,23 @@ def write_report(out: Path, study: Study, outcomes: Sequence[Outcome], averages:
     )
 
 
-def _comparison(study: Study, outcomes: Sequence[Outcome], averages: Sequence[Average]) -> Comparison:
+def _comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
     from ..report.sim_plots import Comparison, Panel
     from ..sim.figures import extent
 
-    first: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        if outcome.result is not None:
-            first.setdefault(outcome.run.choice.label, outcome)
-    spans = [span for outcome in first.values() if outcome.result and (span := extent(study.workload, outcome.result.fates))]
+    first: dict[str, Recorded] = {}
+    for run in runs:
+        if run.outcome.result is not None:
+            first.setdefault(run.outcome.run.choice.label, run)
+    results = [run.outcome.result for run in first.values() if run.outcome.result]
+    spans = [span for result in results if (span := extent(study.workload, result.fates))]
     begin, end = min((span[0] for span in spans), default=0.0), max((span[1] for span in spans), default=1.0)
     panels = [
         Panel(title, [one.mean[name] for one in averages], [one.spread.get(name) for one in averages], is_time, is_share)
         for name, title, is_time, is_share in _PANELS
     ]
     return Comparison(
-        curves=[_curve(study, outcome) for outcome in first.values()],
+        curves=[_curve(study, run) for run in first.values()],
         labels=[average.choice.label for average in averages],
         panels=panels,
         gpus=study.cluster.total,
@@ -72,14 +73,16 @@ def _comparison(study: Study, outcomes: Sequence[Outcome], averages: Sequence[Av
     )
 
 
-def _curve(study: Study, outcome: Outcome) -> Curve:
+def _curve(study: Study, run: Recorded) -> Curve:
     from ..report.sim_plots import Curve, Stays
     from ..sim import figures
+    from ..sim.cluster import Cluster
 
-    result: Any = outcome.result
+    result: Any = run.outcome.result
     done = figures.finished(result.fates)
     return Curve(
-        label=outcome.run.choice.label,
+        label=run.outcome.run.choice.label,
+        gpus=Cluster.parse(run.row["nodes"]).total,
         jct=figures.jct_of(study.workload, result.fates)[done],
         wait=figures.wait_of(study.workload, result.fates)[done],
         moments=result.usage.ts,

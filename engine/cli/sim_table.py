@@ -37,8 +37,8 @@ def _cell(key: str, words: Callable[[float | None], str]) -> Callable[[Row], str
     """The mean in words, with its spread where seeds differ."""
 
     def cell(row: Row) -> str:
-        spread = row["spread"].get(key)
-        return words(row.get(key)) + (f" ±{words(spread)}" if spread else "")
+        spread = words(row["spread"].get(key, 0.0))
+        return words(row.get(key)) + (f" ±{spread}" if spread != words(0.0) else "")
 
     return cell
 

@@ -15,6 +15,7 @@ from .. import format as fmt
 from ..errors import StokerError, UsageError
 from .command import App
 from .output import Answer, Row, print_table, section, write
+from .policy import PolicyName
 from .sim_options import make_options, sim_options
 from .sim_store import Keeper
 from .sim_table import columns_for, row_of
@@ -22,13 +23,13 @@ from .sim_table import columns_for, row_of
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
     from ..sim.record import Average, Recorded
-    from ..sim.study import Outcome, Run, Study
+    from ..sim.study import Run, Study
     from ..sim.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STUDY_OPTIONS = (
-    click.option("-p", "--policy", "policies", multiple=True, required=True, metavar="NAME[,KEY=VALUE]...",
+    click.option("-p", "--policy", "policies", type=PolicyName(), multiple=True, required=True, metavar="NAME[,KEY=VALUE]...",
                  help="Policy to simulate; may be repeated."),
     click.option("-c", "--config", "settings", multiple=True, metavar="[POLICY.]KEY=VALUE",
                  help="Configuration key, of every policy that has it or of the one named."),
@@ -89,17 +90,24 @@ def _refuse_large(workload: Workload, cluster: Cluster) -> None:
         raise UsageError(f"--strict: {first}, {cluster} has {cluster.total}{more}; without --strict they are left out")
 
 
-def answer(app: App, study: Study, given: Mapping[str, Any], before: Outcome | None = None) -> Answer:
+def answer(app: App, study: Study, given: Mapping[str, Any], before: Recorded | None = None) -> Answer:
     """Run the study, store each run as it comes, write the report. ``before`` is shown first, as what really happened."""
-    from ..sim.record import averages, recorded
+    from ..sim.record import averages
     from ..sim.study import cores
 
     name = given["name"] or f"{study.workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
     keeper = None if given["no_store"] else Keeper(app, study, name)
     runs, interrupted = _run(study, given["processes"] or cores(), keeper)
-    shown = [*([recorded(study, before)] if before else []), *runs]
+    shown = [*([before] if before else []), *runs]
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
+    errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
+    page = None
+    if given["out"] and means:
+        try:
+            page = _report(given["out"], study, shown, means)
+        except UsageError as error:  # the figures are printed all the same
+            errors.append(error)
     value = {
         "simulated": True,
         "study": name,
@@ -107,9 +115,8 @@ def answer(app: App, study: Study, given: Mapping[str, Any], before: Outcome | N
         "nodes": str(study.cluster),
         "policies": [row_of(average) for average in means],
         "runs": [{"id": numbers.get(run.outcome.run.number), **run.row} for run in runs],
-        "page": _report(given["out"], study, shown, means) if given["out"] and means else None,
+        "page": page,
     }
-    errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
     if interrupted:
         errors.append(Interrupted(f"interrupted: {len(runs)} of {len(study.runs)} runs are done"))
     return Answer(value, lambda: _show(study, value, runs), errors)
@@ -160,7 +167,7 @@ def _report(out: Path, study: Study, runs: Sequence[Recorded], means: Sequence[A
     from .sim_report import write_report
 
     try:
-        return str(write_report(out, study, [run.outcome for run in runs], means))
+        return str(write_report(out, study, runs, means))
     except OSError as error:
         raise UsageError(f"--out: cannot write {out}: {error.strerror}") from None
 
@@ -190,4 +197,4 @@ def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Ite
         ended = row["finished"] + row["rejected"]
         if ended < row["jobs"] or row["rejected"]:
             still = row["jobs"] - ended
-            yield f"{row['label']}: {row['finished']:.0f} jobs finished, {row['rejected']:.0f} rejected, {still:.0f} not ended"
+            yield f"{row['label']}: {row['finished']:g} jobs finished, {row['rejected']:g} rejected, {still:g} not ended"

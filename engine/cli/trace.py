@@ -31,7 +31,7 @@ class _TraceGroup(Group):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *(name for name in self.lazy if self._is_there(name))]
+        return sorted([*super().list_commands(ctx), *filter(self._is_there, self.lazy)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy or not self._is_there(cmd_name):

@@ -14,12 +14,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from ...policies.contract import Floats, Ints
 from .. import format as fmt
-from .data import MOST_BARS, MOST_POINTS, SLICES, Steps
+from .data import MOST_BARS, MOST_POINTS, Steps
 from .plots import DPI
 from .style import FONT, INK, PALETTE, figure, finish, label, legend_above, unit
 
 MOST_CHARTS = 6  #: policies that have a Gantt chart
 MOST_GPUS = 64  #: rows of a Gantt chart
+_SLICES = 400  #: of the time, for what changes over it
 _SHORTEST = 1.0  #: s; the left edge of a logarithmic axis of times
 _TICKS = (1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000)
 _STYLES = ("-", "--", ":", "-.")
@@ -41,6 +42,7 @@ class Curve:
     """One run. Times are seconds from the workload's start."""
 
     label: str
+    gpus: int
     jct: Floats  #: of finished jobs
     wait: Floats
     moments: Floats  #: at which the two that follow changed
@@ -104,7 +106,7 @@ def _distribution(study: Comparison, columns: Sequence[Floats], of_what: str) ->
     axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: fmt.duration(seconds)))
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(f"{of_what} (what is less than {_SHORTEST:g} s is drawn there)")
+    axes.set_xlabel(f"{of_what} (less than {_SHORTEST:g} s at the left edge)")
     axes.set_ylabel("finished jobs")
     finish(axes)
     legend_above(axes, 4)
@@ -113,7 +115,7 @@ def _distribution(study: Comparison, columns: Sequence[Floats], of_what: str) ->
 
 def utilisation(study: Comparison) -> Figure | None:
     """Share of the GPUs that is held, over time."""
-    made = _over_time(study, [curve.busy / study.gpus for curve in study.curves], f"of {study.gpus} GPUs")
+    made = _over_time(study, [curve.busy / curve.gpus for curve in study.curves], "of the GPUs")
     made.axes[0].set_ylim(0, 1.05)
     made.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0))
     return made
@@ -129,7 +131,7 @@ def queue(study: Comparison) -> Figure | None:
 def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Figure:
     """Averages over slices of time, exact for what changes in steps."""
     size, name = unit(study.end - study.begin)
-    edges = np.linspace(study.begin, study.end, SLICES + 1)
+    edges = np.linspace(study.begin, study.end, _SLICES + 1)
     made = figure(3.0)
     axes = made.subplots()
     for place, (curve, values) in enumerate(zip(study.curves, columns, strict=True)):

@@ -88,11 +88,11 @@ class LiveJobs(Jobs):
 
     @_worked_out
     def attained(self) -> Any:
-        return self._floats[F.ATTAINED] + self._trained * self._ints[I.HELD]
+        return self._floats[F.ATTAINED] + self.lease_time * self._ints[I.HELD]
 
     @_worked_out
     def run_time(self) -> Any:
-        return self._floats[F.RAN] + self._trained
+        return self._floats[F.RAN] + self.lease_time
 
     @_worked_out
     def lease_time(self) -> Any:

@@ -75,12 +75,15 @@ class Recorder:
         return self._seen
 
     def usage(self, now: float, busy: int, running: int, at_hand: int) -> None:
+        state = (busy, running, at_hand - running)
         if self._ts and self._ts[-1] == now:
             self._ts.pop()
             for column in self._state:
                 column.pop()
+        if self._ts and state == tuple(column[-1] for column in self._state):
+            return
         self._ts.append(now)
-        for column, value in zip(self._state, (busy, running, at_hand - running), strict=True):
+        for column, value in zip(self._state, state, strict=True):
             column.append(value)
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:

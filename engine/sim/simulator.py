@@ -4,8 +4,8 @@ Events stand on a heap keyed (time, kind, sequence). All events of one moment ar
 in the order of `Kind`: a job that ends frees its GPUs before what arrives at that moment is considered. A plan is carried out
 as the daemon does: a start on GPUs that somebody holds stops the holders and waits until a later decision finds them free.
 Nothing happens between events, unless the policy works in rounds: then decisions wait for the next multiple of its interval,
-and a round at which nothing has happened since the last one, nothing waits and nothing was changed is left out. A lease that
-runs out between rounds is not renewed any more.
+but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. A round at which nothing has
+happened since the last one, nothing waits and nothing was changed is left out. A lease that runs out between rounds is not renewed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ...policies.cells import free_gpus, grid_of
 from ...policies.contract import Allocation, Ints, Phase, Plan, Policy, View
-from ..guards import Actions, Memory, protect, reconcile
+from ..guards import Actions, Memory, next_look, protect, reconcile
 from ..plan_check import PlanError, check
 from .cluster import Cluster
 from .columns import F, I
@@ -83,11 +84,14 @@ class _Simulation:
         self.rigid = getattr(policy, "rigid", False)
         self.heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
         self.version = np.zeros(len(workload), dtype=np.int64)  #: of a job's lease; events of an older one are void
+        self.free = free_gpus(grid_of(self.gpus), self.gpus.usable)
+        self.leased = False  #: whether any lease ever had an end
         self.users = np.zeros(len(self.gpus), dtype=np.int64)  #: jobs on each GPU
         self.partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
         self.stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self.fails_at = np.full(len(workload), math.inf)
         self.limited = options.limits != NO_LIMITS
+        self.batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
         self.memory = Memory()
         self.now = 0.0
         self.arrivals = np.flatnonzero(~self.recorder.dropped)
@@ -97,7 +101,7 @@ class _Simulation:
         self.unprofiled: list[int] = []  #: jobs that wait for a profiler, first come first
         self.sequence = self.events = self.decisions = self.waking = self.running = self.stopping = self.busy = 0
         self.plan_seconds = 0.0
-        self.changed = self.acted = self.lapsed = False
+        self.changed = self.acted = self.lapsed = self.vacated = False
         self.fruitless = self.in_vain = 0
 
     # The clock
@@ -148,11 +152,13 @@ class _Simulation:
             return False
         if self.interval is None:
             return self.changed
+        if self.vacated:  # GPUs that a round has given away wait for nobody
+            return True
         return self.table.n > 0 and self.now == round(self.now / self.interval) * self.interval
 
     def _process(self, submitted: list[float]) -> None:
         """All events of this moment."""
-        self.lapsed = False
+        self.lapsed = self.vacated = False
         handle = (self._end, self._stopped, self._fail, self._profiled, self._lease_ends, self._wake)
         while self.heap and self.heap[0][0] <= self.now:
             _, kind, _, job, version = heapq.heappop(self.heap)
@@ -202,7 +208,10 @@ class _Simulation:
         self.recorder.lose(job, self.options.costs.suspend * int(self.table.ints[I.HELD, self.table.row(job)]))
         self._release(job)
         self.stopping -= 1
-        self.table.ints[I.PHASE, self.table.row(job)] = Phase.PENDING
+        self.vacated = True
+        row = self.table.row(job)
+        self.table.ints[I.PHASE, row] = Phase.PENDING
+        self.table.ints[I.PREEMPTIONS, row] += 1
         self.changed = True
 
     def _fail(self, job: int) -> None:
@@ -228,7 +237,7 @@ class _Simulation:
     def view(self) -> View:
         jobs = LiveJobs(self.table, self.now)
         service = self.recorder.finished_service() if self.uses_history else None
-        view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service)
+        view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service, self.free)
         if not self.limited:
             return view
         return protect(dataclasses.replace(view, jobs=jobs.plain()), self.options.limits)
@@ -250,30 +259,46 @@ class _Simulation:
         if self.observer is not None:
             self.observer(view, plan, actions)
         self.changed = False
+        again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
         self._carry_out(plan, actions)
         self._end_leases()
         self.waking += 1
-        if plan.wake_at is not None and plan.wake_at > self.now:
-            self._push(plan.wake_at, Kind.WAKE, 0, self.waking)
+        if again > self.now:
+            self._push(again, Kind.WAKE, 0, self.waking)
         idle = not (self.acted or self.heap or self.to_come)
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
+
+    def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
+        """When to ask again even if nothing happens: as the daemon does."""
+        limits = self.options.limits
+        if not self.limited:
+            return math.inf if plan.wake_at is None else plan.wake_at
+        return next_look(view, plan, actions, limits, self.memory.after(actions.stops, self.now, limits))
 
     def _only_wakes(self) -> bool:
         return not (self.acted or self.to_come or self.running + self.stopping)
 
     def _carry_out(self, plan: Plan, actions: Actions) -> None:
+        self._set_batches(plan)
         for stop in actions.stops:
             self._suspend(stop.job)
         for start in actions.starts:
-            self._start(start.job, np.array(start.gpus, dtype=np.int64), start.lease_end)
+            self._start(start.job, start.gpus, start.lease_end)
         for job, lease_end in actions.renewals:
             self._set_lease_end(job, self.table.row(job), lease_end)
         self._give_up(plan)
         self.memory = self.memory.after(actions.stops, self.now, self.options.limits) if actions.stops else self.memory
         self.acted = bool(actions.stops or actions.starts or plan.rejected)
 
-    def _start(self, job: int, gpus: Ints, lease_end: float | None) -> None:
-        table, row = self.table, self.table.row(job)
+    def _set_batches(self, plan: Plan) -> None:
+        """Batch sizes that the policy chooses hold at once; a job trains at one efficiency until the next choice."""
+        for job, allocation in plan.allocations.items():
+            if allocation.batch_size is not None and self.batch.get(job) != allocation.batch_size:
+                self.batch[job] = allocation.batch_size
+                self._change_pace(job)
+
+    def _start(self, job: int, given: tuple[int, ...], lease_end: float | None) -> None:
+        table, row, gpus = self.table, self.table.row(job), np.array(given, dtype=np.int64)
         attempt = self.recorder.start(job, self.now)
         cost = self.truth.start_cost(job, gpus, resumed=attempt > 0)
         self.recorder.lose(job, cost * len(gpus))
@@ -283,10 +308,11 @@ class _Simulation:
         table.floats[F.SINCE, row] = self.now + cost
         self.version[job] += 1
         self.running += 1
-        users = self.users[gpus] + 1
-        self.users[gpus] = users
-        self.busy += int((users == 1).sum())
-        if users.max() > 1:
+        alone = self.free.has(given)
+        self.users[gpus] += 1
+        self.free.set(gpus, False)
+        self.busy += len(gpus) if alone else int((self.users[gpus] == 1).sum())
+        if not alone:
             self._meet(job, gpus)
         self._pace(job, row)
         failure = self.truth.time_to_failure(job, len(gpus), attempt)
@@ -297,12 +323,15 @@ class _Simulation:
     def _set_lease_end(self, job: int, row: int, lease_end: float | None) -> None:
         end = math.inf if lease_end is None else lease_end
         if end != self.table.floats[F.LEASE_END, row]:
+            self.leased = True
             self.table.floats[F.LEASE_END, row] = end
             self._push(end, Kind.LEASE_END, job, int(self.version[job]))
 
     def _end_leases(self) -> None:
         """Suspend whoever holds GPUs by a lease that has run out and was not renewed."""
         table = self.table
+        if not self.leased:
+            return
         for row in (table.floats[F.LEASE_END, : table.n] <= self.now).nonzero()[0].tolist():
             if table.ints[I.PHASE, row] == Phase.ACTIVE:
                 self._suspend(int(table.ints[I.JOB, row]))
@@ -320,7 +349,6 @@ class _Simulation:
         floats[F.SPEED, row] = 0.0
         floats[F.SINCE, row] = self.now
         self.table.ints[I.PHASE, row] = Phase.STOPPING
-        self.table.ints[I.PREEMPTIONS, row] += 1
         self.recorder.preempt(job)
         self.running -= 1
         self.stopping += 1
@@ -340,8 +368,6 @@ class _Simulation:
         floats = self.table.floats
         trained = max(0.0, self.now - floats[F.SINCE, row])
         floats[F.LEFT, row] = max(0.0, floats[F.LEFT, row] - trained * floats[F.SPEED, row])
-        floats[F.ATTAINED, row] += trained * self.table.ints[I.HELD, row]
-        floats[F.RAN, row] += trained
         floats[F.SINCE, row] = max(self.now, floats[F.SINCE, row])
         return float(trained)
 
@@ -365,24 +391,26 @@ class _Simulation:
     def _pace(self, job: int, row: int) -> None:
         """The job's speed as things stand now, and its end at that speed."""
         partners = sorted(self.partners.get(job, ()))
-        speed = self.truth.speed(job, self.table.allocation(row), partners)
-        self.table.floats[F.SPEED, row] = speed
-        self._push(self.table.floats[F.SINCE, row] + self.table.floats[F.LEFT, row] / speed, Kind.END, job, int(self.version[job]))
+        floats = self.table.floats
+        done = 1.0 - floats[F.LEFT, row] / floats[F.WORK, row]
+        speed = self.truth.speed(job, self.table.allocation(row), partners, self.batch.get(job, 0), done)
+        floats[F.SPEED, row] = speed
+        self._push(floats[F.SINCE, row] + floats[F.LEFT, row] / speed, Kind.END, job, int(self.version[job]))
 
     def _release(self, job: int) -> None:
         row = self.table.row(job)
         floats = self.table.floats
-        trained = max(0.0, self.now - floats[F.SINCE, row])
-        held = int(self.table.ints[I.HELD, row])
-        floats[F.ATTAINED, row] += trained * held
-        floats[F.RAN, row] += trained
+        ran = self.now - floats[F.GRANTED, row]
+        floats[F.ATTAINED, row] += ran * self.table.ints[I.HELD, row]
+        floats[F.RAN, row] += ran
         floats[F.LEASE_END, row] = np.inf
         floats[F.SPEED, row] = 0.0
         self.stretches.pop(job, None)
         gpus = self.table.release(row)
-        users = self.users[gpus] - 1
-        self.users[gpus] = users
-        self.busy -= int((users == 0).sum())
+        self.users[gpus] -= 1
+        left = gpus if job not in self.partners else gpus[self.users[gpus] == 0]
+        self.free.set(left, True)
+        self.busy -= len(left)
         self.version[job] += 1
         self.recorder.leave(job, float(floats[F.GRANTED, row]), self.now, gpus)
         if job in self.partners:

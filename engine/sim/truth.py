@@ -42,15 +42,28 @@ class Truth:
         fits: Bools = self._workload.gpus_min <= self._capacity[-1]
         return fits
 
-    def speed(self, job: int, gpus: Ints, partners: list[int]) -> float:
-        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as can be, alone. ``partners``: jobs that share GPUs with it."""
-        spread = len(gpus) > 1 and len(np.unique(self._node[gpus])) > int(np.searchsorted(self._capacity, len(gpus))) + 1
+    def speed(self, job: int, gpus: Ints, partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
+        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as can be, alone, with the batch size that it came with.
+
+        ``partners``: jobs that share GPUs with it; ``batch``: the batch size that the policy chose, 0: none; ``progress``: share
+        of its work that is done, on which the efficiency of large batches depends.
+        """
+        nodes = 1 if len(gpus) == 1 else len(set(self._node[gpus].tolist()))
+        spread = nodes > self._least_nodes(len(gpus))
         profile = self._profile(job)
-        if profile is not None and profile.throughput is not None:
+        if profile is not None and profile.goodput is not None and batch > 0:
+            least = int(self._workload.gpus_min[job])
+            own = int(self._workload.batch_size[job]) or profile.goodput.initial_batch
+            alone = float(profile.goodput.rate(nodes, len(gpus), batch, progress))
+            alone /= float(profile.goodput.rate(self._least_nodes(least), least, own, progress))
+        elif profile is not None and profile.throughput is not None:
             alone = self._rate(profile, len(gpus), spread) / self._rate(profile, int(self._workload.gpus_min[job]), False)
         else:
             alone = 1.0 / self._costs.spread_slowdown if spread else 1.0
         return alone / self._packing(job, partners) if partners else alone
+
+    def _least_nodes(self, gpus: int) -> int:
+        return int(self._capacity.searchsorted(gpus)) + 1
 
     def _packing(self, job: int, partners: list[int]) -> float:
         """How many times longer it takes because of who shares its GPUs: what they use together beyond the whole of a GPU."""

@@ -95,7 +95,7 @@ def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context)
         duration=job.ended - job.began,
         gpus_min=job.row.whole_gpus(round(job.gpus, 9), "plan_gpu"),
         user_name=None if of_job is None else of_job.text("user"),
-        status=(None if of_job is None else of_job.text("status")) or ",".join(sorted(job.states)),
+        status=(None if of_job is None else of_job.text("status")) or ",".join(sorted(filter(None, job.states))) or None,
         raw=raw,
     )
 
@@ -128,9 +128,12 @@ def _simulated(row: Row) -> TraceJob:
     )
 
 
-FAMILIES = (
+HEADLESS = (
     Family("pai", "Alibaba PAI 2020 as published: pai_task_table", TASK, _tasks, ("join",)),
     Family("pai-jobs", "Alibaba PAI 2020: pai_job_table, to be joined", JOB, _job_table),
+)
+FAMILIES = (
+    *HEADLESS,
     Family(
         "pai-sim",
         "Alibaba PAI 2020 as its simulator has it",

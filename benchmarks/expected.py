@@ -1,0 +1,107 @@
+"""What a true simulator must give: recursions and closed forms of queueing theory, and what public simulators print on given input."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from stoker.engine.sim.options import Costs, Options
+from stoker.engine.sim.workload import Workload, make_workload
+from stoker.policies.contract import Floats
+
+# Queues: times in units of the mean service
+
+
+def poisson(jobs: int, rate: float, seed: int) -> Floats:
+    """Arrival times."""
+    return np.cumsum(np.random.default_rng([seed, 0]).exponential(1.0 / rate, jobs))
+
+
+def exponential(jobs: int, seed: int) -> Floats:
+    """Service times."""
+    return np.random.default_rng([seed, 1]).exponential(1.0, jobs)
+
+
+def lindley(arrivals: Floats, services: Floats) -> Floats:
+    """Waiting times of a FIFO queue with one server: W(n+1) = max(0, W(n) + S(n) - A(n+1)) (Lindley 1952), all at once."""
+    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - np.diff(arrivals))))
+    return walk - np.minimum.accumulate(walk)
+
+
+def first_free(arrivals: Floats, services: Floats, servers: int) -> Floats:
+    """Waiting times of a FIFO queue with several servers: each job starts on the one that is free first (Kiefer and Wolfowitz 1955)."""
+    free = [0.0] * servers
+    waits = np.empty(len(arrivals))
+    for job, (arrival, service) in enumerate(zip(arrivals.tolist(), services.tolist(), strict=True)):
+        start = max(arrival, free[0])
+        waits[job] = start - arrival
+        heapq.heapreplace(free, start + service)
+    return waits
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Chance that a job waits in M/M/c with ``load`` = arrival rate x mean service, below ``servers``."""
+    blocked = 1.0  # Erlang B by its recursion
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return servers * blocked / (servers - load * (1.0 - blocked))
+
+
+def mean_wait(servers: int, load: float) -> float:
+    """M/M/c, first come first served."""
+    return erlang_c(servers, load) / (servers - load)
+
+
+def mean_wait_of_one(load: float, second_moment: float) -> float:
+    """M/G/1, first come first served (Pollaczek and Khinchine); ``second_moment``: of the service time."""
+    return load * second_moment / (2.0 * (1.0 - load))
+
+
+# Public simulators
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The average job completion time (s) that another simulator prints: no placement, exact durations, its costs in ``options``."""
+
+    trace: str
+    nodes: str
+    policy: str
+    jct: float
+    who: str
+    options: Options = Options()
+
+
+_ITP, _PHILLY = ("itp06", "1x128"), ("philly_11cb48_2w", "1x8")
+_TIRESIAS, _LUCID, _REFERENCE = "Tiresias' simulator", "Lucid's simulator", "independent reference"
+_AS_LUCID = Options(Costs(resume=40.0))  #: what a preempted job of up to 8 GPUs has to do more
+PEERS = (
+    Peer(*_ITP, "fifo", 81_209.76, _TIRESIAS),
+    Peer(*_ITP, "fifo,backfill=true", 42_499.73, _TIRESIAS),
+    Peer(*_ITP, "sjf", 35_081.56, _LUCID),
+    Peer(*_ITP, "sjf,backfill=true", 36_402.19, _REFERENCE),
+    Peer(*_ITP, "srtf,hysteresis=1", 29_500.92, _TIRESIAS),
+    Peer(*_ITP, "srtf,hysteresis=1,measure=service", 29_251.87, _TIRESIAS),
+    Peer(*_ITP, "tiresias,priority=time", 34_575.90, _TIRESIAS),
+    Peer(*_ITP, "tiresias", 37_540.11, _TIRESIAS + ", demotions on time"),  # docs/accuracy.md
+    Peer(*_PHILLY, "fifo", 46_086.23, _TIRESIAS),
+    Peer(*_PHILLY, "fifo,backfill=true", 3_837.07, _TIRESIAS),
+    Peer(*_PHILLY, "sjf", 14_400.65, _LUCID),
+    Peer(*_PHILLY, "sjf,backfill=true", 3_811.33, _REFERENCE),
+    Peer(*_PHILLY, "srtf,hysteresis=1", 2_313.17, _TIRESIAS),
+    Peer(*_PHILLY, "srtf,hysteresis=1,measure=service", 2_323.86, _REFERENCE),
+    Peer(*_PHILLY, "tiresias", 2_468.61, _TIRESIAS),
+    Peer(*_PHILLY, "srtf,hysteresis=1", 2_324.58, _LUCID, _AS_LUCID),
+    Peer(*_PHILLY, "tiresias,queues=2,threshold_1=18000", 2_512.15, _LUCID, replace(_AS_LUCID, interval=60.0)),
+)
+
+
+def side_by_side(traces: Path, name: str) -> Workload:
+    """One of the neutral files ``job_id, job_key, submit, duration, num_gpu, vc``."""
+    with (traces / "side_by_side" / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    submitted, duration = ([float(row[column]) for row in rows] for column in ("submit", "duration"))
+    return make_workload(name, submitted, duration, [int(row["num_gpu"]) for row in rows])

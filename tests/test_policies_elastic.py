@@ -1,0 +1,429 @@
+"""Elastic policies: the worked example of each, what its paper promises, and what holds of all of them whatever the view."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stoker.engine.guards import Limits, protect
+from stoker.engine.plan_check import check, complete
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
+from stoker.policies import registry
+from stoker.policies.contract import Demand, Phase
+from stoker.policies.elastic import Pool, pack, water_fill
+from stoker.policies.exchange import exchange
+from stoker.policies.goodput import Goodput, StepTime
+from stoker.policies.profiles import Profile, Throughput
+from stoker.policies.timeline import Timeline, fill
+from views import NOW, Job, World, make_view, reasons, views, written_out
+from views import given as given_gpus
+
+#: 1, 1.8, 2.4, 2.8, … times as fast on 1, 2, 3, 4, … GPUs: every further GPU helps less.
+CONCAVE = Profile("concave", Throughput([1, 2, 3, 4, 8], [1.0, 1.8, 2.4, 2.8, 3.6]))
+LINEAR = Profile("linear", Throughput([1, 64], [1.0, 64.0]))
+GOODPUT = Profile(
+    "tuned",
+    Throughput([1, 16], [1.0, 12.0]),
+    Goodput(StepTime(0.1, 0.01, 0.02, 0.001, 0.1, 0.01, 2.0), 32, 512, (4, 128), ((0.0, 100.0), (1.0, 1000.0))),
+)
+PROFILES = (CONCAVE, LINEAR, GOODPUT)
+SETTINGS = [
+    ("optimus", {}),
+    ("optimus", {"look_ahead": 8, "migrate": False}),
+    ("pollux", {}),
+    ("pollux", {"adapt_batch_size": False, "fairness": 0.5}),
+    ("elasticflow", {}),
+    ("infless", {}),
+]
+every_policy = pytest.mark.parametrize(("name", "config"), SETTINGS, ids=str)
+
+
+def elastic_view(nodes, jobs, *, profile=(), deadlines=(), progress=None, **more):
+    """A view whose jobs (submitted in this order) have profiles, all the concave one unless said, and deadlines in seconds from now."""
+    view = make_view(nodes, [dataclasses.replace(job, submitted=job.submitted or float(place)) for place, job in enumerate(jobs)], **more)
+    deadline = np.array([NOW + seconds for seconds in deadlines] or [np.inf] * len(jobs), dtype=np.float64)
+    return dataclasses.replace(
+        view,
+        profiles=PROFILES,
+        jobs=dataclasses.replace(
+            view.jobs,
+            profile=np.array(profile or [0] * len(jobs), dtype=np.int64),
+            deadline=deadline,
+            demand=np.where(np.isfinite(deadline), Demand.STRICT, Demand.BEST_EFFORT).astype(np.int64),
+            progress=None if progress is None else np.full(len(jobs), progress),
+        ),
+    )
+
+
+def plan(name, view, **config):
+    answer = registry.create(name, config).plan(view)
+    check(answer, view)
+    return written_out(answer, view)
+
+
+def counts(answer):
+    """Number of GPUs of each job."""
+    return {job: len(gpus) for job, gpus in given_gpus(answer).items()}
+
+
+def speed(n):
+    return CONCAVE.throughput.rate(n)
+
+
+# Optimus
+
+
+def test_optimus_worked_example():
+    # 8 GPUs. Each job gets one. The gain of a second is remaining * (1 - 1/1.8) = 0.444, of a third (1/1.8 - 1/2.4) = 0.139,
+    # of a fourth (1/2.4 - 1/2.8) = 0.060 of it. Job 1 (1000 s): 444, 139, 60; job 2 (300 s): 133, 42, 18; job 3 (100 s): 44, 14, 6.
+    # The five that are left go to 444 (1), 139 (1), 133 (2), 60 (1) and 44 (3).
+    jobs = [Job(1, gpus_max=4, remaining=1000), Job(2, gpus_max=4, remaining=300), Job(3, gpus_max=4, remaining=100)]
+    assert counts(plan("optimus", elastic_view([8], jobs))) == {1: 4, 2: 2, 3: 2}
+    # A job that has hardly begun counts less: at a tenth, job 1 has 44 and 14 to offer against the veterans' 133, 42 and 44.
+    veterans = [jobs[0], dataclasses.replace(jobs[1], run_time=9000), dataclasses.replace(jobs[2], run_time=9000)]
+    assert counts(plan("optimus", elastic_view([6], veterans), young_factor=0.1)) == {1: 1, 2: 2, 3: 2} | {1: 2}
+
+
+def test_optimus_starts_the_smallest_gangs_first():
+    jobs = [Job(1, gpus=4, remaining=10), Job(2, gpus=1, remaining=1000), Job(3, gpus=2, remaining=1000)]
+    answer = plan("optimus", elastic_view([4], jobs, profile=[-1, -1, -1]))
+    assert counts(answer) == {2: 1, 3: 2}
+    assert reasons(answer) == {1: "resources"}
+
+
+def test_optimus_leaves_gpus_idle_that_help_nobody():
+    assert counts(plan("optimus", elastic_view([8], [Job(1, gpus_max=8, remaining=100)], profile=[-1]))) == {1: 1}
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(10, 10_000), min_size=2, max_size=6), st.integers(6, 16))
+def test_no_transfer_of_a_gpu_improves_optimus_objective(remaining, gpus):
+    jobs = [Job(number, gpus_max=8, remaining=float(seconds)) for number, seconds in enumerate(remaining, 1)]
+    answer = counts(plan("optimus", elastic_view([gpus], jobs), young_factor=1.0))
+    for taker, giver in itertools.permutations(range(1, len(jobs) + 1), 2):
+        if answer[giver] > 1 and answer[taker] < 8:
+            before = remaining[taker - 1] / speed(answer[taker]) + remaining[giver - 1] / speed(answer[giver])
+            after = remaining[taker - 1] / speed(answer[taker] + 1) + remaining[giver - 1] / speed(answer[giver] - 1)
+            assert after >= before - 1e-9
+    assert sum(answer.values()) == min(gpus, 8 * len(jobs))
+
+
+# Pollux
+
+
+def test_pollux_worked_example():
+    # Two equal jobs on 4 GPUs. The fair share is 2, where the speedup is 1; on 1 GPU it is 1/1.8 = 0.556, on 3 2.4/1.8 = 1.333.
+    # Means with p = -1: 2 and 2 give 1, 1 and 3 give 2 / (1.8 + 0.75) = 0.784.
+    jobs = [Job(1, gpus_max=4, submitted=NOW - 600), Job(2, gpus_max=4, submitted=NOW - 600)]
+    assert counts(plan("pollux", elastic_view([4], jobs))) == {1: 2, 2: 2}
+    # Three of them on 4 GPUs: the fourth goes to the first job, though it is worth as much to each.
+    third = Job(3, gpus_max=4, submitted=NOW - 600)
+    assert counts(plan("pollux", elastic_view([4], [*jobs, third]))) == {1: 2, 2: 1, 3: 1}
+
+
+def test_pollux_resizes_only_for_more_than_a_restart_costs():
+    # Job 1 runs on 3 of 4 GPUs, 2 on one: mean of speedups 2 / (1/1.333 + 1/0.556) = 0.784. Even shares would give 1, times
+    # the factor (T - 0) / (T + 30) of both. After 60 s that is 2/3: not worth it; after 600 s it is 0.952.
+    def running(age):
+        return [Job(1, gpus_max=4, held=(0, 1, 2), submitted=NOW - age), Job(2, gpus_max=4, held=(3,), submitted=NOW - age)]
+
+    assert counts(plan("pollux", elastic_view([4], running(60)))) == {1: 3, 2: 1}
+    assert counts(plan("pollux", elastic_view([4], running(600)))) == {1: 2, 2: 2}
+    assert counts(plan("pollux", elastic_view([4], running(60)), restart=0.0)) == {1: 2, 2: 2}
+    # Who was changed often is left alone: R = 19 of 600 s leaves (600 - 570) / 630 = 0.048.
+    often = [dataclasses.replace(job, preemptions=19) for job in running(600)]
+    assert counts(plan("pollux", elastic_view([4], often))) == {1: 3, 2: 1}
+
+
+def test_pollux_chooses_batch_sizes_only_where_it_may():
+    jobs = [Job(1, gpus_max=8), Job(2, gpus_max=8)]
+    view = elastic_view([8], jobs, profile=[2, 0], progress=0.5)
+    answer = check(registry.create("pollux", {}).plan(view), view)
+    n = len(answer.allocations[1].gpus)
+    assert answer.allocations[1].batch_size == GOODPUT.goodput.best(np.array([1]), np.array([n]), 0.5)[1][0] > 32
+    assert answer.allocations[2].batch_size is None
+    fixed = registry.create("pollux", {"adapt_batch_size": False}).plan(view)
+    assert {allocation.batch_size for allocation in fixed.allocations.values()} == {None}
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 8), st.integers(1, 4), st.sampled_from([-2.0, -1.0, 0.0, 0.5]))
+def test_equal_jobs_get_equal_shares_of_pollux(jobs, share, fairness):
+    view = elastic_view([jobs * share], [Job(number, gpus_max=8) for number in range(1, jobs + 1)])
+    assert set(counts(plan("pollux", view, fairness=fairness)).values()) == {min(share, 8)}
+
+
+# ElasticFlow
+
+
+def test_elasticflow_worked_example():
+    # Speeds 1, 1.8, 2.8, 3.6 on 1, 2, 4, 8 GPUs. Job 1 (1000 s of work, due in 600) needs 2 GPUs: 556 s. Job 2 (1000 s, due in
+    # 400) needs 4: 357 s. Job 3 (1000 s, due in 250) could not do it on 8 (278 s). Job 4 has no deadline and takes one GPU of
+    # the 2 that are left of 8. The last: raising job 4 from 1 to 2 saves 1 * 0.8 / 1 of GPU time; of job 1, from 2 to 4 costs 2 GPUs.
+    jobs = [Job(1, gpus_max=8, remaining=1000), Job(2, gpus_max=8, remaining=1000), Job(3, gpus_max=8, remaining=1000), Job(4, gpus_max=8)]
+    answer = plan("elasticflow", elastic_view([8], jobs, deadlines=[600, 400, 250, math.inf]))
+    assert counts(answer) == {1: 2, 2: 4, 4: 2}
+    assert list(answer.rejected) == [3]
+    assert reasons(answer) == {3: "rejected"}
+
+
+def test_elasticflow_admits_nobody_at_the_cost_of_a_promise():
+    # Job 1 runs, and needs both GPUs until its deadline; job 2 would meet its own on one of them.
+    jobs = [Job(1, gpus_max=2, remaining=1000, held=(0, 1), run_time=10), Job(2, remaining=100)]
+    assert list(plan("elasticflow", elastic_view([2], jobs, deadlines=[560, 200])).rejected) == [2]
+    assert list(plan("elasticflow", elastic_view([2], jobs, deadlines=[800, 200])).rejected) == []
+
+
+def test_elasticflow_lets_a_later_deadline_wait():
+    # One GPU, two jobs of 100 s: the one that is due in 100 s goes first, and has the GPU until the round in which it ends is over
+    # at 120 s. So the other can be promised 220 s, and not 210.
+    jobs = [Job(1, remaining=100), Job(2, remaining=100)]
+    answer = plan("elasticflow", elastic_view([1], jobs, deadlines=[220, 100]))
+    assert counts(answer) == {2: 1}
+    assert reasons(answer) == {1: "resources"}
+    assert list(plan("elasticflow", elastic_view([1], jobs, deadlines=[210, 100])).rejected) == [2]
+
+
+def test_elasticflow_judges_no_more_new_jobs_than_it_is_told():
+    jobs = [Job(number, remaining=100) for number in (1, 2, 3)]
+    answer = plan("elasticflow", elastic_view([4], jobs, deadlines=[50, 200, 50]), judged=2)
+    assert list(answer.rejected) == [1]
+    assert reasons(answer) == {1: "rejected", 3: "round"}
+
+
+requests = st.lists(
+    st.tuples(st.integers(1, 5000), st.integers(1, 8000), st.sampled_from([1, 1, 2, 4]), st.integers(0, 1)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=60)
+@given(requests, st.integers(1, 12))
+def test_promised_shares_meet_their_deadlines_and_fit(requests, gpus):
+    """Filling by deadline: nobody has more than is free, and each is done at its deadline at the latest, whatever came before it."""
+    timeline = Timeline.of(gpus, [(500.0, 2), (math.inf, 9)])
+    for work, deadline, least, profile in sorted(requests, key=lambda request: request[1]):
+        options = least * 2 ** np.arange(3)
+        pace = np.array([PROFILES[profile].throughput.rate(n) / PROFILES[profile].throughput.rate(least) for n in options.tolist()])
+        filling = fill(timeline, options, pace, float(work), float(deadline))
+        if filling is None:
+            most = pace[np.clip(np.searchsorted(options, timeline.free.max(), side="right") - 1, 0, 2)]
+            assert most * deadline < work or timeline.free.min() < options[-1]
+            continue
+        left = filling.left
+        assert (left.free >= 0).all()
+        # What it takes at each time, and the work that this does by the deadline.
+        edges = np.append(left.times, np.inf)
+        taken = [
+            int(timeline.free[np.searchsorted(timeline.times, at, side="right") - 1]) - int(n)
+            for at, n in zip(left.times, left.free, strict=True)
+        ]
+        done = sum(
+            float(pace[np.searchsorted(options, n)]) * (min(edges[part + 1], deadline) - edges[part]) for part, n in enumerate(taken) if n
+        )
+        assert done == pytest.approx(work)
+        assert filling.end <= deadline * (1 + 1e-9)
+        assert max(taken) <= filling.share
+        timeline = left
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whoever_elasticflow_admits_meets_its_deadline_in_the_end(seed):
+    rng = np.random.default_rng(seed)
+    submitted, work = np.sort(rng.integers(0, 1500, 40)).astype(float), rng.integers(200, 3000, 40).astype(float)
+    due = submitted + work * rng.uniform(0.4, 2.0, 40)
+    workload = make_workload(
+        "deadlines", submitted, work, np.ones(40), gpus_max=np.full(40, 8), models=["concave"] * 40, profiles=[CONCAVE],
+        demand=np.full(40, int(Demand.STRICT)), tiers=[[(float(moment), 100.0)] for moment in due],
+    )  # fmt: skip
+    fates = simulate(workload, Cluster((8,)), registry.create("elasticflow", {}), Options()).fates
+    assert (fates.ended[~fates.rejected] <= due[~fates.rejected] + 1e-6).all()
+    assert 5 <= fates.rejected.sum() <= 35
+
+
+# INFless
+
+
+def test_infless_worked_example():
+    # With a tenth of headroom and 30 s to start: job 1 has 1100 s to do in 700 - 30, so 1.8 on 2 GPUs will do (611 s). Job 2 has
+    # 1100 s to do in 390 - 30: 3.06 times, so 6 GPUs (3.2); 5 are left (of 7), so it waits. Job 3 cannot meet 40 s: one GPU.
+    jobs = [Job(1, gpus_max=8, remaining=1000), Job(2, gpus_max=8, remaining=1000), Job(3, gpus_max=8, remaining=1000), Job(4, gpus_max=8)]
+    answer = plan("infless", elastic_view([7], jobs, deadlines=[700, 390, 40, math.inf]))
+    assert counts(answer) == {1: 2, 3: 1, 4: 1}
+    assert reasons(answer) == {2: "resources"}
+    assert counts(plan("infless", elastic_view([8], jobs[:2], deadlines=[700, 390]))) == {1: 2, 2: 6}
+
+
+def test_infless_gives_a_late_job_more_and_takes_nothing_back():
+    late, early = (
+        Job(1, gpus_max=4, held=(0,), remaining=1000, run_time=50),
+        Job(2, gpus_max=4, held=(1, 2, 3, 4), remaining=10, run_time=50),
+    )
+    assert counts(plan("infless", elastic_view([8], [late, early], deadlines=[700, 9000]))) == {1: 2, 2: 4}
+    # Nobody gives way to it when GPUs are short.
+    assert counts(plan("infless", elastic_view([5], [late, early], deadlines=[700, 9000]))) == {1: 1, 2: 4}
+
+
+# Dividing and packing
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 10))
+def test_water_filling_concave_worths_is_optimal(gains, budget):
+    worth = [np.concatenate([[0.0], np.cumsum(sorted(steps, reverse=True))]) for steps in gains]
+    options = [np.arange(len(one)) for one in worth]
+    ends = water_fill(options, worth, [0] * len(worth), budget)
+    best = max(
+        sum(one[n] for one, n in zip(worth, division, strict=True)) for division in itertools.product(*options) if sum(division) <= budget
+    )
+    assert sum(ends) <= budget
+    assert sum(one[n] for one, n in zip(worth, ends, strict=True)) == pytest.approx(best)
+
+
+def test_looking_ahead_gets_over_a_number_that_gains_nothing():
+    gpus, worth = [np.array([4, 5, 8])], [np.array([1.0, 0.9, 1.9])]
+    assert water_fill(gpus, worth, [0], 4) == [0]
+    assert water_fill(gpus, worth, [0], 4, look_ahead=2) == [2]
+    assert water_fill(gpus, worth, [0], 3, look_ahead=2) == [0]
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 8), st.randoms(use_true_random=False))
+def test_no_exchange_between_two_improves_what_exchange_leaves(jobs, columns, budget, random):
+    worth = np.array([[0.0, *(random.choice([-np.inf, random.uniform(-1, 9)]) for _ in range(columns))] for _ in range(jobs)])
+    division = exchange(worth, np.zeros(jobs, dtype=np.int64), budget)
+    assert division.sum() <= budget
+    rows = np.arange(jobs)
+    total = worth[rows, division].sum()
+    for other in itertools.product(range(columns + 1), repeat=jobs):
+        changed = np.flatnonzero(np.array(other) != division)
+        if len(changed) <= 1 and sum(other) <= budget:
+            assert worth[rows, list(other)].sum() <= total + 1e-9
+
+
+def test_who_keeps_its_number_stays_and_who_shrinks_keeps_its_own():
+    jobs = [Job(1, gpus_max=8, held=(0, 1)), Job(2, gpus_max=8, held=(2, 3, 8)), Job(3, gpus_max=8, held=(9,)), Job(4, gpus_max=8)]
+    given = pack(Pool(elastic_view([8, 8], jobs)), {0: 2, 1: 2, 2: 4, 3: 4}, lambda row, n: n - 1)
+    assert given[0] == (0, 1)
+    assert given[1] == (2, 3)
+    assert len(given[2]) == len(given[3]) == 4
+    held = [gpu for gpus in given.values() for gpu in gpus]
+    assert len(set(held)) == len(held)
+
+
+def test_small_jobs_make_room_for_a_gang():
+    # 4 wants a node; each has a small job. One of them moves, if it may.
+    jobs = [Job(1, held=(0,)), Job(2, held=(4,)), Job(4, gpus=4)]
+    assert pack(Pool(elastic_view([4, 4], jobs)), {0: 1, 1: 1, 2: 4}, lambda row, n: 0) == {0: (5,), 1: (4,), 2: (0, 1, 2, 3)}
+    assert 2 not in pack(Pool(elastic_view([4, 4], jobs)), {0: 1, 1: 1, 2: 4}, lambda row, n: 0, migrate=False)
+
+
+def test_nobody_moves_for_a_gang_that_can_do_with_less():
+    # Job 3 would like 3 GPUs of one node, but 1 could then not go on with 2.
+    jobs = [Job(1, gpus_max=2, held=(0, 1)), Job(2, gpus_max=3, held=(4, 5, 6)), Job(3, gpus_max=3)]
+    assert pack(Pool(elastic_view([4, 4], jobs)), {0: 2, 1: 3, 2: 3}, lambda row, n: n - 1) == {0: (0, 1), 1: (4, 5, 6), 2: (2, 3)}
+
+
+# All of them
+
+
+@st.composite
+def elastic_views(draw):
+    view = draw(views())
+    n = len(view.jobs)
+
+    def column(values, dtype):
+        return np.array([draw(values) for _ in range(n)], dtype=dtype)
+
+    return dataclasses.replace(
+        view,
+        profiles=PROFILES,
+        jobs=dataclasses.replace(
+            view.jobs,
+            gpus_max=view.jobs.gpus_min + column(st.integers(0, 12), np.int64),
+            profile=column(st.integers(-1, 2), np.int64),
+            demand=column(st.integers(0, 2), np.int64),
+            deadline=column(st.sampled_from([np.inf, NOW - 5, NOW + 100, NOW + 3000, NOW + 20_000]), np.float64),
+            progress=column(st.sampled_from([0.0, 0.5, math.nan]), np.float64),
+        ),
+    )
+
+
+@every_policy
+@given(view=elastic_views())
+def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
+    for seen in (view, protect(view, Limits(min_run_time=50, max_preemptions=3))):
+        answer = registry.create(name, config).plan(seen)
+        given = given_gpus(written_out(check(answer, seen), seen))
+        assert answer.allocations == registry.create(name, config).plan(seen).allocations
+        why, jobs = reasons(answer), seen.jobs
+        schedulable = {job for job, phase in zip(jobs.id.tolist(), jobs.phase, strict=True) if phase != Phase.STOPPING}
+        assert set(why) | set(given) == schedulable
+        assert set(why).isdisjoint(given)
+        assert sorted(answer.order) == sorted(why)
+        if jobs.protected is not None:
+            for row in np.flatnonzero((jobs.phase == Phase.ACTIVE) & jobs.protected):
+                assert given[int(jobs.id[row])] == tuple(jobs.allocation(row))
+    if name == "infless":
+        assert not answer.preempt
+
+
+@pytest.mark.parametrize("name", ["optimus", "pollux", "elasticflow"])
+def test_a_round_stands_until_the_next(name):
+    policy = registry.create(name, {})
+    jobs = [Job(1, gpus_max=4, remaining=9000), Job(2, gpus_max=4, remaining=5000)]
+    first = given_gpus(policy.plan(elastic_view([8], jobs)))
+    # A job that comes between rounds waits, and who had to stop for the division starts where it was meant to.
+    between = elastic_view([8], [*jobs, Job(3)], now=NOW + 1)
+    answer = policy.plan(between)
+    assert given_gpus(written_out(check(answer, between), between)) == first
+    assert reasons(answer) == {3: "round"}
+    after = elastic_view([8], [*jobs, Job(3)], now=NOW + policy.interval)
+    assert 3 in given_gpus(policy.plan(after))
+
+
+@pytest.mark.parametrize("name", ["optimus", "pollux", "elasticflow"])
+def test_a_round_lives_with_what_has_gone_out_of_use(name):
+    policy = registry.create(name, {})
+    jobs = [Job(1, gpus_max=4, remaining=9000), Job(2, gpus_max=4, remaining=5000)]
+    lost = given_gpus(policy.plan(elastic_view([8], jobs)))[1][0]
+    view = elastic_view([8], jobs, now=NOW + 1, unusable=[lost])
+    answer = policy.plan(view)
+    assert 1 not in given_gpus(written_out(check(answer, view), view))
+    assert reasons(answer)[1] == "resources"
+
+
+@every_policy
+def test_a_fixed_set_of_jobs_comes_to_rest(name, config):
+    rng = np.random.default_rng(7)
+    jobs = {}
+    for number in range(1, 15):
+        gpus = int(rng.choice([1, 1, 2, 4]))
+        jobs[number] = Job(number, gpus=gpus, gpus_max=4 * gpus, remaining=float(rng.integers(500, 9000)), submitted=NOW - 1000 - number)
+    world = World([4, 4, 3], jobs, limits=Limits(min_run_time=0.0), seconds=600.0)
+    policy = registry.create(name, config)
+    view = world.view
+    world.view = lambda: dataclasses.replace(  # type: ignore[method-assign]
+        seen := view(), profiles=PROFILES, jobs=dataclasses.replace(seen.jobs, profile=seen.jobs.id % 2)
+    )
+    for _ in range(40):
+        world.tick(policy)
+    stops = world.stops
+    for _ in range(10):
+        world.tick(policy)
+    assert world.stops == stops
+
+
+def test_a_plan_names_only_what_changes():
+    jobs = [Job(1, gpus_max=1, held=(0,), remaining=100), Job(2, gpus_max=1, remaining=100)]
+    view = elastic_view([4], jobs)
+    answer = registry.create("optimus", {}).plan(view)
+    assert set(answer.allocations) == {2}
+    assert set(complete(answer, view)) == {1, 2}

@@ -1,0 +1,328 @@
+"""Attained service: LAS and Tiresias, their queues, and what the simulator published with Tiresias gives on the same input."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stoker.engine.guards import Limits, protect
+from stoker.engine.plan_check import check
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
+from stoker.policies import registry
+from stoker.policies.contract import Phase, Profile
+from stoker.policies.placement import Placement
+from stoker.policies.queues import Queues
+from stoker.policies.tiresias import Tiresias, gittins_index
+from views import NOW, Job, World, make_view, reasons, views, written_out
+from views import given as given_gpus
+
+SETTINGS = [
+    ("las", {}),
+    ("las", {"quantum": 1.0}),
+    ("tiresias", {}),
+    ("tiresias", {"priority": "time", "queues": 5}),
+    ("tiresias", {"priority": "gittins"}),
+    ("tiresias", {"starve_limit": 2.0, "queues": 2, "threshold_1": 500.0}),
+]
+every_policy = pytest.mark.parametrize(("name", "config"), SETTINGS, ids=str)
+
+
+def raw(name, view, **config):
+    return registry.create(name, config).plan(view)
+
+
+def plan(name, view, **config):
+    answer = raw(name, view, **config)
+    check(answer, view)
+    return written_out(answer, view)
+
+
+def waiting_since(seconds, **facts):
+    """A job that has waited for ``seconds`` in all."""
+    return Job(submitted=NOW - facts.get("run_time", 0.0) - seconds, **facts)
+
+
+def completion_times(policy, jobs, gpus=1, **config):
+    """Simulated on one node: jobs are (submitted, duration, GPUs)."""
+    workload = make_workload("by hand", *zip(*jobs, strict=True))
+    result = simulate(workload, Cluster((gpus,)), registry.create(policy, config), Options())
+    return (result.fates.ended - workload.submitted).tolist()
+
+
+# LAS
+
+
+def test_las_worked_example():
+    # Two GPUs. 1 has had 5000 GPU-seconds, 2 has had 2000. 3 has had 1000: with a quantum of 3600 it displaces 1 only.
+    running = [Job(1, run_time=5000, held=(0,)), Job(2, run_time=2000, held=(1,))]
+    answer = plan("las", make_view([2], [*running, Job(3, run_time=1000)]))
+    assert given_gpus(answer) == {2: (1,), 3: (0,)}
+    assert reasons(answer) == {1: "resources"}
+    # 4 would displace nobody with 1500; 1 has had a quantum more than it in 100 s.
+    answer = raw("las", make_view([2], [*running, Job(4, run_time=1500)]))
+    assert not answer.allocations
+    assert answer.wake_at == NOW + 100
+    # A gang of two is served as fast as it has GPUs: 2 is passed by 600 s of it.
+    pair = Job(1, gpus=2, run_time=2200, held=(0, 1))
+    assert raw("las", make_view([2], [pair, Job(2, run_time=2000)])).wake_at == NOW + (2000 + 3600 - 4400) / 2
+
+
+def test_las_by_hand():
+    # Quantum 100: A runs 0 to 100, B 100 to 300 (a quantum more than A), A 300 to 350, then B.
+    assert completion_times("las", [(0, 150, 1), (0, 250, 1)], quantum=100.0) == [350, 400]
+
+
+# Tiresias
+
+
+def test_tiresias_worked_example():
+    # Four GPUs; queues end at 3250 and 7200 GPU-seconds. 1 stands in the first (2 GPUs x 1000 s), 2 in the second, 3 in the third.
+    running = [
+        Job(1, gpus=2, run_time=1000, held=(0, 1)),
+        Job(2, run_time=5000, lease_time=500, held=(2,)),
+        Job(3, run_time=8000, lease_time=900, held=(3,)),
+    ]
+    # 4 is new. It displaces the one in the lowest queue; 5, of the second queue, displaces nobody of its own.
+    view = make_view([4], [*running, Job(4, submitted=1), Job(5, run_time=4000)])
+    answer = plan("tiresias", view)
+    assert given_gpus(answer) == {1: (0, 1), 2: (2,), 4: (3,)}
+    assert list(answer.order) == [5, 3]
+    assert [waiting.reason.text for waiting in answer.waiting] == [
+        "needs 1 GPU; too few are free, or held by jobs of lower queues that may be stopped now"
+    ]
+    # 1 sinks first: it has 1250 GPU-seconds to go, on two GPUs.
+    assert answer.wake_at == NOW + 625
+    # By time 1 has had 1000 s and not 2000: it sinks 2250 s from now, 2 before that.
+    assert raw("tiresias", view, priority="time").wake_at == NOW + 2200
+    # With one queue it is first come, first served.
+    assert not raw("tiresias", view, queues=1).preempt
+
+
+def test_tiresias_by_hand():
+    # A runs 0 to 100 and sinks, B 100 to 150, A 150 to 300.
+    assert completion_times("tiresias", [(0, 250, 1), (20, 50, 1)], queues=2, threshold_1=100.0) == [300, 130]
+    # A sinks at 100 into the queue where C waits since it sank itself at 50 and B came: A came first, so it goes on.
+    jobs = [(0, 160, 1), (20, 150, 1)]
+    assert completion_times("tiresias", jobs, queues=2, threshold_1=100.0) == [260, 290]
+
+
+def test_thresholds_in_use_are_sorted_and_as_many_as_the_queues_need():
+    config = Tiresias.Config(queues=4, threshold_1=900.0, threshold_2=100.0, threshold_3=500.0, threshold_4=1.0)
+    assert Tiresias(config).queues.thresholds.tolist() == [100, 500, 900]
+    assert Tiresias.Config(queues=1).thresholds == ()
+
+
+@pytest.mark.parametrize(
+    ("run_time", "submitted", "displaced"),
+    [
+        (3250, 10, True),  # it sinks at this moment, behind 2, which came before it
+        (3250, 1, False),  # it came before 2
+        (3300, 10, False),  # it was there already
+    ],
+)
+def test_a_job_that_sinks_takes_its_place_among_those_that_wait(run_time, submitted, displaced):
+    jobs = [Job(1, run_time=run_time, lease_time=run_time, held=(0,), submitted=submitted), Job(2, run_time=4000, submitted=5)]
+    answer = plan("tiresias", make_view([1], jobs))
+    assert given_gpus(answer) == ({2: (0,)} if displaced else {1: (0,)})
+    if displaced:  # and once it has stopped, the GPU still goes to 2
+        jobs[0] = dataclasses.replace(jobs[0], held=(), lease_time=0.0)
+        assert given_gpus(plan("tiresias", make_view([1], jobs))) == {2: (0,)}
+
+
+def test_of_the_lowest_queue_who_came_last_goes_first():
+    jobs = [Job(1, run_time=7300, held=(0,), submitted=1), Job(2, run_time=9000, held=(1,), submitted=2), Job(3, submitted=3)]
+    assert given_gpus(plan("tiresias", make_view([2], jobs))) == {1: (0,), 3: (1,)}
+
+
+def test_a_job_is_woken_for_when_it_sinks_below_one_that_waits_two_queues_down():
+    running = Job(1, run_time=100, lease_time=100, held=(0,), submitted=10)
+    assert raw("tiresias", make_view([1], [running, Job(2, run_time=9000)])).wake_at == NOW + 7100
+
+
+def test_a_starving_job_is_lifted_and_served_anew():
+    other = Job(1, run_time=3500, lease_time=3500, held=(0,), submitted=NOW - 3500)
+    starving, patient = waiting_since(8000, id=2, run_time=4000), waiting_since(7990, id=2, run_time=4000)
+    assert given_gpus(plan("tiresias", make_view([1], [other, starving]), starve_limit=2)) == {2: (0,)}
+    assert given_gpus(plan("tiresias", make_view([1], [other, starving]))) == {1: (0,)}
+    answer = raw("tiresias", make_view([1], [other, patient]), starve_limit=2)
+    assert not answer.allocations
+    assert answer.wake_at == pytest.approx(NOW + 10, abs=0.01)
+    # Lifted it holds its place against a new job, though it has had more than any threshold, until it has had 3250 s anew.
+    lifted = waiting_since(8000, id=2, run_time=4500, lease_time=500, held=(0,))
+    answer = raw("tiresias", make_view([1], [lifted, Job(3, submitted=NOW)]), starve_limit=2)
+    assert not answer.preempt
+    assert answer.wake_at == NOW + 2750
+    sunk = waiting_since(8000, id=2, run_time=7300, lease_time=3300, held=(0,))
+    assert list(raw("tiresias", make_view([1], [sunk, Job(3, submitted=NOW)]), starve_limit=2).preempt) == [2]
+
+
+def test_nobody_goes_round_in_circles_while_starving():
+    jobs = [(float(start), 400.0 + 130 * (start % 7), 1 + start % 3) for start in range(0, 600, 20)]
+    times = completion_times("tiresias", jobs, gpus=4, starve_limit=1.0, threshold_1=200.0, threshold_2=600.0)
+    assert all(math.isfinite(time) for time in times)
+
+
+def test_pack_limit_lets_jobs_of_small_skew_spread():
+    held = [Job(1, held=(0,)), Job(2, held=(2,))]
+    view = make_view([2, 2], [*held, Job(3, gpus=2, submitted=1)])
+
+    def with_skew(*skews, profile=0):
+        jobs = dataclasses.replace(view.jobs, profile=np.array([-1, -1, profile]))
+        return dataclasses.replace(view, jobs=jobs, profiles=[Profile("model", skew=skew) for skew in skews])
+
+    assert given_gpus(plan("tiresias", with_skew(0.2)))[3] == (1, 3)
+    for consolidated in (with_skew(0.6), with_skew(math.nan), with_skew(0.2, profile=-1), view):
+        assert 3 not in given_gpus(plan("tiresias", consolidated))
+    assert 3 in given_gpus(plan("tiresias", with_skew(0.6), pack_limit=0.6))
+
+
+def test_gittins_index_worked_example():
+    # Of three jobs that took 10, 20 and 100: of the next 20 seconds of a new one, two thirds end, after 10, 20 and 20 of them.
+    finished = np.array([10.0, 20.0, 100.0])
+    index = gittins_index(finished, np.array([0.0, 20.0, 100.0]), np.array([20.0, math.inf, 5.0]))
+    assert index.tolist() == pytest.approx([2 / 50, 1 / 80, 0.0])
+
+
+@given(
+    st.lists(st.integers(1, 50).map(float), min_size=1, max_size=12),
+    st.integers(0, 50),
+    st.one_of(st.integers(1, 60).map(float), st.just(math.inf)),
+)
+def test_gittins_index_is_its_definition(finished, attained, quantum):
+    left = [service - attained for service in finished if service > attained]
+    expected = 0.0
+    if left:
+        expected = (sum(one <= quantum for one in left) / len(left)) / (sum(min(one, quantum) for one in left) / len(left))
+    assert gittins_index(np.sort(finished), np.array([float(attained)]), np.array([quantum]))[0] == pytest.approx(expected)
+
+
+def test_gittins_orders_a_queue_by_index():
+    # Jobs end after 100 or 3000 seconds; 1 has had 90, so it is likely to end soon; 2 came first, and has had 500.
+    view = make_view([1], [Job(2, run_time=500), Job(1, run_time=90, submitted=1)])
+    view = dataclasses.replace(view, finished_service=np.array([100.0] * 5 + [3000.0] * 5))
+    assert given_gpus(plan("tiresias", view, priority="gittins")) == {1: (0,)}
+    assert given_gpus(plan("tiresias", view)) == {2: (0,)}
+    nothing_known = dataclasses.replace(view, finished_service=None)
+    assert given_gpus(plan("tiresias", nothing_known, priority="gittins")) == {2: (0,)}
+
+
+@pytest.mark.parametrize("priority", ["gittins", "service"])
+def test_only_gittins_is_given_the_service_of_finished_jobs(priority):
+    seen = []
+
+    class Watched(Tiresias):
+        def plan(self, view):
+            seen.append(view.finished_service)
+            return super().plan(view)
+
+    workload = make_workload("by hand", [0.0, 1.0, 2.0], [20.0, 10.0, 30.0], [1, 1, 1])
+    simulate(workload, Cluster((1,)), Watched(Tiresias.Config(priority=priority)), Options())
+    assert [history is None for history in seen] == [priority != "gittins"] * len(seen)
+    if priority == "gittins":
+        assert seen[-1].tolist() == [10.0, 20.0]  # when the third job starts
+
+
+# All of them
+
+
+@every_policy
+@given(view=views())
+def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
+    answer = plan(name, view, **config)
+    check(answer, view)
+    assert given_gpus(answer) == given_gpus(plan(name, view, **config))
+    why = reasons(answer)
+    schedulable = {job for job, phase in zip(view.jobs.id.tolist(), view.jobs.phase, strict=True) if phase != Phase.STOPPING}
+    assert set(why) | set(given_gpus(answer)) == schedulable
+    assert set(why).isdisjoint(given_gpus(answer))
+    assert sorted(answer.order) == sorted(why)
+    assert answer.wake_at is None or view.now < answer.wake_at < math.inf
+
+
+@every_policy
+@given(view=views())
+def test_protected_jobs_stay(name, config, view):
+    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    answer = given_gpus(plan(name, view, **config))
+    for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):
+        assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
+
+
+@every_policy
+@given(view=views())
+def test_work_conserving(name, config, view):
+    answer = plan(name, view, **config)
+    free = Placement(view)
+    for row in np.flatnonzero(view.jobs.phase == Phase.ACTIVE):
+        free.release(view.jobs.allocation(row).tolist())
+    for gpus in given_gpus(answer).values():
+        free.take(gpus)
+    rows = {job: row for row, job in enumerate(view.jobs.id.tolist())}
+    for job in reasons(answer):
+        assert free.find(int(view.jobs.gpus_min[rows[job]]), memory=float(view.jobs.gpu_memory[rows[job]])) is None
+
+
+@given(view=views())
+def test_no_job_waits_for_a_lower_queue(view):
+    """No waiting job could start on the GPUs that jobs of lower queues are given."""
+    answer, jobs = plan("tiresias", view), view.jobs
+    queue = Queues(Tiresias.Config().thresholds).standing(jobs, view.now, by_service=True).queue
+    rows = {job: row for row, job in enumerate(jobs.id.tolist())}
+    for job in reasons(answer):
+        row = rows[job]
+        free = Placement(view)
+        for other in np.flatnonzero(jobs.phase == Phase.ACTIVE):
+            free.release(jobs.allocation(other).tolist())
+        for other, gpus in given_gpus(answer).items():
+            if queue[rows[other]] <= queue[row]:
+                free.take(gpus)
+        assert free.find_soon(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row])) is None
+
+
+@every_policy
+@given(lengths=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 80)), min_size=1, max_size=8))
+@settings(max_examples=10)
+def test_everything_finishes(name, config, lengths):
+    jobs = {number: Job(number, gpus=gpus, remaining=10.0 * length, submitted=NOW) for number, (gpus, length) in enumerate(lengths, 1)}
+    world, policy = World([2, 2], jobs, progress=True), registry.create(name, config)
+    ticks = sum(length for _, length in lengths) + 100 * (len(lengths) + 1)
+    while world.jobs and ticks:
+        world.tick(policy)
+        ticks -= 1
+    assert world.finished == set(range(1, len(lengths) + 1))
+
+
+# Against the simulator that was published with Tiresias
+
+
+@pytest.mark.parametrize(
+    ("trace", "cluster", "config", "published"),
+    [
+        # dlas-gpu and dlas with their default queues (docs/simulator.md explains what differs). Of the first the published figure is
+        # 38 473.99: it looks for a demotion (limit - executed) / GPUs seconds on, which is late for a gang that has run; with
+        # (limit - executed x GPUs) / GPUs, as meant, it prints 37 540.11.
+        ("itp06", "1x128", {}, 37_540.11),
+        ("itp06", "1x128", {"priority": "time"}, 34_575.90),
+        ("philly_11cb48_2w", "1x8", {}, 2_468.61),
+    ],
+)
+def test_average_completion_time_is_that_of_the_published_simulator(trace, cluster, config, published):
+    folder = os.environ.get("STOKER_TRACES")
+    if not folder:
+        pytest.skip("STOKER_TRACES does not name the directory of the traces")
+    with (Path(folder) / "side_by_side" / f"{trace}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    columns = [[float(row[name]) for row in rows] for name in ("submit", "duration")]
+    workload = make_workload(trace, *columns, [int(row["num_gpu"]) for row in rows])
+    fates = simulate(workload, Cluster.parse(cluster), registry.create("tiresias", config), Options()).fates
+    assert np.mean(fates.ended - workload.submitted) == pytest.approx(published, rel=0.01)

@@ -1,0 +1,64 @@
+"""The simulator beside public ones, on real traces with their simplifications; docs/accuracy.md explains what differs."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from expected import PEERS, Peer, side_by_side
+from scripted import run
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.figures import figures
+from stoker.engine.sim.options import Options
+from stoker.engine.sim.result import Result
+from stoker.engine.sim.workload import Workload
+
+TRACES = os.environ.get("STOKER_TRACES")
+pytestmark = pytest.mark.skipif(not TRACES, reason="STOKER_TRACES does not name the directory of the traces")
+
+
+@cache
+def trace(name: str) -> Workload:
+    assert TRACES is not None
+    return side_by_side(Path(TRACES), name)
+
+
+def simulated(peer: Peer) -> Result:
+    return run(trace(peer.trace), peer.policy, peer.nodes, peer.options.costs, interval=peer.options.interval)
+
+
+def average(peer: Peer) -> float:
+    return float((simulated(peer).fates.ended - trace(peer.trace).submitted).mean())
+
+
+def named(peer: Peer) -> str:
+    return f"{peer.trace}-{peer.policy}-{peer.who}"
+
+
+EXACT = [peer for peer in PEERS if peer.options == Options() and not peer.policy.startswith("tiresias")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", EXACT, ids=named)
+def test_where_semantics_agree_averages_do_to_the_last_digit_that_is_printed(peer: Peer) -> None:
+    assert average(peer) == pytest.approx(peer.jct, abs=0.005 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer not in EXACT], ids=named)
+def test_where_they_differ_in_details_averages_are_within_one_percent(peer: Peer) -> None:
+    assert average(peer) == pytest.approx(peer.jct, rel=0.01)
+
+
+def test_more_than_averages() -> None:
+    """What Tiresias' simulator prints of FIFO on itp06: median, 99th percentile, makespan."""
+    fifo = next(peer for peer in PEERS if (peer.trace, peer.policy) == ("itp06", "fifo"))
+    workload, result = trace("itp06"), simulated(fifo)
+    found = figures(workload, result, Cluster.parse("1x128"))
+    assert (round(found.jct_p50), round(found.makespan)) == (39_271, 5_171_895)
+    assert found.jct_p99 == pytest.approx(498_102, rel=0.001)
+    done = result.fates.gpu_time
+    np.testing.assert_allclose(done, workload.duration * workload.gpus_min)
