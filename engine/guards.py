@@ -169,6 +169,8 @@ def _holders(view: View, plan: Plan) -> dict[int, list[int]]:
     """Jobs that hold GPUs which the plan gives to anybody; who holds others is nobody's concern."""
     jobs = view.jobs
     hit = held_positions(plan, view)
+    if not len(hit):
+        return {}
     rows = jobs.alloc_start.searchsorted(hit, side="right") - 1
     holders: dict[int, list[int]] = {}
     for job, gpu in zip(jobs.id[rows].tolist(), jobs.alloc_gpus[hit].tolist(), strict=True):

@@ -13,6 +13,9 @@ from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Wait
 from .rowof import RowOf
 
 
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
 class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
 
@@ -157,8 +160,8 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
 def held_positions(plan: Plan, view: View) -> Ints:
     """Positions in ``alloc_gpus`` of the GPUs that the plan gives to anybody: most plans give only what is free."""
     held = view.jobs.alloc_gpus
-    if view.free is not None and all(view.free.has(allocation.gpus) for allocation in plan.allocations.values()):
-        return held[:0]
+    if view.free is not None and view.free.has(gpu for allocation in plan.allocations.values() for gpu in allocation.gpus):
+        return _NONE
     wanted = np.zeros(len(view.gpus), dtype=bool)
     for allocation in plan.allocations.values():
         wanted[list(allocation.gpus)] = True
@@ -169,6 +172,8 @@ def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
     """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
     jobs = view.jobs
     hit = held_positions(plan, view)
+    if not len(hit):
+        return
     for row, gpu in zip(jobs.alloc_start.searchsorted(hit, side="right") - 1, jobs.alloc_gpus[hit].tolist(), strict=True):
         job = int(jobs.id[row])
         gone = jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in (plan.preempt or ())

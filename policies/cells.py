@@ -165,8 +165,12 @@ class States(Free):
         return self.table.free[self.state]
 
     def has(self, gpus: Iterable[int]) -> bool:
-        places = (self.grid.places[gpu] for gpu in gpus)
-        return all(self.state[node] & bit for node, bit in places)
+        places, state = self.grid.places, self.state
+        for gpu in gpus:
+            node, bit = places[gpu]
+            if not state[node] & bit:
+                return False
+        return True
 
     def set(self, gpus: Ints, is_open: bool) -> None:
         state, places = self.state, self.grid.places

@@ -124,18 +124,30 @@ class _Tick:
         return displaceable(self.view, self.hold)
 
     @cached_property
-    def weakest(self) -> float:
-        """The least hold of a running job: a claim that does not exceed it displaces nobody."""
-        return float(self.hold.min(initial=np.inf, where=self.jobs.phase == Phase.ACTIVE))
-
-    @cached_property
     def at_hand(self) -> Bools:
         """Running jobs that are neither displaced nor kept for somebody yet."""
         active: Bools = self.jobs.phase == Phase.ACTIVE
         return active
 
+    @cached_property
+    def within_reach(self) -> tuple[Floats, Ints]:
+        """Holds of running jobs, ascending, and how many GPUs those with the least so many hold together."""
+        starts, active = self.jobs.alloc_start, self.jobs.phase == Phase.ACTIVE
+        hold, size = self.hold[active], (starts[1:] - starts[:-1])[active]
+        order = hold.argsort()
+        return hold[order], np.concatenate(([0], size[order].cumsum()))
+
+    def _weaker(self, row: int) -> int:
+        """GPUs of the jobs that held some at first and whose hold the claim of ``row`` exceeds."""
+        if self.ranking.claim is None:
+            return 0
+        hold, held = self.within_reach
+        return int(held[hold.searchsorted(self.claim[row])])
+
     def _may_displace(self, row: int) -> bool:
-        return self.ranking.claim is not None and float(self.claim[row]) > self.weakest
+        """Whether it is worth a closer look: what weaker jobs hold and what is free would be enough, wherever it is."""
+        weaker = self._weaker(row)
+        return weaker > 0 and weaker + self.placement.free_soon() >= int(self.jobs.gpus_min[row])
 
     def run(self) -> None:
         blocked = math.nan  # the claim whose head waits; NaN equals no claim
@@ -157,7 +169,7 @@ class _Tick:
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
         self.queue.leave()
-        if not self.displaced and not self._may_displace(row):
+        if not self.displaced and not self._weaker(row):
             self.queue.leave_larger(self.placement.free_soon())
 
     def _place(self, row: int) -> bool:

@@ -13,11 +13,11 @@ from .placement import Placement
 def occupants(view: View) -> Bools:
     """Running jobs, one row a job, that hold their GPUs alone: who shares a GPU frees nothing by leaving it."""
     jobs = view.jobs
-    size = np.diff(jobs.alloc_start)
-    holders = np.bincount(jobs.alloc_gpus, minlength=len(view.gpus))
-    shares = np.zeros(len(jobs), dtype=bool)
-    shares[np.repeat(np.arange(len(jobs)), size)[holders[jobs.alloc_gpus] > 1]] = True
-    alone: Bools = (jobs.phase == Phase.ACTIVE) & (size > 0) & ~shares
+    size = jobs.alloc_start[1:] - jobs.alloc_start[:-1]
+    alone: Bools = (jobs.phase == Phase.ACTIVE) & (size > 0)
+    holders = np.bincount(jobs.alloc_gpus, minlength=1)
+    if holders.max() > 1:
+        alone[np.arange(len(jobs)).repeat(size)[holders[jobs.alloc_gpus] > 1]] = False
     return alone
 
 
@@ -93,13 +93,11 @@ class Victims:
             return placement.would_fit(n, self._gpus_of_first(count), memory=memory)
 
         weaker = self.left[:limit].nonzero()[0]
-        if not len(weaker):
+        if not len(weaker) or not fits(limit):
             return None
         low = int(weaker[0])  # those before have gone already
         high = low + 1
-        while not fits(min(high, limit)):
-            if high >= limit:
-                return None
+        while high < limit and not fits(high):
             low, high = high, 2 * high
         high = min(high, limit)
         while high - low > 1:

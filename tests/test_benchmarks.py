@@ -23,6 +23,7 @@ TINY = {
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "first_step": ["--rounds", "1"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
+    "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }

@@ -10,6 +10,7 @@ import pytest
 from scripted import Scripted, Timetable, run, workload
 from stoker.engine.sim.options import Costs
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
+from stoker.policies.goodput import Goodput, StepTime
 from stoker.policies.profiles import Throughput
 
 SRTF = "srtf,hysteresis=1"
@@ -286,6 +287,23 @@ def test_a_job_that_grows() -> None:
     assert result.fates.ended.tolist() == [70.0]
     assert result.fates.gpu_time.tolist() == [42.0 + 4 * 28.0]
     assert result.fates.lost.tolist() == [2.0 + 4 * 8.0]
+
+
+def test_a_batch_size_that_the_policy_chooses() -> None:
+    """One GPU, a step of 1 s + 0.01 s a sample, M0 = 100, phi = 300: batch 100 takes 2 s (50 samples/s), batch 300 takes 4 s, 75
+    samples/s of which (300 + 100) / (300 + 300) count: 50 too. Batch 200: 3 s, 66.7 samples/s of which 0.8 count, 53.3 or 16/15 as fast.
+
+    100 s of work; with 200 from 20 s on the 80 s that are left take 75.
+    """
+    goodput = Goodput(StepTime(grad=1.0, grad_per_sample=0.01), 100, 1000, (1, 1000), ((0.0, 300.0),))
+    jobs = workload([(0.0, 100.0, 1)], models=["a"], batch_size=[100], profiles=[Profile("a", goodput=goodput)])
+    alone = {0.0: {0: Allocation((0,))}}
+    assert run(jobs, Timetable(alone)).fates.ended.tolist() == [100.0]
+    larger = {20.0: {0: Allocation((0,), batch_size=200)}}
+    assert run(jobs, Timetable(alone | larger)).fates.ended == pytest.approx([95.0])
+    as_fast = {20.0: {0: Allocation((0,), batch_size=300)}}
+    assert run(jobs, Timetable(alone | as_fast)).fates.ended == pytest.approx([100.0])
+    assert run(jobs, Timetable({0.0: {0: Allocation((0,), batch_size=200)}})).fates.ended == pytest.approx([93.75])
 
 
 def test_the_view_tells_what_is_so() -> None:

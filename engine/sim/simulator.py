@@ -265,6 +265,8 @@ class _Simulation:
         self.waking += 1
         if again > self.now:
             self._push(again, Kind.WAKE, 0, self.waking)
+        if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
+            self._push(self.now, Kind.WAKE, 0, self.waking)
         idle = not (self.acted or self.heap or self.to_come)
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
 

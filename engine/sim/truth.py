@@ -1,4 +1,8 @@
-"""What happens in truth: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this."""
+"""What happens in truth: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this.
+
+Speed depends on how many nodes a job is spread over, and not on the cells within a node: 002 ch. 5.3.2.1 measures one
+communication time within a node and one between nodes, and leaves links of several speeds within a node to later work.
+"""
 
 from __future__ import annotations
 
