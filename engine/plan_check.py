@@ -12,7 +12,6 @@ import numpy as np
 from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
-
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 

@@ -327,6 +327,24 @@ def test_top_fills_a_terminal_and_leaves_it_as_it_was(live: Path, jobs: dict[str
     assert b"CPU slots" in text and b"Queue" in text
 
 
+def test_top_ends_when_its_terminal_has_gone(live: Path, jobs: dict[str, int]) -> None:
+    """Also when signals do not end it: started with nohup, or in the background of a shell without job control."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = ["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", sys.executable, "-m", "stoker", "top", "--home", str(live)]
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True) as process:
+        os.close(slave)
+        text = b""
+        while b"q quit" not in text:
+            text += os.read(master, 65536)
+        os.close(master)
+        try:
+            process.wait(10)
+        finally:
+            process.kill()
+
+
 def test_global_options_stand_anywhere(live: Path, jobs: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps", "--home", str(live), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)

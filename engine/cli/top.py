@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +39,8 @@ def _keys() -> Iterator[int | None]:
         tty.setcbreak(descriptor)
         yield descriptor
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # there is nothing to put back on a terminal that has gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _quit_pressed(keys: int | None, seconds: float) -> bool:
@@ -47,7 +48,13 @@ def _quit_pressed(keys: int | None, seconds: float) -> bool:
         time.sleep(seconds)
         return False
     ready, _, _ = select.select([keys], [], [], seconds)
-    return bool(ready) and os.read(keys, 64)[:1] in (b"q", b"Q")
+    if not ready:
+        return False
+    try:
+        pressed = os.read(keys, 64)
+    except OSError:  # the terminal has gone, and whoever started us has told the system not to end us for that
+        pressed = b""
+    return pressed[:1] in (b"", b"q", b"Q")
 
 
 def _picture(snapshot: dict[str, Any], width: int, height: int, trouble: str | None) -> Group:
