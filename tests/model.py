@@ -46,6 +46,9 @@ class Inert:
     def wake(self, name: str) -> None:
         pass
 
+    def wake_at(self, name: str, moment: float) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def one_transaction(store: Store) -> Iterator[None]:
