@@ -58,7 +58,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
     if plain.allocations or plain.groups:
         _check_sharing(plain, fresh, view)
     if plain.waiting or plain.order:
-        _check_waiting(plain, row_of, view)
+        _check_waiting(plain, view)
     _check_rest(plain)
     return plain
 
@@ -193,18 +193,22 @@ def _check_preempt(plan: Plan, row_of: RowOf, view: View) -> None:
             raise PlanError(f"job {job}: is rejected, but does not wait")
 
 
-def _check_waiting(plan: Plan, row_of: RowOf, view: View) -> None:
+def _check_waiting(plan: Plan, view: View) -> None:
+    known = set(view.jobs.id.tolist())
+    stay: set[int] = set()
+    if plan.preempt is not None:
+        stay = set(view.jobs.id[view.jobs.phase == Phase.ACTIVE].tolist()) - set(plan.preempt)
     seen: set[int] = set()
     for waiting in plan.waiting:
         words = (waiting.reason.code, waiting.reason.text)
         if not all(isinstance(word, str) and word for word in words):
             raise PlanError("waiting: a reason needs a code and a text")
         for job in waiting.jobs:
-            if job not in row_of:
+            if job not in known:
                 raise PlanError(f"job {job}: is waiting, but is not in the view")
             if job in plan.allocations:
                 raise PlanError(f"job {job}: is both allocated and waiting")
-            if plan.preempt is not None and job not in plan.preempt and view.jobs.phase[row_of[job]] == Phase.ACTIVE:
+            if job in stay:
                 raise PlanError(f"job {job}: is waiting, but keeps its GPUs: it is not to be preempted")
             if job in seen:
                 raise PlanError(f"job {job}: is waiting twice")

@@ -12,7 +12,6 @@ A decision costs what it changes: jobs of one size wait in one line, and a line 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,19 +149,16 @@ class _Tick:
         return weaker > 0 and weaker + self.placement.free_soon() >= int(self.jobs.gpus_min[row])
 
     def run(self) -> None:
-        blocked = math.nan  # the claim whose head waits; NaN equals no claim
         while True:
             row = self.queue.head()
             if self.displaced and (row is None or self.displaced[0] < (float(self.key[row]), row)):
                 self._place(heapq.heappop(self.displaced)[1])
             elif row is None:
                 return
-            elif float(self.claim[row]) == blocked or self._place(row):
+            elif self._place(row):
                 self.queue.advance()
             elif self.ranking.blocking:
-                if self.ranking.claim is None:
-                    return
-                blocked = float(self.claim[row])
+                self.queue.alive &= self.claim[self.queue.rows] != self.claim[row]
             else:
                 self._leave(row)
 
