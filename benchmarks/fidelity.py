@@ -115,9 +115,11 @@ def _read(daemon: Daemon, jobs: int) -> Run:
     rows = daemon.query(
         "SELECT name, state, epoch(submitted_at), epoch(finished_at - submitted_at), preemptions, id FROM jobs WHERE id > 1 ORDER BY id"
     )
-    failed = [row[0] for row in rows if row[1] != "completed"]
-    if failed or len(rows) != jobs:
-        raise SystemExit(f"not completed: {', '.join(failed)}")
+    if any(row[1] != "completed" for row in rows) or len(rows) != jobs:
+        why = daemon.query(
+            "SELECT j.name, arg_max(e.reason, e.seq) FROM jobs j JOIN events e ON e.job_id = j.id WHERE j.state <> 'completed' GROUP BY 1"
+        )
+        raise SystemExit("not completed: " + ", ".join(f"{name} ({reason})" for name, reason in why))
     columns = ("job", "attempt", "gpus", "granted", "told", "ended", "reports", "first", "last", "first_step", "last_step")
     leases = [dict(zip(columns, row, strict=True)) for row in daemon.query(LEASES.read_text()) if row[0] > 1]
     submitted = np.array([row[2] for row in rows])
