@@ -47,7 +47,7 @@ def _coming_free(view: View) -> list[tuple[float, int]]:
     jobs, usable = view.jobs, view.gpus.usable
     free = usable.copy()
     coming: list[tuple[float, int]] = []
-    for row in np.flatnonzero(np.diff(jobs.alloc_start)).tolist():
+    for row in np.flatnonzero(jobs.held).tolist():
         gpus = jobs.allocation(row)
         free[gpus] = False
         left = 0.0 if jobs.phase[row] == Phase.STOPPING else float(jobs.remaining[row])

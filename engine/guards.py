@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..policies.contract import Allocation, Bools, Floats, Phase, Plan, View
-from .plan_check import held_positions
+from .plan_check import holders
 from .rowof import RowOf
 
 
@@ -165,25 +165,14 @@ def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, memory: 
     return min((moment for moment in moments if moment > now), default=math.inf)
 
 
-def _holders(view: View, plan: Plan) -> dict[int, list[int]]:
-    """Jobs that hold GPUs which the plan gives to anybody; who holds others is nobody's concern."""
-    jobs = view.jobs
-    hit = held_positions(plan, view)
-    if not len(hit):
-        return {}
-    rows = jobs.alloc_start.searchsorted(hit, side="right") - 1
-    holders: dict[int, list[int]] = {}
-    for job, gpu in zip(jobs.id[rows].tolist(), jobs.alloc_gpus[hit].tolist(), strict=True):
-        holders.setdefault(gpu, []).append(job)
-    return holders
-
-
 class _Tick:
     def __init__(self, view: View, plan: Plan, limits: Limits, memory: Memory) -> None:
         jobs = view.jobs
         self.view, self.plan, self.limits, self.memory = view, plan, limits, memory
         self.row_of = RowOf(jobs.id)
-        self.holders = _holders(view, plan)
+        self.holders: dict[int, list[int]] = {}
+        for row, gpu in holders(plan, view):
+            self.holders.setdefault(gpu, []).append(int(jobs.id[row]))
         self.partners: dict[int, set[int]] = {}
         for group in plan.groups:
             for job in group.jobs:

@@ -12,8 +12,6 @@ import numpy as np
 from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
-_NONE: Ints = np.zeros(0, dtype=np.int64)
-
 
 class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
@@ -156,26 +154,24 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
             users[gpu].append(job)
 
 
-def held_positions(plan: Plan, view: View) -> Ints:
-    """Positions in ``alloc_gpus`` of the GPUs that the plan gives to anybody: most plans give only what is free."""
-    held = view.jobs.alloc_gpus
+def holders(plan: Plan, view: View) -> list[tuple[int, int]]:
+    """(row of the job, GPU) for each GPU that the plan gives to anybody and a job holds now: most plans give only what is free."""
+    jobs = view.jobs
     if view.free is not None and view.free.has(gpu for allocation in plan.allocations.values() for gpu in allocation.gpus):
-        return _NONE
+        return []
     wanted = np.zeros(len(view.gpus), dtype=bool)
     for allocation in plan.allocations.values():
         wanted[list(allocation.gpus)] = True
-    return wanted[held].nonzero()[0]
+    hit = wanted[jobs.alloc_gpus].nonzero()[0]
+    rows = jobs.alloc_start.searchsorted(hit, side="right") - 1
+    return list(zip(rows.tolist(), jobs.alloc_gpus[hit].tolist(), strict=True))
 
 
 def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
     """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
-    jobs = view.jobs
-    hit = held_positions(plan, view)
-    if not len(hit):
-        return
-    for row, gpu in zip(jobs.alloc_start.searchsorted(hit, side="right") - 1, jobs.alloc_gpus[hit].tolist(), strict=True):
-        job = int(jobs.id[row])
-        gone = jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in (plan.preempt or ())
+    for row, gpu in holders(plan, view):
+        job = int(view.jobs.id[row])
+        gone = view.jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in (plan.preempt or ())
         if not gone:
             users.setdefault(gpu, []).append(job)
 

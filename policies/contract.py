@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+
 from .arrays import Bools, Floats, Ints, Strings
 from .profiles import Profile
 
@@ -79,6 +81,17 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self.id)
+
+    @property
+    def held(self) -> Ints:
+        """How many GPUs each job holds."""
+        counts: Ints = self.alloc_start[1:] - self.alloc_start[:-1]
+        return counts
+
+    @property
+    def holder(self) -> Ints:
+        """The row of the job that holds each of ``alloc_gpus``."""
+        return np.arange(len(self)).repeat(self.held)
 
     def allocation(self, row: int) -> Ints:
         """Rows of ``Gpus`` that job ``row`` holds now."""

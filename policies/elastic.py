@@ -32,7 +32,7 @@ class Pool:
         jobs = view.jobs
         self.view, self.jobs = view, jobs
         self.placement = Placement(view)
-        self.held: Ints = np.diff(jobs.alloc_start)
+        self.held = jobs.held
         self.most: Ints = np.minimum(jobs.gpus_max, self._capacity(jobs.gpu_memory))
         self.possible: Bools = jobs.gpus_min <= self.most
         self.alone = occupants(view)  #: running jobs that share their GPUs with nobody
@@ -54,7 +54,7 @@ class Pool:
         if jobs.protected is not None:
             free &= ~jobs.protected
         broken = ~self.view.gpus.usable[jobs.alloc_gpus]
-        free[np.repeat(np.arange(len(jobs)), self.held)[broken]] = False
+        free[jobs.holder[broken]] = False
         return free
 
 
@@ -242,7 +242,7 @@ class _Packing:
 
     def _find(self, row: int, n: int) -> tuple[int, ...] | None:
         memory = float(self.pool.jobs.gpu_memory[row])
-        found = self.placement.find(n, memory=memory) or self.placement.find_soon(n, memory=memory)
+        found = self.placement.find_any(n, memory=memory)
         insist = self.insist or n == int(self.pool.jobs.gpus_min[row])
         if found is None and self.migrate and self._make_room(row, n, memory, insist=insist):
             found = self.placement.find_soon(n, memory=memory)

@@ -7,13 +7,6 @@ import numpy as np
 from .contract import Floats, Jobs
 
 
-def believed_remaining(jobs: Jobs, unknown: float) -> Floats:
-    """Seconds of work left; of an unknown job ``unknown``, or as long again as it has run when that is more, as in `srtf`."""
-    guess = np.maximum(unknown, jobs.run_time)
-    remaining: Floats = np.where(np.isnan(jobs.remaining), guess, np.maximum(jobs.remaining, 0.0))
-    return remaining
-
-
 def finish_time_fairness(jobs: Jobs, now: float, gpus: int, remaining: Floats) -> Floats:
     """rho = T_sh / T_id of each job; more than 1 is worse than a fair share.
 

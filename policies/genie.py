@@ -94,7 +94,7 @@ def _start(view: View, order: Ints, remaining: Floats, slowness: dict[int, Float
         for n in _preferred(jobs, row, remaining[row] * slowness[row], view.now) if row in slowness else (least,):
             if (n, memory) in failed:
                 continue
-            gpus = placement.find(n, memory=memory) or placement.find_soon(n, memory=memory)
+            gpus = placement.find_any(n, memory=memory)
             if gpus is not None:
                 placement.take(gpus)
                 free -= n

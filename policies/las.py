@@ -36,7 +36,7 @@ class Las:
         if not (jobs.phase == Phase.PENDING).any():
             return Plan({}, preempt=())
         # So close to the quantum a running job has reached it, whatever the last digits of its service say.
-        held = np.diff(jobs.alloc_start)
+        held = jobs.held
         rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
         hold = np.maximum(self.config.quantum - AT_ONCE * rate, 0.0) - jobs.attained
         ranking = Ranking(key=jobs.attained, claim=-jobs.attained, hold=hold, displaceable="jobs that had more GPU-time")

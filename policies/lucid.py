@@ -163,7 +163,7 @@ class _Tick:
 
     def _find(self, part: Placement, row: int) -> tuple[int, ...] | None:
         n, memory = self._size(row)
-        return part.find(n, memory=memory) or part.find_soon(n, memory=memory)
+        return part.find_any(n, memory=memory)
 
     def plan(self) -> Plan:
         job = self.jobs.id

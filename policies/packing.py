@@ -47,9 +47,9 @@ class Sharing:
         self.view, self.scores, self.memory = view, scores, memory
         self.most_score, self.most_memory = most_score, most_memory
         self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
-        self.open = occupants(view) & ~barred & (np.diff(view.jobs.alloc_start) == view.jobs.gpus_min)
+        self.open = occupants(view) & ~barred & (view.jobs.held == view.jobs.gpus_min)
         self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
-        owner = np.repeat(np.arange(len(view.jobs)), np.diff(view.jobs.alloc_start))
+        owner = view.jobs.holder
         np.minimum.at(self.bytes, owner, self._bytes(view.jobs.alloc_gpus))
         self.open[owner[~view.gpus.usable[view.jobs.alloc_gpus]]] = False
 

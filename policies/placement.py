@@ -39,7 +39,7 @@ class Placement:
         stopping = jobs.phase == Phase.STOPPING
         if stopping.any():
             soon = gpus.usable.copy()
-            soon[jobs.alloc_gpus[~np.repeat(stopping, np.diff(jobs.alloc_start))]] = False
+            soon[jobs.alloc_gpus[~stopping[jobs.holder]]] = False
             self._soon = free_gpus(self._now.grid, soon)
 
     def copy(self) -> Placement:
@@ -69,6 +69,10 @@ class Placement:
     def find_soon(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
         """The same among the GPUs that will be free soon."""
         return self._soon.find(n, self._fitting(memory), relaxed)
+
+    def find_any(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
+        """Among those that are free now; where these do not do, among those that will be free soon."""
+        return self.find(n, memory=memory, relaxed=relaxed) or self.find_soon(n, memory=memory, relaxed=relaxed)
 
     def would_fit(self, n: int, freed: Ints, *, memory: float = 0.0) -> bool:
         """Whether ``find_soon(n)`` would succeed if the GPUs ``freed`` (now held by running jobs) were given up."""

@@ -44,7 +44,7 @@ class Queues:
 
     def standing(self, jobs: Jobs, now: float, *, by_service: bool) -> Standing:
         """``by_service``: levels are GPU-seconds, else seconds."""
-        held = np.diff(jobs.alloc_start)
+        held = jobs.held
         rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64) if by_service else np.ones(len(jobs))
         level = jobs.attained if by_service else jobs.run_time
         starving = np.zeros(len(jobs), dtype=bool)

@@ -131,8 +131,8 @@ class _Tick:
     @cached_property
     def within_reach(self) -> tuple[Floats, Ints]:
         """Holds of running jobs, ascending, and how many GPUs those with the least so many hold together."""
-        starts, active = self.jobs.alloc_start, self.jobs.phase == Phase.ACTIVE
-        hold, size = self.hold[active], (starts[1:] - starts[:-1])[active]
+        active = self.jobs.phase == Phase.ACTIVE
+        hold, size = self.hold[active], self.jobs.held[active]
         order = hold.argsort()
         return hold[order], np.concatenate(([0], size[order].cumsum()))
 
@@ -173,7 +173,7 @@ class _Tick:
         if (n, memory) in self.failed:
             return False
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
-        gpus = self.placement.find(n, memory=memory, relaxed=relaxed) or self.placement.find_soon(n, memory=memory, relaxed=relaxed)
+        gpus = self.placement.find_any(n, memory=memory, relaxed=relaxed)
         if gpus is None and self._may_displace(row) and self._make_room(row, n, memory):
             gpus = self.placement.find_soon(n, memory=memory)
         if gpus is None:
@@ -186,8 +186,6 @@ class _Tick:
         return True
 
     def _make_room(self, row: int, n: int, memory: float) -> bool:
-        if not self.victims.weaker_than(float(self.claim[row])):
-            return False
         chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
@@ -207,8 +205,7 @@ class _Tick:
             self.victims.keep(target)
             kept = np.zeros(len(self.view.gpus), dtype=bool)
             kept[list(target)] = True
-            holder = np.repeat(np.arange(len(self.jobs)), np.diff(self.jobs.alloc_start))
-            self.at_hand[holder[kept[self.jobs.alloc_gpus]]] = False
+            self.at_hand[self.jobs.holder[kept[self.jobs.alloc_gpus]]] = False
 
     def plan(self) -> Plan:
         jobs, key = self.jobs, self.key

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Allocation, Bools, Floats, Phase, Plan, View, tunable
-from .fairness import believed_remaining, finish_time_fairness
+from .estimates import remaining_time
+from .fairness import finish_time_fairness
 from .queues import AT_ONCE, ENTERING, after, ranks
 from .serving import Ranking, serve
 from .skew import spreadable
@@ -76,7 +77,7 @@ class Themis:
     def _positions(self, view: View, bids: Bools, term: Floats) -> Floats:
         """The order in which bids are met, from 0; those who do not bid come last."""
         jobs = view.jobs
-        remaining = believed_remaining(jobs, self.config.unknown)
+        remaining = remaining_time(jobs, self.config.unknown)
         rho = np.where(bids, finish_time_fairness(jobs, view.now, len(view.gpus), remaining), -np.inf)
         shared = np.maximum(view.now - jobs.submitted_at, 0.0) + remaining
         gain = np.log1p(np.divide(term, shared, out=np.full(len(jobs), np.inf), where=shared > 0)) / jobs.gpus_min

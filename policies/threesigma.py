@@ -171,8 +171,7 @@ class _Cycle:
 
     def _held(self) -> Ints:
         """GPUs that would become free if the job left."""
-        owner = np.repeat(np.arange(len(self.jobs)), np.diff(self.jobs.alloc_start))
-        return np.bincount(owner[self.view.gpus.usable[self.jobs.alloc_gpus]], minlength=len(self.jobs))
+        return np.bincount(self.jobs.holder[self.view.gpus.usable[self.jobs.alloc_gpus]], minlength=len(self.jobs))
 
     def _carried_out(self, solution: Solution) -> Plan:
         """Place those that start now, SLO jobs first and the most utility a GPU first among each; the others wait for a later cycle."""

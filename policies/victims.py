@@ -13,11 +13,10 @@ from .placement import Placement
 def occupants(view: View) -> Bools:
     """Running jobs, one row a job, that hold their GPUs alone: who shares a GPU frees nothing by leaving it."""
     jobs = view.jobs
-    size = jobs.alloc_start[1:] - jobs.alloc_start[:-1]
-    alone: Bools = (jobs.phase == Phase.ACTIVE) & (size > 0)
+    alone: Bools = (jobs.phase == Phase.ACTIVE) & (jobs.held > 0)
     holders = np.bincount(jobs.alloc_gpus, minlength=1)
     if holders.max() > 1:
-        alone[np.arange(len(jobs)).repeat(size)[holders[jobs.alloc_gpus] > 1]] = False
+        alone[jobs.holder[holders[jobs.alloc_gpus] > 1]] = False
     return alone
 
 
@@ -49,15 +48,12 @@ class Victims:
         self.left = np.ones(len(rows), dtype=bool)  # neither displaced nor kept for somebody yet
         self.jobs = view.jobs
         starts = view.jobs.alloc_start
-        counts = (starts[1:] - starts[:-1])[rows]
+        counts = view.jobs.held[rows]
         self.owner = np.arange(len(rows)).repeat(counts)  # position in rows, ascending
         before = counts.cumsum() - counts
         self.gpus = view.jobs.alloc_gpus[(starts[rows] - before).repeat(counts) + np.arange(len(self.owner))]
         self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
         self.owner_of[self.gpus] = self.owner
-
-    def weaker_than(self, claim: float) -> bool:
-        return bool(self.left[: self.hold.searchsorted(claim)].any())
 
     def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
         """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""

@@ -17,7 +17,8 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Profile
-from stoker.policies.fairness import believed_remaining, finish_time_fairness
+from stoker.policies.estimates import remaining_time
+from stoker.policies.fairness import finish_time_fairness
 from views import NOW, Job, World, make_jobs, make_view, reasons, views, written_out
 from views import given as given_gpus
 
@@ -54,13 +55,13 @@ def test_rho_worked_example():
     # Two jobs share four GPUs, so two are a fair share. 1 came 300 s ago, ran 100 and has 200 to go: alone it takes 300.
     # 2 needs four GPUs, so alone on two it takes twice its 100 s.
     jobs = make_jobs([Job(1, gpus=2, submitted=NOW - 300, run_time=100, remaining=200), Job(2, gpus=4, submitted=NOW - 50, remaining=100)])
-    rho = finish_time_fairness(jobs, NOW, 4, believed_remaining(jobs, 3600))
+    rho = finish_time_fairness(jobs, NOW, 4, remaining_time(jobs, 3600))
     assert rho.tolist() == pytest.approx([500 / 300, 150 / 200])
 
 
 def test_what_is_not_known_is_taken_to_last_as_long_again():
     jobs = make_jobs([Job(1), Job(2, run_time=5000), Job(3, remaining=7)])
-    assert believed_remaining(jobs, 3600).tolist() == [3600, 5000, 7]
+    assert remaining_time(jobs, 3600).tolist() == [3600, 5000, 7]
 
 
 # Themis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from array import array
 from collections import deque
 
@@ -18,7 +17,6 @@ _REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that a d
 class Recorder:
     def __init__(self, workload: Workload, dropped: Bools) -> None:
         n = len(workload)
-        self._workload = workload
         self.dropped = dropped
         self.started, self.ended = np.full(n, np.nan), np.full(n, np.nan)
         self.run_time, self.gpu_time, self.lost = np.zeros(n), np.zeros(n), np.zeros(n)
@@ -27,9 +25,8 @@ class Recorder:
         self.ended_count = 0
         self._ts, self._state = array("d"), (array("q"), array("q"), array("q"))  # moments; busy, running, waiting
         self._stays, self._held = (array("d"), array("d")), (array("q"), array("q"), array("q"))  # begins, ends; job, gpu, gpus
-        self._recent: deque[float] = deque()
-        self._service: list[float] = []  # of the recent ones, ascending
-        self._seen: Floats | None = np.zeros(0)
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED)  # service of jobs in the order of their ends
+        self._service: Floats | None = None
 
     def start(self, job: int, now: float) -> int:
         """How many times it had started before."""
@@ -57,12 +54,8 @@ class Recorder:
     def end(self, job: int, now: float) -> None:
         self.ended[job] = now
         self.ended_count += 1
-        service = float(self.gpu_time[job])
-        self._recent.append(service)
-        bisect.insort(self._service, service)
-        if len(self._recent) > _REMEMBERED:
-            del self._service[bisect.bisect_left(self._service, self._recent.popleft())]
-        self._seen = None
+        self._recent.append(float(self.gpu_time[job]))
+        self._service = None
 
     def reject(self, job: int) -> None:
         self.rejected[job] = True
@@ -70,9 +63,9 @@ class Recorder:
 
     def finished_service(self) -> Floats:
         """GPU-seconds of recently finished jobs, ascending."""
-        if self._seen is None:
-            self._seen = np.array(self._service)
-        return self._seen
+        if self._service is None:
+            self._service = np.sort(np.array(self._recent, dtype=np.float64))
+        return self._service
 
     def usage(self, now: float, busy: int, running: int, at_hand: int) -> None:
         state = (busy, running, at_hand - running)

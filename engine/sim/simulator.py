@@ -133,7 +133,7 @@ class _Simulation:
             self.recorder.usage(moment, self.busy, self.running + self.stopping, self.table.n)
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.ended_count, len(self.arrivals))
-        self._close(min(until, self.now) if math.isinf(until) else until)
+        self._close(self.now if math.isinf(until) else until)
 
     def _next_round(self) -> float:
         """The next round, inf: there is none, or nothing could come of it."""
@@ -259,6 +259,8 @@ class _Simulation:
         if self.observer is not None:
             self.observer(view, plan, actions)
         self.changed = False
+        if actions.stops:
+            self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
         self._carry_out(plan, actions)
         self._end_leases()
@@ -272,10 +274,9 @@ class _Simulation:
 
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
         """When to ask again even if nothing happens: as the daemon does."""
-        limits = self.options.limits
         if not self.limited:
             return math.inf if plan.wake_at is None else plan.wake_at
-        return next_look(view, plan, actions, limits, self.memory.after(actions.stops, self.now, limits))
+        return next_look(view, plan, actions, self.options.limits, self.memory)
 
     def _only_wakes(self) -> bool:
         return not (self.acted or self.to_come or self.running + self.stopping)
@@ -289,7 +290,6 @@ class _Simulation:
         for job, lease_end in actions.renewals:
             self._set_lease_end(job, self.table.row(job), lease_end)
         self._give_up(plan)
-        self.memory = self.memory.after(actions.stops, self.now, self.options.limits) if actions.stops else self.memory
         self.acted = bool(actions.stops or actions.starts or plan.rejected)
 
     def _set_batches(self, plan: Plan) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from ...policies.cells import grid_of
 from ...policies.contract import Bools, Floats, Gpus, Ints, Profile
 from .options import Costs, Errors
 from .workload import Workload
@@ -36,14 +37,13 @@ class Truth:
     def __init__(self, workload: Workload, gpus: Gpus, costs: Costs, seed: int) -> None:
         self._workload, self._costs, self._seed = workload, costs, seed
         self._node = gpus.node
-        self._per_node = -np.sort(-np.bincount(gpus.node))
-        self._capacity = np.cumsum(self._per_node)
+        self._grid = grid_of(gpus)
         self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
         self._rate = cache(_rate)
 
     def fits(self) -> Bools:
         """Jobs that the cluster can hold, one a job."""
-        fits: Bools = self._workload.gpus_min <= self._capacity[-1]
+        fits: Bools = self._workload.gpus_min <= len(self._grid.gpus)
         return fits
 
     def speed(self, job: int, gpus: Ints, partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
@@ -53,21 +53,18 @@ class Truth:
         of its work that is done, on which the efficiency of large batches depends.
         """
         nodes = 1 if len(gpus) == 1 else len(set(self._node[gpus].tolist()))
-        spread = nodes > self._least_nodes(len(gpus))
+        spread = nodes > self._grid.nodes_needed(len(gpus), None)
         profile = self._profile(job)
         if profile is not None and profile.goodput is not None and batch > 0:
             least = int(self._workload.gpus_min[job])
             own = int(self._workload.batch_size[job]) or profile.goodput.initial_batch
             alone = float(profile.goodput.rate(nodes, len(gpus), batch, progress))
-            alone /= float(profile.goodput.rate(self._least_nodes(least), least, own, progress))
+            alone /= float(profile.goodput.rate(self._grid.nodes_needed(least, None), least, own, progress))
         elif profile is not None and profile.throughput is not None:
             alone = self._rate(profile, len(gpus), spread) / self._rate(profile, int(self._workload.gpus_min[job]), False)
         else:
             alone = 1.0 / self._costs.spread_slowdown if spread else 1.0
         return alone / self._packing(job, partners) if partners else alone
-
-    def _least_nodes(self, gpus: int) -> int:
-        return int(self._capacity.searchsorted(gpus)) + 1
 
     def _packing(self, job: int, partners: list[int]) -> float:
         """How many times longer it takes because of who shares its GPUs: what they use together beyond the whole of a GPU."""
