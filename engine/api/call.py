@@ -62,15 +62,16 @@ class Call:
     async def options(self) -> dict[str, Any]:
         """The body as an object; none at all is an empty one."""
         body = await self.body()
-        return _decode(body, dict[str, Any]) if body not in (b"", b"null") else {}
+        return decode(body, dict[str, Any]) if body not in (b"", b"null") else {}
 
     async def message(self, kind: type[T]) -> T:
         """The body as a message; UsageError names the field."""
         body = await self.body()
-        return _decode(body, kind) if len(body) < LARGE_BODY else await asyncio.to_thread(_decode, body, kind)
+        return decode(body, kind) if len(body) < LARGE_BODY else await asyncio.to_thread(decode, body, kind)
 
 
-def _decode(body: bytes, kind: type[T]) -> T:
+def decode(body: bytes, kind: type[T]) -> T:
+    """A request's JSON as a message; UsageError says what is wrong with it."""
     try:
         return msgspec.json.decode(body or b"null", type=kind)
     except msgspec.ValidationError as error:

@@ -13,7 +13,7 @@ from ..errors import LimitExceeded, UsageError
 from ..rows import objects
 from ..traces.trace import Trace, TraceJob
 from ..workflow.traces import NewTrace, add_trace, drop_trace, known_trace, no_trace
-from .call import MAX_BODY, Call, endpoint
+from .call import MAX_BODY, Call, decode, endpoint
 from .uploads import Upload, begin
 
 MAX_SLICE = 20_000  #: jobs in one answer
@@ -23,10 +23,10 @@ T = TypeVar("T")
 async def _body(call: Call, kind: type[T]) -> T:
     """The message, which may be gzipped; never unpacked to more than a request may hold."""
     body = await call.body()
-    return await asyncio.to_thread(_decode, body, kind)
+    return await asyncio.to_thread(_unpacked, body, kind)
 
 
-def _decode(body: bytes, kind: type[T]) -> T:
+def _unpacked(body: bytes, kind: type[T]) -> T:
     if body[:2] == b"\x1f\x8b":
         unpacker = zlib.decompressobj(wbits=31)
         try:
@@ -37,12 +37,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
             raise LimitExceeded(f"the request is larger than {MAX_BODY >> 20} MiB unpacked: send fewer jobs at once")
         if not unpacker.eof:
             raise UsageError("the request's gzip data is cut off")
-    try:
-        return msgspec.json.decode(body or b"null", type=kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"the request is not as it should be: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the request is not JSON: {error}") from None
+    return decode(body, kind)
 
 
 async def add(call: Call) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
@@ -31,17 +30,13 @@ class _TraceGroup(Group):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *filter(self._is_there, self.lazy)])
+        return sorted([*super().list_commands(ctx), *self.lazy])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.lazy or not self._is_there(cmd_name):
+        if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
         module, attribute = self.lazy[cmd_name].target.split(":")
         return cast(click.Command, getattr(importlib.import_module(f".{module}", __package__), attribute))
-
-    def _is_there(self, name: str) -> bool:
-        module = self.lazy[name].target.split(":")[0]
-        return find_spec(f".{module}", __package__) is not None
 
 
 @click.group(cls=_TraceGroup)
