@@ -18,6 +18,11 @@ from stoker.engine.store.store import Store
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the settings of the person who runs it."""
