@@ -6,6 +6,7 @@ checkpoint; `OOM_EXIT` out of memory; 2 the spec is wrong, one line on stderr sa
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import logging
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -171,5 +172,20 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
+def _leave(code: int) -> NoReturn:
+    """Leave without taking the interpreter down, where there was a gang.
+
+    Gloo's threads may still hold tensors of the last collectives, although the group was destroyed: letting go of them takes the
+    lock of an interpreter that is going down, which aborts the process after all its work is done (pytorch #179291).
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        atexit._run_exitfuncs()  # of the user's code
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())
