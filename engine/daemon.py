@@ -24,6 +24,7 @@ from typing import IO, NoReturn
 
 import uvicorn
 
+from .admission import Admission
 from .api.app import application
 from .api.auth import Tokens
 from .api.run_uploads import RunUploads
@@ -33,6 +34,8 @@ from .config import Config
 from .config import load as load_config
 from .deadlines import DeadlineWatch
 from .errors import Conflict, StokerError, UsageError
+from .estimating import INTERVAL as ESTIMATING
+from .estimating import Estimating
 from .fleet import Fleet
 from .home import Home
 from .hooks import Hooks
@@ -79,6 +82,8 @@ class Daemon:
         self.hooks = Hooks(self.store, config.hooks)
         self.scheduling = Scheduling(self.store, self.tasks, config)
         self.deadlines = DeadlineWatch(self.store)
+        self.estimating = Estimating(self.store, self.scheduling.know_overheads)
+        self.admission = Admission(self.store, self.scheduling)
         self.uploads = Uploads()
         self.run_uploads = RunUploads()
         self.exit_code = 0
@@ -90,12 +95,14 @@ class Daemon:
         """Listen to commits and start the periodic tasks."""
         self.store.listen(self._committed)
         self.store.listen(self.hooks.committed)
+        self.store.listen(self.estimating.committed)
         self.tasks.start()
         self.tasks.every("policies", 3600.0, self.scheduling.reload)
         self.tasks.every("recurring", 3600.0, self.recurring.reload)
         self.tasks.every("lease clock", LEASE_CLOCK, self._look_at_clock)
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
+        self.tasks.every("estimates", ESTIMATING, self.estimating.look)
         self.tasks.every("retention", 3600.0, self._retain)
         if self.config.backup.cron:
             self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
@@ -105,7 +112,7 @@ class Daemon:
     def _look_at_clock(self) -> None:
         """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
         now, before = time.time(), self._looked
-        look_at_leases(self.store, now)
+        look_at_leases(self.store, now, self.scheduling.asked_at, lambda pool: self.tasks.wake(f"policy {pool}"))
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
             self.tasks.wake(f"policy {pool}")
         self._looked = now

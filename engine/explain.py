@@ -23,7 +23,14 @@ def explain(store: Store, job: int) -> dict[str, Any]:
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row, waiting),
+        "expected": expected(store, job),
     }
+
+
+def expected(store: Store, job: int) -> dict[str, Any] | None:
+    """When a job that stops at a metric is expected to get there; None: it stops otherwise, has ended, or nothing is known yet."""
+    found = objects(store, "api/expected", job)
+    return found[0] if found else None
 
 
 def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -43,6 +44,13 @@ def relative(ts: float | None, now: float) -> str:
 def expected(ts: float | None, now: float) -> str:
     """An estimate of something to come: ``in 3m``, or ``soon`` when it should have come already."""
     return "soon" if ts is not None and ts < now + 1 else relative(ts, now)
+
+
+def expectation(row: Mapping[str, Any]) -> str:
+    """When a job gets to the metric that it stops at: ``to reach accuracy 0.9 at step ~1 200 (900 to 1 800), 85 % likely within …``."""
+    step, low, high, most = (f"{row[name]:,}".replace(",", " ") for name in ("iterations", "low", "high", "maximum"))
+    likely = f"{row['probability'] * 100:.0f} % likely within the maximum of {most}"
+    return f"to reach {row['metric']} {row['target']:g} at step ~{step} ({low} to {high}), {likely}"
 
 
 def clock(ts: float | None) -> str:

@@ -48,6 +48,7 @@ class Start(NamedTuple):
     job: int
     gpus: tuple[int, ...]
     lease_end: float | None
+    profile: bool = False  #: a profiling run on fewer GPUs than the gang
 
 
 class Stop(NamedTuple):
@@ -191,7 +192,7 @@ class _Tick:
             return
         holders = self._others_on(job, allocation)
         if not holders:
-            self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation)))
+            self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation), allocation.profile))
             return
         victims = [holder for holder in holders if not self._stopping(holder)]
         for victim in victims:

@@ -38,7 +38,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         row = row_of[job]
         if view.jobs.phase[row] == Phase.PENDING or set(allocation.gpus) != set(view.jobs.allocation(row).tolist()):
             fresh.add(job)
-            _check_gang(job, row, allocation.gpus, view)
+            _check_gang(job, row, allocation, view)
     plain = Plan(
         allocations,
         waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting) if reasons else (),
@@ -83,7 +83,10 @@ def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> 
     if not isinstance(allocation, Allocation):
         raise PlanError(f"job {job}: a {type(allocation).__name__} is not an Allocation")
     return Allocation(
-        _gpus(job, allocation.gpus, view), _lease_end(job, allocation.lease_end, view.now), _batch_size(job, allocation.batch_size)
+        _gpus(job, allocation.gpus, view),
+        _lease_end(job, allocation.lease_end, view.now),
+        _batch_size(job, allocation.batch_size),
+        bool(allocation.profile),
     )
 
 
@@ -119,9 +122,21 @@ def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
     return gpus
 
 
-def _check_gang(job: int, row: int, gpus: tuple[int, ...], view: View) -> None:
-    low, high = int(view.jobs.gpus_min[row]), int(view.jobs.gpus_max[row])
-    if not low <= len(gpus) <= high:
+def _check_profile(job: int, row: int, allocation: Allocation, view: View) -> None:
+    """A profiling run has the GPUs that it needs, on a lease that ends."""
+    wanted = 0 if view.jobs.profile_gpus is None else int(view.jobs.profile_gpus[row])
+    if len(allocation.gpus) != wanted or not 0 < wanted < int(view.jobs.gpus_min[row]):
+        run = f"one on {wanted}" if 0 < wanted < int(view.jobs.gpus_min[row]) else "none on fewer than its gang"
+        raise PlanError(f"job {job}: has a profiling run on {len(allocation.gpus)} GPUs, it needs {run}")
+    if allocation.lease_end is None:
+        raise PlanError(f"job {job}: its profiling run has no end")
+
+
+def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
+    gpus, low, high = allocation.gpus, int(view.jobs.gpus_min[row]), int(view.jobs.gpus_max[row])
+    if allocation.profile:
+        _check_profile(job, row, allocation, view)
+    elif not low <= len(gpus) <= high:
         wants = f"{low}" if low == high else f"{low} to {high}"
         raise PlanError(f"job {job}: has {len(gpus)} GPUs, it takes {wants}")
     if not view.gpus.usable[list(gpus)].all():

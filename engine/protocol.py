@@ -74,6 +74,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
+    profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it is expected to need on each GPU: as asked for, or as measured of its model; 0: not known
     stop: str | None = None
     grace: float = 30.0
@@ -100,6 +101,18 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None  #: what happened and the remedy, in words
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a step takes, with a rank's part of the batch when it is divided over the gang (002 Eqn 5.2)."""
+
+    compute: Annotated[float, msgspec.Meta(gt=0, le=1e9)]  #: seconds of a step, loading included, without the synchronisation of gradients
+    communication: Seconds | None = None  #: seconds that each rank after the first adds to it; None: there was one rank
+    steps: Count  #: that were measured
+    memory: Count | None = None  #: peak GPU memory of a rank, bytes
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
 
@@ -110,6 +123,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: Count | None = None  #: steps in all, when the job knows
     checkpoint: Count | None = None  #: step of the checkpoint that has just been made durable
     memory: Count | None = None  #: peak GPU memory, bytes
+    speed: Speed | None = None  #: a measurement; such a record tells nothing else
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,16 +12,19 @@ class RowOf:
 
     def __init__(self, ids: Ints) -> None:
         self._ids = ids
-        self._searched = 0
+        self._found: dict[int, int | None] = {}  # what was searched for
         self._table: dict[int, int] | None = None
 
     def get(self, job: int) -> int | None:
-        if self._table is None:
-            if self._searched < _FEW:
-                self._searched += 1
-                found = (self._ids == job).nonzero()[0]
-                return int(found[0]) if len(found) else None
-            self._table = {number: row for row, number in enumerate(self._ids.tolist())}
+        if self._table is not None:
+            return self._table.get(job)
+        if job in self._found:
+            return self._found[job]
+        if len(self._found) < _FEW:
+            found = (self._ids == job).nonzero()[0]
+            row = self._found[job] = int(found[0]) if len(found) else None
+            return row
+        self._table = {number: row for row, number in enumerate(self._ids.tolist())}
         return self._table.get(job)
 
     def __contains__(self, job: int) -> bool:

@@ -22,11 +22,14 @@ from .config import Config
 from .errors import StokerError
 from .forecast import estimate_starts
 from .guards import Actions, Limits, Memory, next_look, protect, reconcile
+from .lease_ends import lapsed, next_end
+from .overheads import Overheads
 from .plan_check import PlanError, check
 from .rows import objects
 from .spec.model import JobSpec
 from .store.store import Committed, Store
 from .tasks import Tasks
+from .trial import with_job
 from .view import Snapshot, snapshot
 from .workflow.leases import Grant, Stop
 from .workflow.plans import Decision, Enactment, Forecast, enact, write_forecast
@@ -50,6 +53,16 @@ class Setting:
     ts: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a pool decides: what a simulation of it needs."""
+
+    name: str  #: of the policy
+    policy: Callable[[], Policy]  #: a new instance, as the pool's own is at work
+    limits: Limits
+    memory: Memory
+
+
 @dataclass(slots=True)
 class _Pool:
     """What the loop of one pool keeps between ticks: caches and counters, no facts."""
@@ -66,6 +79,7 @@ class _Pool:
     stale_forecast: bool = True
     coming: Setting | None = None  #: set, and in force from the next tick on
     inherited: bool = False  #: jobs may hold leases of the policy before
+    asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
 
 
 class Scheduling:
@@ -78,6 +92,7 @@ class Scheduling:
         self._config = config
         self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
+        self._overheads = Overheads()
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -132,6 +147,15 @@ class Scheduling:
         fields = ("pool", "policy", "interval", "config", "set_by", "ts")
         return [{name: getattr(state.coming or state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
 
+    def know_overheads(self, overheads: Overheads) -> None:
+        """What suspensions cost, as measured last: from the next view on."""
+        self._overheads = overheads
+
+    def asked_at(self, pool: str) -> float:
+        """When a pool's policy was last asked and its answer carried out (s since the epoch), -inf: not yet."""
+        state = self._pools.get(pool)
+        return -math.inf if state is None else state.asked_at
+
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]
@@ -139,7 +163,7 @@ class Scheduling:
         now = self._clock()
         start = time.perf_counter()
         with self._store.read() as con:
-            seen = snapshot(con, pool, now)
+            seen = snapshot(con, pool, now, self._overheads)
         seen = replace(seen, view=protect(seen.view, self._limits))
         viewed = time.perf_counter()
         blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
@@ -152,6 +176,7 @@ class Scheduling:
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
             self._refused(state, blank, error)
+            state.asked_at = now
             return
         state.order = _order(plan)
         decision = replace(
@@ -163,9 +188,12 @@ class Scheduling:
             deferred=dict(actions.deferred),
         )
         self._carry_out(state, replace(enactment, decision=decision))
-        state.inherited = False
+        state.inherited, state.asked_at = False, now
         state.memory = state.memory.after(actions.stops, now, self._limits)
-        again = next_look(seen.view, plan, actions, self._limits, state.memory)
+        again = min(
+            next_look(seen.view, plan, actions, self._limits, state.memory),
+            next_end(seen, enactment.renewals, enactment.stops, enactment.grants),
+        )
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
 
@@ -179,8 +207,8 @@ class Scheduling:
         gpus, nodes = view.gpus, view.nodes
         row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
         grants = [
-            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end)
-            for job, held, lease_end in actions.starts
+            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end, profile)
+            for job, held, lease_end, profile in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
         stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
@@ -197,6 +225,7 @@ class Scheduling:
                 if int(view.jobs.id[row]) not in plan.allocations and int(view.jobs.id[row]) not in plan.preempt
             ]
             renewals.update({int(seen.lease_id[row]): None for row in stay})
+        stops += lapsed(seen, renewals, stops)
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
 
     @staticmethod
@@ -283,6 +312,19 @@ class Scheduling:
                     raise
             state.places = {job: place for job, place in (state.places | moved).items() if job in places}
 
+    def look(self, pool: str) -> Snapshot:
+        """A pool as its policy would see it now, but for what the guards protect."""
+        with self._store.read() as con:
+            return snapshot(con, pool, self._clock(), self._overheads)
+
+    def rules(self, pool: str) -> Rules | None:
+        """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        setting = state.coming or state.setting
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.memory)
+
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""
         return [self._foresee(spec) for spec in jobs]
@@ -294,8 +336,8 @@ class Scheduling:
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"
         with self._store.read() as con:
-            view = snapshot(con, spec.pool, self._clock()).view
-        trial = protect(replace(view, jobs=_with(view.jobs, spec, view.now)), self._limits)
+            view = snapshot(con, spec.pool, self._clock(), self._overheads).view
+        trial = protect(with_job(view, spec), self._limits)
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
         try:
@@ -355,18 +397,3 @@ def _moved(before: tuple[int | None, float | None] | None, now: tuple[int | None
     if before[1] is None or now[1] is None:
         return before[1] is not now[1]
     return abs(before[1] - now[1]) > 5.0
-
-
-def _with(jobs: Any, spec: JobSpec, now: float) -> Any:
-    """The job table with one more, pending job."""
-    new: dict[str, Any] = {
-        "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,
-        "gpus_max": spec.gpus_max, "priority": spec.priority, "demand": {"best-effort": 0, "soft": 1, "strict": 2}[spec.demand.kind],
-        "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0,
-        "remaining": math.nan if spec.estimate is None else spec.estimate, "gpu_memory": spec.gpu_memory, "preemptions": 0, "user": -1,
-        "model": -1, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
-    }  # fmt: skip
-    columns = {name: np.append(getattr(jobs, name), value) for name, value in new.items()}
-    columns["tier_deadline"] = np.append(jobs.tier_deadline, [tier.deadline for tier in spec.demand.tiers])
-    columns["tier_reward"] = np.append(jobs.tier_reward, [tier.reward for tier in spec.demand.tiers])
-    return replace(jobs, **columns)

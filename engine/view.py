@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
+from .overheads import Overheads
+from .profiles import profiles_of, rows_of
 from .sqlfiles import sql
 
 if TYPE_CHECKING:
     import duckdb
 
 Columns = dict[str, np.ndarray[Any, Any]]
+
+PROFILED_AT_MOST = 2  #: profiling runs whose leases were too short to measure anything; then the job runs unmeasured
+PROFILED_ON = 2  #: GPUs that show what a job computes and what its ranks say to each other, at most (002 ch. 5.3.2.1)
+
+
+NOT_MEASURED = Overheads()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class Snapshot:
     ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
 
 
-def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
+def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED) -> Snapshot:
     """Read one pool in one transaction, so that jobs, leases and GPUs fit each other."""
     con.execute("BEGIN")
     try:
@@ -43,14 +51,17 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
         lease_id = _ints(jobs["lease_id"])
         held = con.execute(sql("policy/held"), [lease_id[lease_id > 0].tolist()]).fetchnumpy() if lease_id.any() else _NONE_HELD
         tiers = con.execute(sql("policy/tiers"), [pool]).fetchnumpy() if jobs["timed"].any() else _NO_TIERS
+        signature = _ints(jobs["signature"])
+        profiles, known = profiles_of(con, pool, signature[jobs["measured"]]) if jobs["measured"].any() else ((), _NONE_KNOWN)
         ineligible = [] if schedulable.all() else con.execute(sql("policy/ineligible"), [pool, now]).fetchall()
     finally:
         con.execute("COMMIT")
     nodes, node_of = np.unique(np.asarray(gpus["node_id"], dtype=object), return_inverse=True)
+    overhead = overheads.of(pool, jobs["model"], _ints(jobs["gpus_min"]))
     view = View(
         now=now,
         pool=pool,
-        jobs=_jobs(jobs, lease_id, _rows_of_held(gpus["id"], held), tiers, now),
+        jobs=_jobs(jobs, lease_id, _rows_of_held(gpus["id"], held), tiers, rows_of(signature, known), overhead, now),
         gpus=Gpus(
             id=np.asarray(gpus["id"], dtype=object),
             node=np.asarray(node_of, dtype=np.int64),
@@ -59,11 +70,13 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> Snapshot:
             memory=np.asarray(gpus["memory"], dtype=np.float64),
         ),
         nodes=Nodes(id=nodes),
+        profiles=profiles,
     )
     return Snapshot(view, lease_id, _seconds(jobs["expires_at"], np.inf), ineligible)
 
 
 _NONE_HELD: Columns = {"lease_id": np.zeros(0, dtype=np.int64), "gpu_id": np.zeros(0, dtype=object)}
+_NONE_KNOWN: Ints = np.zeros(0, dtype=np.int64)
 _NO_TIERS: Columns = {"job_id": np.zeros(0, dtype=np.int64), "deadline": np.zeros(0), "reward": np.zeros(0)}
 
 
@@ -83,12 +96,18 @@ def _schedulable(jobs: Columns, now: float) -> Bools:
     return schedulable
 
 
-def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns, now: float) -> Jobs:
-    ids = _ints(jobs["id"])
-    since_start = np.maximum(now - _seconds(jobs["started_at"], np.inf), 0.0)  # a runner's clock may be ahead of ours
+def _jobs(
+    jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns, profile: Ints, overhead: Floats | None, now: float
+) -> Jobs:
+    ids, gang = _ints(jobs["id"]), _ints(jobs["gpus_min"])
+    tried = np.isfinite(_seconds(jobs["first_start_at"], np.nan)) | (_ints(jobs["unmeasured"]) >= PROFILED_AT_MOST)
+    unmeasured = (profile < 0) & (_ints(jobs["signature"]) > 0) & ~tried
+    trains_since = np.where(np.ma.filled(jobs["profiling"], False), np.inf, _seconds(jobs["started_at"], np.inf))
+    since_start = np.maximum(now - trains_since, 0.0)  # a runner's clock may be ahead of ours
     run_time = _floats(jobs["run_time"]) + since_start
     ahead = _floats(jobs["ahead"], np.nan)
-    remaining = np.where(np.isnan(ahead), _floats(jobs["duration"], np.nan) - run_time, ahead)
+    remaining = np.maximum(np.where(np.isnan(ahead), _floats(jobs["duration"], np.nan) - run_time, ahead), 0.0)
+    most, spread = np.fmax(_floats(jobs["ahead_most"], np.nan), remaining), _floats(jobs["spread"], np.nan)
     alloc_start, alloc_gpus = _csr(lease_id, *held)
     tier_start, tier_deadline = _csr(ids, tiers["job_id"], tiers["deadline"])
     _, tier_reward = _csr(ids, tiers["job_id"], tiers["reward"])
@@ -96,7 +115,7 @@ def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns
         id=ids,
         submitted_at=_seconds(jobs["submitted_at"]),
         phase=np.where(lease_id == 0, Phase.PENDING, np.where(jobs["stopping"], Phase.STOPPING, Phase.ACTIVE)).astype(np.int64),
-        gpus_min=_ints(jobs["gpus_min"]),
+        gpus_min=gang,
         gpus_max=_ints(jobs["gpus_max"]),
         priority=_ints(jobs["priority"]),
         demand=np.where(jobs["strict"], Demand.STRICT, np.where(jobs["timed"], Demand.SOFT, Demand.BEST_EFFORT)).astype(np.int64),
@@ -104,7 +123,7 @@ def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns
         attained=_floats(jobs["attained"]) + since_start * _floats(jobs["gpu_count"]),
         run_time=run_time,
         lease_time=np.maximum(now - _seconds(jobs["granted_at"], np.inf), 0.0),
-        remaining=np.maximum(remaining, 0.0),
+        remaining=remaining,
         gpu_memory=_floats(jobs["gpu_memory"]),
         preemptions=_ints(jobs["preemptions"]),
         user=_codes(jobs["owner"]),
@@ -114,6 +133,13 @@ def _jobs(jobs: Columns, lease_id: Ints, held: tuple[Ints, Ints], tiers: Columns
         tier_start=tier_start,
         tier_deadline=tier_deadline,
         tier_reward=tier_reward,
+        lease_end=_seconds(jobs["expires_at"], np.inf),
+        remaining_most=most if (most > remaining).any() else None,
+        uncertainty=None if np.isnan(spread).all() else spread,
+        overhead=overhead,
+        profile=profile,
+        progress=np.minimum(_floats(jobs["done"], np.nan), 1.0),
+        profile_gpus=np.where(unmeasured, np.minimum(gang, PROFILED_ON), 0),
     )
 
 

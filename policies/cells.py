@@ -43,6 +43,11 @@ class Grid:
         """Node and bit of each GPU."""
         return list(zip(self.node.tolist(), (1 << self.index).tolist(), strict=True))
 
+    @cached_property
+    def row_of_slot(self) -> list[int]:
+        """``row`` as plain numbers, for the few slots of a gang."""
+        return self.row.tolist()
+
     def nodes_needed(self, n: int, fitting: Bools | None) -> int:
         if fitting is None:
             return int(self.largest_first.searchsorted(n)) + 1
@@ -95,7 +100,7 @@ class Free(ABC):
         """Whether all of them are free."""
 
     @abstractmethod
-    def set(self, gpus: Ints, is_open: bool) -> None: ...
+    def set(self, gpus: Iterable[int], is_open: bool) -> None: ...
 
     @abstractmethod
     def in_one_node(self, n: int, but: Collection[int] = ()) -> list[int] | None:
@@ -108,15 +113,18 @@ class Free(ABC):
     def total(self) -> int:
         return int(self.per_node().sum())
 
+    def largest(self) -> int:
+        """Free GPUs of the node that has the most."""
+        return int(self.per_node().max(initial=0))
+
     def find(self, n: int, fitting: Bools | None, relaxed: bool) -> tuple[int, ...] | None:
         """Rows of ``n`` GPUs on as few nodes as an empty pool would need, or on more when ``relaxed``."""
         if n < 1:
             raise ValueError(f"a gang has at least 1 GPU, not {n}")
         free = self if fitting is None else self.masked(fitting)
-        per_node = free.per_node()
-        if n <= per_node.max(initial=0) and (slots := free.in_one_node(n)) is not None:
+        if n <= free.largest() and (slots := free.in_one_node(n)) is not None:
             return self._rows(slots)
-        if n > per_node.sum():
+        if n > free.total():
             return None
         least = self.grid.nodes_needed(n, fitting)
         for nodes in range(max(2, least), (self.grid.nodes if relaxed else least) + 1):
@@ -139,7 +147,8 @@ class Free(ABC):
         """All free slots of a node."""
 
     def _rows(self, slots: list[int]) -> tuple[int, ...]:
-        return tuple(sorted(self.grid.row[slots].tolist()))
+        row = self.grid.row_of_slot
+        return tuple(sorted([row[slot] for slot in slots]))
 
 
 class States(Free):
@@ -148,6 +157,8 @@ class States(Free):
     def __init__(self, grid: Grid, state: Ints) -> None:
         self.grid, self.state = grid, state
         self.table = _table(grid.levels)
+        self._per_node: Ints | None = None  # these three until something changes
+        self._total = self._largest = -1
 
     @classmethod
     def of(cls, grid: Grid, open_gpus: Bools) -> States:
@@ -156,13 +167,32 @@ class States(Free):
         return cls(grid, leaves @ _BITS[: grid.width])
 
     def copy(self) -> States:
-        return States(self.grid, self.state.copy())
+        twin = object.__new__(States)
+        twin.grid, twin.state, twin.table = self.grid, self.state.copy(), self.table
+        twin._per_node, twin._total, twin._largest = self._per_node, self._total, self._largest
+        return twin
 
     def masked(self, fitting: Bools) -> States:
         return States(self.grid, self.state & States.of(self.grid, fitting).state)
 
     def per_node(self) -> Ints:
-        return self.table.free[self.state]
+        if self._per_node is None:
+            self._per_node = self.table.free[self.state]
+            self._per_node.flags.writeable = False  # others are given it
+            self._total = self._largest = -1
+        return self._per_node
+
+    def total(self) -> int:
+        per_node = self.per_node()
+        if self._total < 0:
+            self._total = int(per_node.sum())
+        return self._total
+
+    def largest(self) -> int:
+        per_node = self.per_node()
+        if self._largest < 0:
+            self._largest = int(per_node.max(initial=0))
+        return self._largest
 
     def has(self, gpus: Iterable[int]) -> bool:
         places, state = self.grid.places, self.state
@@ -172,11 +202,15 @@ class States(Free):
                 return False
         return True
 
-    def set(self, gpus: Ints, is_open: bool) -> None:
+    def set(self, gpus: Iterable[int], is_open: bool) -> None:
         state, places = self.state, self.grid.places
-        for gpu in gpus.tolist():
+        self._per_node = None
+        for gpu in gpus.tolist() if isinstance(gpus, np.ndarray) else gpus:
             node, bit = places[gpu]
-            state[node] = state[node] | bit if is_open else state[node] & ~bit
+            if is_open:
+                state[node] |= bit
+            else:
+                state[node] &= ~bit
 
     def in_one_node(self, n: int, but: Collection[int] = ()) -> list[int] | None:
         if n > self.grid.width:
@@ -269,9 +303,10 @@ class Cells(Free):
         rows = list(gpus)
         return bool(self.counts[self.grid.node[rows], self.grid.index[rows]].all())
 
-    def set(self, gpus: Ints, is_open: bool) -> None:
-        nodes = self.grid.node[gpus]
-        self.counts[nodes, self.grid.index[gpus]] = is_open
+    def set(self, gpus: Iterable[int], is_open: bool) -> None:
+        rows = np.fromiter(gpus, np.int64)
+        nodes = self.grid.node[rows]
+        self.counts[nodes, self.grid.index[rows]] = is_open
         changed = sorted(set(nodes.tolist()))
         self.counts[changed], self.scores[changed] = _count(self.counts[changed, : self.grid.width], self.grid.levels)
 

@@ -78,6 +78,11 @@ class Jobs:
     protected_until: Floats | None = None  #: when ``protected`` ends, inf: not before the job does; None: not known
     profile: Ints | None = None  #: row of ``View.profiles``, -1: nothing is known; None: of nobody
     progress: Floats | None = None  #: share of the whole work that is done, 0 to 1, NaN when unknown; None: of nobody
+    lease_end: Floats | None = None  #: when the current lease ends, inf: it has no end, or there is none; None: nobody's has
+    profile_gpus: Ints | None = None  #: GPUs of the profiling run that it needs first, 0: its speed is known; None: everybody's is
+    remaining_most: Floats | None = None  #: as ``remaining``, up to its maximum of iterations if it stops at a metric; None: the same
+    uncertainty: Floats | None = None  #: standard deviation of the logarithm of ``remaining``, NaN when unknown; None: of nobody
+    overhead: Floats | None = None  #: seconds that a suspension costs with its resumption, NaN when unknown; None: of nobody
 
     def __len__(self) -> int:
         return len(self.id)
@@ -147,6 +152,7 @@ class Allocation:
     gpus: tuple[int, ...]
     lease_end: float | None = None
     batch_size: int | None = None  #: what the job is to train with from now on, where it lets the scheduler choose; None: its own
+    profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until the lease ends: it measures, what it trains is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,9 @@ class Policy(Protocol):
     What a policy does not declare is as in the comments:
     ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event.
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
+    ``starts_alone``: True: the only job that waits starts where `Placement.find` puts it, if it fits, so it need not be asked then; False.
     ``uses_history``: True: it reads ``View.finished_service``; False.
+    ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: the engine knows how.
     """
 
     Config: ClassVar[type]

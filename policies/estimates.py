@@ -18,7 +18,7 @@ def remaining_time(jobs: Jobs, unknown: float) -> Floats:
     """
     left = jobs.remaining
     nothing_known = np.isnan(left)
-    if nothing_known.any():
+    if np.count_nonzero(nothing_known):
         left = np.where(nothing_known, np.maximum(unknown, jobs.run_time), left)
     return np.maximum(left, 0.0)
 

@@ -22,6 +22,7 @@ class Fifo:
 
     name: ClassVar[str] = "fifo"
     rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -25,6 +25,7 @@ class Hydra:
 
     name: ClassVar[str] = "hydra"
     rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

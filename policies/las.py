@@ -27,6 +27,7 @@ class Las:
 
     name: ClassVar[str] = "las"
     rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

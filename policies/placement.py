@@ -28,6 +28,7 @@ class Placement:
     def __init__(self, view: View) -> None:
         gpus, jobs = view.gpus, view.jobs
         self.gpus = gpus
+        self._all_usable = np.count_nonzero(gpus.usable) == len(gpus)
         if view.free is not None:
             self._now = view.free.copy()
         else:
@@ -37,7 +38,7 @@ class Placement:
         # One set serves as both until they differ: most ticks have nothing that stops.
         self._soon = self._now
         stopping = jobs.phase == Phase.STOPPING
-        if stopping.any():
+        if np.count_nonzero(stopping):
             soon = gpus.usable.copy()
             soon[jobs.alloc_gpus[~stopping[jobs.holder]]] = False
             self._soon = free_gpus(self._now.grid, soon)
@@ -45,7 +46,7 @@ class Placement:
     def copy(self) -> Placement:
         """An independent copy, for what-if questions."""
         twin = object.__new__(Placement)
-        twin.gpus = self.gpus
+        twin.gpus, twin._all_usable = self.gpus, self._all_usable
         twin._now = self._now.copy()
         twin._soon = twin._now if self._soon is self._now else self._soon.copy()
         return twin
@@ -60,7 +61,7 @@ class Placement:
 
     def largest_free(self) -> int:
         """The largest gang that fits one node now."""
-        return int(self._now.per_node().max(initial=0))
+        return self._now.largest()
 
     def find(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
         """Rows of ``n`` GPUs that are free now, each with at least ``memory`` bytes, or None."""
@@ -72,12 +73,22 @@ class Placement:
 
     def find_any(self, n: int, *, memory: float = 0.0, relaxed: bool = False) -> tuple[int, ...] | None:
         """Among those that are free now; where these do not do, among those that will be free soon."""
-        return self.find(n, memory=memory, relaxed=relaxed) or self.find_soon(n, memory=memory, relaxed=relaxed)
+        found = self.find(n, memory=memory, relaxed=relaxed)
+        return found if found is not None or self._soon is self._now else self.find_soon(n, memory=memory, relaxed=relaxed)
+
+    def free_soon_by_node(self) -> Ints:
+        """The same on each node."""
+        return self._soon.per_node()
+
+    def has_soon(self, gpus: Iterable[int]) -> bool:
+        """Whether all of these will be free soon."""
+        return self._soon.has(gpus)
 
     def would_fit(self, n: int, freed: Ints, *, memory: float = 0.0) -> bool:
         """Whether ``find_soon(n)`` would succeed if the GPUs ``freed`` (now held by running jobs) were given up."""
         fitting = self._fitting(memory)
-        freed = freed[self.gpus.usable[freed]]
+        if not self._all_usable:
+            freed = freed[self.gpus.usable[freed]]
         per_node = self._soon.per_node() if fitting is None else self._soon.masked(fitting).per_node()
         if fitting is not None:
             freed = freed[fitting[freed]]
@@ -94,7 +105,7 @@ class Placement:
         return self._now.grid.nodes_needed(n, self._fitting(memory))
 
     def take(self, gpus: Iterable[int]) -> None:
-        rows = np.fromiter(gpus, np.int64)
+        rows = tuple(gpus)
         self._now.set(rows, False)
         if self._soon is not self._now:
             self._soon.set(rows, False)

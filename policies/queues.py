@@ -6,7 +6,7 @@ Everything is read from the view, so a decision is the same whoever made the one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from .contract import Bools, Floats, Ints, Jobs, Phase, Plan
 
 AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so what is so close to it has reached it
+_FEW = 8  #: numbers that are looked for one by one
 ENTERING = 1.0  #: seconds of service for which a job counts as entering its queue
 
 
@@ -87,10 +88,20 @@ def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
     """Who runs and who waits when a plan that names only changes has been carried out."""
     runs = jobs.phase == Phase.ACTIVE
     if plan.preempt:
-        runs &= ~np.isin(jobs.id, list(plan.preempt))
+        runs &= ~_among(jobs.id, plan.preempt)
     if plan.allocations:
-        runs |= np.isin(jobs.id, list(plan.allocations))
+        runs |= _among(jobs.id, plan.allocations)
     return runs, ~runs & (jobs.phase != Phase.STOPPING)
+
+
+def _among(ids: Ints, some: Collection[int]) -> Bools:
+    """Which of ``ids`` are among ``some``."""
+    if len(some) > _FEW:
+        return np.isin(ids, list(some))
+    found = np.zeros(len(ids), dtype=bool)
+    for one in some:
+        found |= ids == one
+    return found
 
 
 def ranks(values: Floats) -> Floats:

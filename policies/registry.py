@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .contract import Policy
 
 POLICIES: dict[str, str] = {
+    "chronus": "chronus:Chronus",
     "elasticflow": "elasticflow:ElasticFlow",
     "edf": "edf:Edf",
     "fifo": "fifo:Fifo",
@@ -31,6 +32,7 @@ POLICIES: dict[str, str] = {
     "threesigma": "threesigma:ThreeSigma",
     "themis": "themis:Themis",
     "tiresias": "tiresias:Tiresias",
+    "unisched": "unisched.policy:UniSched",
 }
 _FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 

@@ -25,6 +25,7 @@ class Sjf:
 
     name: ClassVar[str] = "sjf"
     rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -29,6 +29,7 @@ class Srtf:
 
     name: ClassVar[str] = "srtf"
     rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

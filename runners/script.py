@@ -137,6 +137,18 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
     reports.append(record)
 
 
+def report_speed(*, steps: int, compute: float, communication: float | None, total: int | None = None) -> None:
+    """Report how long a step takes, as measured over ``steps``: the fields of `protocol.Speed`. ``total``: steps of the job in all."""
+    state = _state
+    if state.run_dir is None:
+        return
+    speed = {"compute": compute, "communication": communication, "steps": steps, "memory": _peak_gpu_memory()}
+    record: dict[str, Any] = {"seq": 0, "ts": time.time(), "step": 0, "speed": {k: v for k, v in speed.items() if v is not None}}
+    if total is not None:
+        record["total"] = total
+    (state.reports or state.open_reports(state.run_dir)).append(record)
+
+
 def should_stop(*, sync: bool = False) -> bool:
     """Whether Stoker has asked the job to stop: finish the step, save to `checkpoint_dir`, and leave.
 

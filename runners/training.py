@@ -25,6 +25,7 @@ from . import rng, script
 from .batches import Dataset, Interrupted, Loader, Order, interruptible, to_device
 from .checkpoint import CheckpointError, Checkpoints
 from .ranks import Ranks, any_rank
+from .speed import Watch
 
 __all__ = ["Interrupted", "Task", "Trainer", "interruptible"]
 
@@ -92,11 +93,14 @@ class Task:
 
 
 class Trainer:
-    """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop."""
+    """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
-    def __init__(self, task: Task, stop: Stop, checkpoints: Path, ranks: Ranks) -> None:
-        task.check(ranks.size)
-        self.task, self.stop, self.ranks = task, stop, ranks
+    ``parts``: into how many parts a batch is divided, where that is not one for each rank.
+    """
+
+    def __init__(self, task: Task, stop: Stop, checkpoints: Path, ranks: Ranks, parts: int | None = None) -> None:
+        self.task, self.stop, self.ranks, self.parts = task, stop, ranks, parts or ranks.size
+        task.check(self.parts)
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop)
         self.order = Order(len(task.train), task.batch_size, task.seed)
@@ -113,6 +117,7 @@ class Trainer:
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
         self.parallel = self._parallel()
+        self.watch = Watch(self.parallel, ranks)
         self._logged = time.monotonic()
 
     def run(self) -> bool:
@@ -130,10 +135,13 @@ class Trainer:
             if self._done():
                 break
             before = rng.get_state()  # of a batch that may never be used
-            part = self._next_part()
+            begun = time.perf_counter()
+            part = self.part(self.step)
             if any_rank(part is None or script.should_stop()) or part is None:
                 return self._leave(before)
             self._train_step(*part)
+            self.watch.stepped(time.perf_counter() - begun)
+        self.watch.tell()
         log.info("finished at step %d%s", self.step, self._verdict())
         return True
 
@@ -142,9 +150,9 @@ class Trainer:
 
     # ---- one step ----
 
-    def _next_part(self) -> tuple[int, Any] | None:
-        """This rank's part of the next batch: how many samples, and those. None when asked to stop before it came."""
-        indices = self.order.batch(self.step, self.ranks.rank, self.ranks.size)
+    def part(self, step: int) -> tuple[int, Any] | None:
+        """This rank's part of a batch: how many samples, and those. None when asked to stop before it came."""
+        indices = self.order.batch(step, self.ranks.rank, self.parts)
         try:
             return len(indices), self.loader.fetch(indices)
         except Interrupted:
@@ -153,15 +161,7 @@ class Trainer:
     def _train_step(self, samples: int, batch: Any) -> None:
         # Ranks average their gradients as equals: a share puts uneven parts of a batch right.
         share = samples * self.ranks.size / self.task.batch_size
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.parallel, to_device(batch, self.ranks.device))
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
-        (loss if share == 1.0 else loss * share).backward()  # type: ignore[no-untyped-call]
-        if self.task.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
-        self.optimizer.step()
+        loss = self.update(batch, share)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -171,6 +171,19 @@ class Trainer:
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
             log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
+
+    def update(self, batch: Any, share: float) -> torch.Tensor:
+        """Compute the loss of a batch and move the weights by it, ``share`` times as much."""
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.parallel, to_device(batch, self.ranks.device))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
+        (loss if share == 1.0 else loss * share).backward()  # type: ignore[no-untyped-call]
+        if self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
+        self.optimizer.step()
+        return loss
 
     def _parallel(self) -> nn.Module:
         if self.ranks.size == 1:
@@ -231,6 +244,7 @@ class Trainer:
     # ---- leaving and resuming ----
 
     def _leave(self, generators: Mapping[str, Any]) -> bool:
+        self.watch.tell()
         if self.step > self.saved:
             self._save(generators)
         log.info("asked to stop: leaving at step %d of %d, all of it in a checkpoint", self.step, self.total)

@@ -24,7 +24,7 @@ from ..engine.errors import StokerError, UsageError, nearest
 from ..engine.protocol import Assignment
 from ..engine.spec.model import JobSpec
 from . import script
-from .rundir import ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from .rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def main() -> int:
     script.should_stop()  # listens for SIGTERM from here on: the slow imports come next
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     try:
-        return _train(_read_spec())
+        return _train(*_read())
     except StokerError as error:
         sys.stderr.write(f"stoker: {error}\n")
         return error.exit_code
@@ -50,25 +50,29 @@ def main() -> int:
         return OOM_EXIT
 
 
-def _read_spec() -> JobSpec:
+def _read() -> tuple[JobSpec, bool]:
+    """The job, and whether it is only to be profiled."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if not run_dir:
         raise UsageError(f"{ENV_RUN_DIR} is not set: the worker is started by Stoker's runner, with the directory of a lease")
     try:
         assignment = msgspec.json.decode((Path(run_dir) / "assignment.json").read_bytes(), type=Assignment)
-        return msgspec.convert(assignment.spec, JobSpec)
+        return msgspec.convert(assignment.spec, JobSpec), assignment.profile
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"{run_dir}/assignment.json cannot be read: {error}") from None
 
 
-def _train(spec: JobSpec) -> int:
+def _train(spec: JobSpec, profile: bool) -> int:
     import torch
 
     torch.set_num_threads(_threads())
     from . import rng
     from .ranks import Ranks, any_rank
+    from .speed import Profiling
     from .training import Interrupted, Trainer
 
+    if profile:  # the checkpoints of the job are no business of a run that trains for nothing
+        os.environ[ENV_CHECKPOINTS] = str(Path(os.environ[ENV_RUN_DIR]) / "scratch")
     # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
     ranks = Ranks.join(_device())
     try:
@@ -80,7 +84,11 @@ def _train(spec: JobSpec) -> int:
             interrupted = True
         if any_rank(interrupted):
             return PREEMPTED_EXIT
-        done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks).run()
+        # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
+        if profile:
+            done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min)).run()
+        else:
+            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks).run()
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()

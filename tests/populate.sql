@@ -22,7 +22,7 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        CASE WHEN state = 'running' THEN i END, CASE WHEN ended THEN 60 + i % 400 ELSE 0 END, CASE WHEN ended THEN 60 + i % 400 ELSE 0 END,
        CASE WHEN ended THEN state END, CASE WHEN state = 'failed' THEN 1 WHEN ended THEN 0 END,
        CASE WHEN i % 20 < 5 THEN i - i % 20 END, CASE WHEN i % 20 < 5 THEN i % 20 END, NULL, NULL, NULL,
-       '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}'
+       '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}', NULL, 0
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
@@ -35,7 +35,7 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        CASE WHEN id % 17 = 0 THEN finished_at END, CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN 'preempted' END,
        CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN id + 1 END, finished_at,
        CASE WHEN finished_at IS NOT NULL THEN outcome END, CASE WHEN state = 'failed' THEN 'loss is NaN: lower the learning rate' END,
-       exit_code, 'fifo', 1
+       exit_code, 'fifo', 1, false
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
 INSERT INTO workers
@@ -49,6 +49,9 @@ FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO waiting
 SELECT id, 'resources', 'waits for a free GPU', row_number() OVER (ORDER BY id), submitted_at + INTERVAL 1 HOUR, submitted_at FROM jobs WHERE state = 'pending';
 INSERT INTO provenance SELECT id, '["stoker", "submit"]', '/home/ann', 'abc123', NULL, NULL, '0.1' FROM jobs;
+INSERT INTO iteration_estimates
+SELECT id, 80, 120, 100, 200, 0.9, 0.2, 8, 0.004, submitted_at + INTERVAL 1 MINUTE FROM jobs WHERE state = 'running';
+INSERT INTO speeds VALUES (7, 'A100', 'text/0', 4, 0.5, 0.02, NULL, 1000000000, 3, getvariable('origin'));
 INSERT INTO profiles VALUES ('text/0', 'A100', 1, 0.7, 120, 1000000000, 9, getvariable('origin'));
 
 INSERT INTO events
@@ -67,6 +70,12 @@ FROM range(1, getvariable('jobs') // 2 + 1) r(i);
 INSERT INTO metrics
 SELECT l.job_id, l.id, 0, s, l.started_at + to_seconds(s), s * 10, name, CASE name WHEN 'loss' THEN 2.0 / (1 + s) ELSE 1 - 1.0 / (1 + s) END
 FROM leases l, range(1, 6) r(s), (VALUES ('loss'), ('accuracy')) v(name);
+-- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
+INSERT INTO leases BY NAME
+SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,
+       granted_at - INTERVAL 50 SECOND AS started_at, granted_at - INTERVAL 20 SECOND AS stop_at, 'expired' AS stop_reason,
+       granted_at - INTERVAL 16 SECOND AS ended_at, 'preempted' AS outcome, 'fifo' AS policy
+FROM leases WHERE id = 1;
 INSERT INTO telemetry
 SELECT make_timestamp(epoch_us(now())) - to_seconds(10 * s), 'GPU-' || g, 'node' || g // 4, l.id, CASE WHEN g = 3 THEN 0.0 ELSE 0.9 END, 20000000000, 250, 60
 FROM range(500) r(s), range(8) q(g)

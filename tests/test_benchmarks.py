@@ -25,6 +25,9 @@ TINY = {
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
+    "admission": ["--policy", "fifo", "--jobs", "5", "--rounds", "1"],
+    "iterations": ["--traces", "", "--recipes", "toy", "--steps", "60", "--maximum", "1"],
+    "selector": ["--seeds", "1", "--sizes", "20x16", "--small", "10x8", "--plain", "1", "--ablate", "10x8"],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
 

@@ -230,6 +230,8 @@ def assert_as_uninterrupted(job, uninterrupted, ranks=1):
 def test_a_run_reports_each_step_its_evaluations_and_its_checkpoints(uninterrupted):
     losses, state, records = uninterrupted()
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
+    *records, measured = records
+    assert measured.speed is not None and measured.speed.compute > 0 and measured.speed.communication is None
     assert [record.step for record in records if "loss" in record.values] == list(range(1, STEPS + 1))
     assert [record.step for record in records if "sum" in record.values] == [5, 10, STEPS]
     assert [record.checkpoint for record in records if record.checkpoint] == [4, 8, STEPS]

@@ -403,7 +403,7 @@ def test_leases_expire_and_attempts_time_out(host):
     a, b, c = host.grant(expiring, 0, expires=1.0), host.grant(slow, 1), host.grant(fine, 2)
     for lease in (a, b, c):
         host.run(lease)
-    assert host.store.write(run_out, None) == 2
+    assert host.store.write(run_out, [a, b, c]) == 2
     assert [host.state(j) for j in (expiring, slow, fine)] == ["suspending", "suspending", "running"]
     host.exit(a, "stopped", 75)
     host.exit(b, "stopped", 75)

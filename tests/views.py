@@ -41,6 +41,10 @@ class Job:
     tiers: tuple[tuple[float, float], ...] = ()  #: (absolute deadline, reward), earliest first
     profile: int = -1
     model: int = 0
+    lease_end: float = math.inf
+    profile_gpus: int = 0
+    remaining_most: float = math.nan
+    overhead: float = math.nan
 
     @property
     def wants(self) -> Demand:
@@ -109,6 +113,10 @@ def make_jobs(jobs: Sequence[Job]) -> Jobs:
         tier_deadline=floats([deadline for job in jobs for deadline, _ in job.tiers]),
         tier_reward=floats([reward for job in jobs for _, reward in job.tiers]),
         profile=ints([job.profile for job in jobs]),
+        lease_end=floats([job.lease_end for job in jobs]),
+        profile_gpus=ints([job.profile_gpus for job in jobs]),
+        remaining_most=floats([job.remaining_most for job in jobs]),
+        overhead=floats([job.overhead for job in jobs]),
     )
 
 

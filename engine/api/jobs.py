@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from ..errors import NotFound, UsageError, nearest
+from ..explain import expected
 from ..explain import explain as explain_job
 from ..logfile import read_tail
 from ..rows import objects
 from ..spec.check import MAX_PRIORITY, require_all
+from ..spec.expand import with_deadlines
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
 from ..spec.tree import shown
@@ -25,6 +27,7 @@ from ..workflow.submit import SubmitRequest, check, submit
 from .call import Call, endpoint
 
 ACTIONS = ("cancel", "hold", "release", "priority")
+MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MAX_LOG_WAIT = 25.0  #: seconds
 
 
@@ -57,7 +60,9 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     if call.who.role != "admin":  # nobody else submits in another's name
         submission = msgspec.structs.replace(submission, jobs=[msgspec.structs.replace(job, user="") for job in submission.jobs])
     if submission.dry_run:
-        return await asyncio.to_thread(_dry_run, call, submission)
+        answer = await asyncio.to_thread(_dry_run, call, submission)
+        await _foretell(call, submission.jobs, answer["jobs"])
+        return answer
     store = call.daemon.store
     if cron := submission.jobs[0].cron:
         spec = msgspec.json.encode(submission).decode()
@@ -74,8 +79,15 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
         state = "submitted" if spec.hold or spec.after else "pending"
-        jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start})
+        jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
     return {"jobs": jobs, "schedule": None, "dry_run": True}
+
+
+async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, Any]]) -> None:
+    """Add what becomes of their deadlines to the answers of the first jobs that have some."""
+    for row in with_deadlines(specs)[:MOST_FORETOLD]:
+        if specs[row].cron is None:
+            answers[row]["forecast"] = await call.daemon.admission.of_spec(specs, row)
 
 
 async def list_jobs(call: Call) -> dict[str, Any]:
@@ -108,6 +120,7 @@ async def show(call: Call) -> dict[str, Any]:
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
+            "expected": expected(store, job),
             "leases": objects(store, "api/leases", job),
             "waiting": waiting[0] if waiting else None,
             "events": objects(store, "api/events", job),
@@ -150,6 +163,10 @@ def _read_log(store: Store, job: int, lease: int | None, offset: float | None) -
     return {"text": text, "offset": position, "done": done, "lease": newest["lease"], "path": str(path)}
 
 
+async def forecast(call: Call) -> dict[str, Any]:
+    return await call.daemon.admission.of_job(await _resolve(call))
+
+
 def _controller(action: str) -> Any:
     async def act(call: Call) -> dict[str, Any]:
         body = await call.options()
@@ -171,6 +188,7 @@ ENDPOINTS = [
     endpoint("/v1/jobs", "read", list_jobs),
     endpoint("/v1/jobs/{ref}", "read", show),
     endpoint("/v1/jobs/{ref}/explain", "read", explain),
+    endpoint("/v1/jobs/{ref}/forecast", "read", forecast),
     endpoint("/v1/jobs/{ref}/logs", "read", logs),
     *(
         endpoint(f"/v1/jobs/{{ref}}/{action}", "submit", _controller(action), ["POST"])

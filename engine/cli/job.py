@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from .. import format as fmt
+from ..states import FINAL
 from .command import App, Command, examples, pass_app
+from .forecasting import forecast_of, lines
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
 
@@ -72,6 +74,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
         ("progress", _progress(answer["progress"])),
+        ("expected", fmt.expectation(answer["expected"]) if answer.get("expected") else ""),
         ("GPUs", _gpus(job)),
         ("pool", job["pool"]),
         ("user", job["owner"]),
@@ -191,8 +194,13 @@ def _blocker_columns(now: float) -> list[Column]:
 @pass_app
 @examples("stoker explain 17", "stoker explain bert-lr --json")
 def explain(app: App, job: str) -> Answer:
-    """Say why a job waits or how it came to where it is: what the policy decided and why, and who holds the GPUs."""
+    """Say why a job waits or how it came to where it is: what the policy decided and why, and who holds the GPUs.
+
+    Of a job with a deadline it is said how likely this is kept.
+    """
     answer = app.client.get(job_path(job, "explain"))
+    open_deadline = answer["deadline"] is not None and answer["job"]["state"] not in FINAL
+    answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if open_deadline else None
 
     def print_it() -> None:
         now = time.time()
@@ -203,6 +211,10 @@ def explain(app: App, job: str) -> Answer:
         if deadline:
             done = f", it should be done {fmt.expected(deadline['estimate'], now)}" if deadline["estimate"] is not None else ""
             write(f"  deadline {fmt.moment(deadline['at'], now)}{done}: {deadline['verdict']}\n")
+        for line in lines(answer["forecast"], now) if answer["forecast"] else ():
+            write(f"  {line}\n")
+        if answer.get("expected"):
+            write(f"  expected {fmt.clean(fmt.expectation(answer['expected']))}\n")
         if answer["blockers"]:
             section("Who holds the GPUs")
             print_table(answer["blockers"], _blocker_columns(now), "")

@@ -67,8 +67,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--warm-start", "costs", "warm_start", "Before the first training on GPUs where the same model ran last."),
     Setting("--checkpoint-interval", "costs", "checkpoint_interval", "A failure loses the work since the last checkpoint (0: nothing)."),
     Setting("--lost-on-suspend", "costs", "lost_on_suspend", "Work lost when a job is suspended."),
-    Setting("--profiling", "costs", "profiling", "Each job is profiled for so long before it may be scheduled."),
-    Setting("--profiler-gpus", "costs", "profiler_gpus", "GPUs set apart for profiling (0: it needs none).", click.IntRange(min=0)),
+    Setting(
+        "--profiling", "costs", "profiling", "Each job is profiled for so long first: by the policy itself, or before it sees the job."
+    ),
+    Setting(
+        "--profiler-gpus", "costs", "profiler_gpus", "GPUs besides, for jobs no policy profiles (0: needs none).", click.IntRange(min=0)
+    ),
     Setting("--spread-slowdown", "costs", "spread_slowdown", "Times longer on more nodes than needed, without a profile.", FACTOR),
     Setting("--packing-slowdown", "costs", "packing_slowdown", "Times longer on shared GPUs, without a profile.", FACTOR),
     Setting("--failures-per-gpu-hour", "costs", "failures_per_gpu_hour", "Mean failures of a running job per GPU-hour.", NOT_NEGATIVE),
@@ -78,6 +82,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--estimate-error", "errors", "duration", "Standard deviation of the logarithm of estimates over truth.", NOT_NEGATIVE),
     Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", click.FLOAT),
     Setting("--unknown-share", "errors", "unknown", "Share of the jobs of whose duration nothing is known.", click.FloatRange(0.0, 1.0)),
+    Setting("--estimate-noise", "errors", "gaussian", "Standard deviation of normal noise on estimates, over the truth.", NOT_NEGATIVE),
+    Setting(
+        "--iterations-known", "errors", "iterations", "Progress at which it is known when a metric stops a job (2: never).", NOT_NEGATIVE
+    ),
 )
 
 

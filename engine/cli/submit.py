@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from ..errors import NotFound, StokerError, UsageError
 from ..spec.options import spec_options
 from ..states import FINAL
 from .command import App, Command, examples, pass_app
+from .forecasting import Forecast, forecasts, lines, require
 from .jobref import job_path
 from .logs import print_log
 from .output import Answer, Column, json_option, note, print_table, state_style, write
@@ -53,6 +55,7 @@ class SubmitCommand(Command):
 @spec_options
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing.")
 @click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy.")
+@click.option("--require-deadline", "required", is_flag=True, help="Submit only what keeps its deadline in 9 of 10 simulated runs.")
 @click.option("--wait", is_flag=True, help="Return when the jobs have ended; the exit code says how.")
 @click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output until it has ended; implies --wait.")
 @json_option
@@ -63,15 +66,25 @@ class SubmitCommand(Command):
     "stoker submit --gpus 1 --name hello -- python train.py --lr 0.1",
     "stoker submit --array lr=0.1,0.01 --max-running 1 --name sweep -- python train.py --lr '{lr}'",
     "stoker submit --recipe digits-cnn --param lr=0.001 --deadline 2h --follow",
+    "stoker submit job.yaml --deadline 18:30 --estimate 2h --require-deadline",
     "stoker submit job.yaml --priority 10 --dry-run",
     "stoker submit - < job.yaml",
 )
 def submit(
-    context: click.Context, app: App, files: tuple[Path, ...], dry_run: bool, snapshot: bool, wait: bool, following: bool, **options: Any
+    context: click.Context,
+    app: App,
+    files: tuple[Path, ...],
+    dry_run: bool,
+    snapshot: bool,
+    required: bool,
+    wait: bool,
+    following: bool,
+    **options: Any,
 ) -> Answer:
     """Submit jobs from YAML files, from options and a command after '--', or from files with options laid over them.
 
-    docs/job-spec.md describes the fields of a file; each option here is one of them.
+    docs/job-spec.md describes the fields of a file; each option here is one of them. Of jobs with deadlines it is said how likely
+    these are kept.
     """
     jobs = _read(files, options, context.meta["stoker.command"])
     if following and context.params.get("as_json"):
@@ -80,11 +93,19 @@ def submit(
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
     if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
+    if required:
+        _require_deadlines(app, jobs)
     answer = _post(app, jobs, dry_run, snapshot)
-    if dry_run or not (wait or following):
-        return Answer(answer, lambda: _show(answer, len(jobs)))
+    if dry_run:
+        return Answer(answer, lambda: _show_trial(answer, len(jobs)))
+    timed = _timed(jobs, answer)
+    if not (wait or following):
+        if context.params.get("as_json"):
+            _add_forecasts(app, answer, timed)
+        return Answer(answer, lambda: _show(app, answer, timed))
     ids = [row["id"] for row in answer["jobs"]]
     note("submitted " + _ids(ids))
+    _tell(forecasts(app.client, timed), len(timed) > 1)
     try:
         if following:
             print_log(app.client, str(ids[0]))
@@ -170,18 +191,53 @@ def _ids(ids: list[int]) -> str:
     return "jobs " + ", ".join(map(str, ids))
 
 
-def _show(answer: dict[str, Any], count: int) -> None:
-    if answer["dry_run"]:
-        now = time.time()
-        columns = [
-            Column("NAME", "name", flexible=True),
-            Column("STATE", "state", style=state_style),
-            Column("STARTS", lambda row: fmt.expected(row["est_start"], now)),
-            Column("REASON", lambda row: row["reason"] or "", flexible=True),
-        ]
-        note(f"nothing was submitted; {'this is' if count == 1 else 'these are'} what would be:")
-        print_table(answer["jobs"], columns, "a recurring job")
-        return
+def _timed(jobs: list[Any], answer: dict[str, Any]) -> list[int]:
+    """Numbers of the new jobs of whose deadlines something is to be said."""
+    from ..spec.expand import with_deadlines
+
+    names = {jobs[row].name for row in with_deadlines(jobs)}
+    return [row["id"] for row in answer["jobs"] if row["name"] in names and not row["existing"]]
+
+
+def _require_deadlines(app: App, jobs: list[Any]) -> None:
+    """Refuse jobs whose deadlines will probably not be kept, before anything is submitted."""
+    if all(job.deadline is None for job in jobs):
+        raise UsageError("--require-deadline: none of these jobs has a deadline; give one with --deadline or --soft")
+    trial = _post(app, jobs, dry_run=True, with_snapshot=False)
+    require([(row["name"], row["forecast"]) for row in trial["jobs"] if row["forecast"] is not None], time.time())
+
+
+def _add_forecasts(app: App, answer: dict[str, Any], timed: list[int]) -> None:
+    """For programs: in the rows of the jobs. Whoever interrupts this has submitted all the same."""
+    found: dict[int, Any] = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        found.update(forecasts(app.client, timed))
+    for row in answer["jobs"]:
+        row["forecast"] = found.get(row["id"])
+
+
+def _tell(found: Iterable[tuple[Any, Forecast]], several: bool) -> None:
+    """A few lines for the person, beside what a program may read on stdout."""
+    for job, forecast in found:
+        for line in lines(forecast, time.time()):
+            note(f"{f'job {job} ' if several else ''}{line}")
+
+
+def _show_trial(answer: dict[str, Any], count: int) -> None:
+    now = time.time()
+    columns = [
+        Column("NAME", "name", flexible=True),
+        Column("STATE", "state", style=state_style),
+        Column("STARTS", lambda row: fmt.expected(row["est_start"], now)),
+        Column("REASON", lambda row: row["reason"] or "", flexible=True),
+    ]
+    note(f"nothing was submitted; {'this is' if count == 1 else 'these are'} what would be:")
+    print_table(answer["jobs"], columns, "a recurring job")
+    told = [(row["name"], row["forecast"]) for row in answer["jobs"] if row["forecast"] is not None]
+    _tell(told, len(told) > 1)
+
+
+def _show(app: App, answer: dict[str, Any], timed: list[int]) -> None:
     known = [row["id"] for row in answer["jobs"] if row["existing"]]
     fresh = [row for row in answer["jobs"] if not row["existing"]]
     if fresh:
@@ -190,6 +246,7 @@ def _show(answer: dict[str, Any], count: int) -> None:
         write(f"{_ids(known)} {'was' if len(known) == 1 else 'were'} submitted before with the same idempotency key\n")
     for schedule in answer["schedules"]:
         write(f"schedule {schedule}\n")
+    _tell(forecasts(app.client, timed), len(timed) > 1)
 
 
 _ENDED = [

@@ -13,7 +13,7 @@ from .output import Column, Row, table
 if TYPE_CHECKING:
     from rich.text import Text
 
-ORDER = ("running", "starting", "assigned", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
+ORDER = ("running", "starting", "assigned", "profiling", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,13 @@ def _each(dependency: Dependency, arrays: Mapping[str, int]) -> list[Dependency]
     return [Dependency(f"{dependency.job}[{index}]", dependency.mode) for index in range(arrays[dependency.job])]
 
 
+def with_deadlines(specs: Sequence[JobSpec]) -> list[int]:
+    """Rows of the jobs with deadlines; of an array its first and its last task stand for all."""
+    return [
+        row for row, spec in enumerate(specs) if spec.deadline is not None and spec.array_index in (None, 0, (spec.array_size or 0) - 1)
+    ]
+
+
 def submissions(specs: Sequence[JobSpec]) -> list[list[JobSpec]]:
     """What goes into one request each: all ordinary jobs together, so that a file is taken whole or not at all, then each recurring one."""
     ordinary = [spec for spec in specs if spec.cron is None]

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
+#: params that are other numbers in the same operations, by the names that they go by
+_SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,6 +100,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return self.entrypoint
         words = json.dumps(self.command).encode()  # the same name with other arguments is other work
         return f"command/{self.name}@{hashlib.sha256(words).hexdigest()[:8]}"
+
+    @property
+    def signature(self) -> int | None:
+        """Of what a GPU does in a step, see `jobs.signature`: equal only where speed is sure to be, so by all that may change it."""
+        if self.command is not None:
+            return None
+        params = {name: value for name, value in self.params.items() if name not in _SAME_SPEED}
+        where = self.workdir if self.entrypoint else ""  # other code may go by the same name
+        work = [self.recipe, self.entrypoint, where, params, self.gpus_min, self.env, self.env_file]
+        digest = hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).digest()
+        return int.from_bytes(digest[:8]) >> 1  # fits a BIGINT
 
     @property
     def deadline(self) -> float | None:

@@ -51,7 +51,8 @@ class Transaction:
         self.topics: set[str] = set()
 
     def touch(self, *topics: str) -> None:
-        """Name what this transaction changes, for those who listen: ``queue``, ``leases``, ``policy``, ``nodes``."""
+        """Name what this transaction changes, for those who listen: ``queue``, ``leases``, ``policy``, ``nodes``, ``watched``
+        (metrics that jobs stop at)."""
         self.topics.update(topics)
 
     def number(self, table: str) -> int:

@@ -54,6 +54,9 @@ class Trace(msgspec.Struct, kw_only=True):
 def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
     """The trace as columns for the simulator; jobs whose model has a profile of that name get it."""
     jobs = trace.jobs
+    estimates = [float("nan") if job.estimate is None else job.estimate for job in jobs]
+    # Who stops at a metric's target is submitted with a maximum of iterations, which is its estimate (traces/attributes.py).
+    bounded = [job.stop == "performance" and estimate >= job.duration for job, estimate in zip(jobs, estimates, strict=True)]
     return make_workload(
         trace.name,
         [job.submitted for job in jobs],
@@ -66,9 +69,10 @@ def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
         users=[job.user_name or "" for job in jobs],
         models=[job.model or "" for job in jobs],
         tiers=[[(job.submitted + after, reward) for after, reward in zip(job.deadlines, job.rewards, strict=True)] for job in jobs],
-        estimate=[float("nan") if job.estimate is None else job.estimate for job in jobs],
+        estimate=[float("nan") if bound else estimate for bound, estimate in zip(bounded, estimates, strict=True)],
         iterations=[float("nan") if job.iterations is None else job.iterations for job in jobs],
         batch_size=[job.batch_size or 0 for job in jobs],
         profiles=profiles,
         by_performance=[job.stop == "performance" for job in jobs],
+        most=[estimate if bound else job.duration for job, bound, estimate in zip(jobs, bounded, estimates, strict=True)],
     )

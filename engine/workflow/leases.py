@@ -14,15 +14,20 @@ from ..states import State
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .outcomes import End, judge
+from .speeds import mix
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never."""
+    """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never.
+
+    ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run.
+    """
 
     job: int
     gpus: tuple[tuple[str, str], ...]
     expires: float | None
+    profile: bool = False
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
@@ -31,15 +36,17 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     leases, held, workers, moves = [], [], [], []
     for given in grants:
         lease = tx.number("leases")
-        attempt = attempts[given.job] + 1
+        attempt = attempts[given.job] + (not given.profile)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
-                       "granted_at": tx.now, "expires_at": given.expires, "policy": policy, "decision_id": decision})  # fmt: skip
+                       "granted_at": tx.now, "expires_at": given.expires, "profile": given.profile, "policy": policy,
+                       "decision_id": decision})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)
         workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
         reason = f"{len(given.gpus)} GPU{'s' * (len(given.gpus) > 1)} on {', '.join(nodes)}"
         changes = {"lease_id": lease, "attempts": attempt, "not_before": None}
-        moves.append(Move(given.job, State.ASSIGNED, reason, f"policy:{policy}", lease, changes))
+        to = State.PROFILING if given.profile else State.ASSIGNED
+        moves.append(Move(given.job, to, reason, f"policy:{policy}", lease, changes))
     tx.insert("leases", leases)
     tx.insert("lease_gpus", held)
     tx.insert("workers", workers)
@@ -93,14 +100,17 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         how = ends[lease["id"]]
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         verdict = judge(
-            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"], losses=lease["losses"]
-        )
-        ran = max(0.0, tx.now - lease["started_at"]) if lease["started_at"] is not None else 0.0
+            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
+            losses=lease["losses"], profile=lease["profile"],
+        )  # fmt: skip
+        trained = lease["started_at"] is not None and not lease["profile"]
+        ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
         changes = {
             "run_time": lease["run_time"] + ran,
             "attained": lease["attained"] + ran * lease["gpu_count"],
             "preemptions": lease["preemptions"] + verdict.preempted,
             "failures": lease["failures"] + verdict.failed,
+            "unmeasured": lease["unmeasured"] + verdict.unmeasured,
             "exit_code": how.exit_code,
             "not_before": tx.now + verdict.delay if verdict.delay else None,
             "outcome": verdict.outcome if verdict.state in (State.COMPLETED, State.FAILED, State.CANCELLED) else None,
@@ -136,14 +146,8 @@ def _learn(tx: Transaction, jobs: Sequence[int]) -> None:
         for row in found:
             weight = 1 / min((profile["samples"] or 0) + 1, 5)  # a plain mean at first, then a moving one
             for key in ("seconds_per_step", "duration"):
-                profile[key] = _mix(profile[key], row[key], weight)
+                profile[key] = mix(profile[key], row[key], weight)
             profile["peak_memory"] = max(profile["peak_memory"] or 0, row["peak_memory"] or 0) or None
             profile["samples"] = (profile["samples"] or 0) + 1
         rows.append({"model": model, "gpu_name": gpu, "gpu_count": count, **profile, "updated_at": tx.now})
     tx.upsert("profiles", ["model", "gpu_name", "gpu_count"], rows)
-
-
-def _mix(old: float | None, new: float | None, weight: float) -> float | None:
-    if old is None or new is None:
-        return new if old is None else old
-    return old + weight * (new - old)

@@ -34,18 +34,21 @@ class Verdict:
     preempted: bool = False
     failed: bool = False
     delay: float = 0.0  #: seconds before it may run again
+    unmeasured: bool = False  #: its lease was over before its profiling run was
 
 
-def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool, losses: int = 0) -> Verdict:
+def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool, losses: int = 0, profile: bool = False) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost.
     """
-    if end.outcome == "completed":
+    if end.outcome == "completed" and not profile:
         return Verdict(State.COMPLETED, "completed", "completed")
     if cancelled or end.stop_reason == "cancelled":
         return Verdict(State.CANCELLED, "cancelled", "cancelled")
     back = State.SUBMITTED if held else State.PENDING
+    if profile and (verdict := _profiled(end, back)) is not None:
+        return verdict
     if end.stop_reason in ("timeout", "hang"):
         return _failure(end, retries, failures, back)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
@@ -56,8 +59,20 @@ def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: b
     if end.outcome in ("lost", "unkillable"):
         # The first loss is nobody's fault. A job that is lost again and again waits longer each time: it may be what kills its workers.
         delay = min(2.0**losses, MAX_LOSS_DELAY) if losses else 0.0
-        return Verdict(back, end.outcome, end.message or "its worker was lost; it goes on from its last checkpoint", delay=delay)
+        words = end.message or "its worker was lost; it goes on from its last checkpoint"
+        return Verdict(back, end.outcome, "its profiling run was lost; it is profiled again" if profile else words, delay=delay)
     return _failure(end, retries, failures, back)
+
+
+def _profiled(end: End, back: State) -> Verdict | None:
+    """After a profiling run that neither failed nor was lost: it counts as no preemption and no failure of the job."""
+    if end.outcome == "completed":
+        return Verdict(back, "profiled", "its speed was measured; it waits for the GPUs to train on")
+    early = {**YIELDING, "timeout": "the timeout of the job"}.get(end.stop_reason or "")
+    if early is not None and end.outcome in ("stopped", "failed", "unkillable", "lost"):
+        reason = f"its profiling run was ended early: {early}"
+        return Verdict(back, "profiled", reason, unmeasured=end.stop_reason in ("expired", "timeout"))
+    return Verdict(back, "profiled", "its profiling run was stopped from outside") if end.outcome == "stopped" else None
 
 
 def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:

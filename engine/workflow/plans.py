@@ -104,7 +104,10 @@ def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequen
         return
     started = [g for g in one.grants if g.job not in skipped]
     plan = {
-        "starts": [{"job": g.job, "gpus": [gpu for gpu, _ in g.gpus], "lease": lease} for g, lease in zip(started, leases, strict=True)],
+        "starts": [
+            {"job": g.job, "gpus": [gpu for gpu, _ in g.gpus], "lease": lease, **({"profile": True} if g.profile else {})}
+            for g, lease in zip(started, leases, strict=True)
+        ],
         "stops": [{"lease": s.lease, "reason": s.reason, "for": s.for_job} for s in one.stops],
         "deferred": {str(job): why for job, why in {**decision.deferred, **skipped}.items()},
     }

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
-from ..protocol import VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
+from ..protocol import VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
 from ..states import State
 from ..store.transaction import Transaction
 from .leases import Stop, end, stop
 from .moves import Move, move
 from .outcomes import End
+from .speeds import learn_speeds
 
 #: ends of workers from the worst: the worst part decides what became of a gang
 SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
@@ -105,6 +106,7 @@ class _Lease:
     started_at: float | None
     total_steps: int | None  #: of the job, as submitted
     metric: str | None  #: that the job's stopping rule watches
+    profile: bool  #: a profiling run, of which nothing but its measurements is kept
 
 
 @dataclass(slots=True)
@@ -132,6 +134,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     metrics: list[dict[str, Any]] = []
     moved: dict[tuple[int, int], int] = {}
     latest: dict[int, _Latest] = {}
+    speeds: list[tuple[int, Speed, int | None]] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -142,6 +145,10 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
             if record.seq <= moved.get(key, marks.get(key, 0)):
                 continue  # sent again after a lost answer
             moved[key] = record.seq
+            if record.speed is not None:
+                speeds.append((records.lease, record.speed, record.total))
+            if record.speed is not None or part.lease.profile:
+                continue
             metrics += [
                 {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts,
                  "step": record.step, "name": name, "value": value}
@@ -153,6 +160,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     newest = [{"lease_id": lease, "rank": rank, "seq": seq} for (lease, rank), seq in moved.items()]
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
+    learn_speeds(tx, speeds)
     return stale
 
 
@@ -183,6 +191,8 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
     for job, new in latest.items():
         old = known.get(job, _NO_PROGRESS)
         watched = new.lease.metric
+        if watched in new.values:
+            tx.touch("watched")
         rows.append(
             {
                 "job_id": job,

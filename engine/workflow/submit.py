@@ -179,8 +179,8 @@ def job_row(spec: JobSpec, now: float) -> dict[str, Any]:
     return {
         "name": spec.name, "kind": spec.kind, "pool": spec.pool, "state_since": now, "priority": spec.priority, "held": spec.hold,
         "gpus_min": spec.gpus_min, "gpus_max": spec.gpus_max, "gpu_memory": spec.gpu_memory, "demand": spec.demand.kind,
-        "deadline": spec.deadline, "model": spec.model, "total_steps": spec.stop.iterations, "est_duration": spec.estimate,
-        "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False, "run_time": 0.0,
-        "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap, "idempotency_key": spec.idempotency_key,
-        "labels": json.dumps(spec.labels), "spec": msgspec.json.encode(spec).decode(),
+        "deadline": spec.deadline, "model": spec.model, "signature": spec.signature, "total_steps": spec.stop.iterations,
+        "est_duration": spec.estimate, "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False,
+        "run_time": 0.0, "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap,
+        "idempotency_key": spec.idempotency_key, "labels": json.dumps(spec.labels), "spec": msgspec.json.encode(spec).decode(),
     }  # fmt: skip

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..store.store import Store
 from ..store.transaction import Transaction
 from .leases import Stop, stop
 
-
-def look_at_leases(store: Store, now: float) -> None:
-    """A periodic task: writes only when there is something to stop."""
-    if store.rows("store/due_leases", now):
-        store.write(run_out, None)
+PATIENCE = 10.0  #: seconds past its end for which a lease waits for a policy that is slow, hangs or fails
 
 
-def run_out(tx: Transaction, batch: Sequence[None]) -> Sequence[int]:
-    """Stop what has reached the end of its lease or its timeout; answers with how many."""
-    due = tx.execute("due_leases", tx.now)
-    stop(tx, [Stop(lease, reason, "daemon") for lease, reason in due])
-    return [len(due)] * len(batch)
+def look_at_leases(store: Store, now: float, asked_at: Callable[[str], float], wake: Callable[[str], None]) -> None:
+    """A periodic task: writes only when there is something to stop.
+
+    A lease that has run out is its pool's to renew or to end (`scheduling.tick`), so a pool that was not asked since (``asked_at``) is
+    woken. What is left after that, as the policy failed, is ended here; so is what has waited for an answer for `PATIENCE`.
+    """
+    over, late = [], set()
+    for lease, reason, pool, end in store.rows("store/due_leases", now):
+        if reason == "expired" and asked_at(pool) < end and now - end < PATIENCE:
+            late.add(pool)
+        else:
+            over.append(lease)
+    for pool in sorted(late):
+        wake(pool)
+    if over:
+        store.write(run_out, over)
+
+
+def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:
+    """Stop those leases that are at their end or their timeout, and were not renewed meanwhile; answers with how many."""
+    due = {lease: reason for lease, reason, _, _ in tx.execute("due_leases", tx.now)}
+    over = [sorted(due.keys() & wanted) for wanted in batch]
+    stop(tx, [Stop(lease, due[lease], "daemon") for leases in over for lease in leases])
+    return [len(leases) for leases in over]
 
 
 @dataclass(frozen=True, slots=True)

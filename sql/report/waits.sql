@@ -18,7 +18,7 @@ reasons AS (
                WHEN s.after IN ('assigned', 'starting') THEN 'start'
                WHEN s.after = 'submitted' AND c.depends AND s.reason <> 'held' THEN 'dependency'
                WHEN s.after = 'submitted' THEN 'held'
-               WHEN s.before IS NULL OR s.before = 'submitted' THEN 'gpus'
+               WHEN s.before IS NULL OR s.before = 'submitted' OR l.outcome = 'profiled' THEN 'gpus'
                WHEN l.outcome = 'preempted' THEN 'preempted'
                WHEN l.outcome IN ('lost', 'unkillable') THEN 'lost'
                ELSE 'retry'

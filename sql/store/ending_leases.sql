@@ -1,5 +1,5 @@
 -- What is needed to end leases: their jobs with their counters.
-SELECT l.id, l.job_id, l.gpu_count, epoch(l.started_at) AS started_at, l.stop_reason,
+SELECT l.id, l.job_id, l.gpu_count, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, coalesce(j.unmeasured, 0) AS unmeasured,
        j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step,
        (SELECT count(*) FROM leases o WHERE o.job_id = j.id AND o.outcome = 'lost'
           AND o.id > coalesce((SELECT max(e.id) FROM leases e WHERE e.job_id = j.id AND e.outcome <> 'lost'), 0)) AS losses

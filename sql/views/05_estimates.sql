@@ -2,7 +2,7 @@
 CREATE OR REPLACE VIEW estimates AS
 WITH timed AS (  -- a runner's clock may be ahead of ours: nobody has run for less than nothing
     SELECT j.id, j.run_time + coalesce(greatest(epoch(make_timestamp(epoch_us(now())) - l.started_at), 0), 0) AS ran
-    FROM jobs j LEFT JOIN leases l ON l.id = j.lease_id
+    FROM jobs j LEFT JOIN leases l ON l.id = j.lease_id AND NOT l.profile
     WHERE j.finished_at IS NULL
 ),
 guesses AS (  -- not greatest(): it takes NULL for the smallest value, and unknown would become nothing left

@@ -6,7 +6,7 @@ SELECT l.ended_at, l.job_id, j.name, j.owner, j.pool, l.id AS lease_id, l.attemp
 FROM leases l
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN workers w ON w.lease_id = l.id
-WHERE l.state = 'ended' AND l.outcome NOT IN ('completed', 'preempted', 'cancelled')
+WHERE l.state = 'ended' AND l.outcome NOT IN ('completed', 'preempted', 'cancelled', 'profiled')
 GROUP BY l.ended_at, l.job_id, j.name, j.owner, j.pool, l.id, l.attempt, l.outcome, l.exit_code, l.message, l.started_at, l.granted_at,
          j.state, j.failures
 ORDER BY l.ended_at DESC;

@@ -1,0 +1,266 @@
+"""From a View to the optimisation of a cycle: which jobs, which cells, how many leases, until when (002 ch. 5.3.3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from ..arrays import Bools, Floats, Ints
+from ..cells import grid_of
+from ..contract import Phase, View
+from ..deadlines import next_deadline
+from ..resumption import execution_time
+from .config import JOINT, SRTF, STATIC, UniSchedConfig
+from .patterns import patterns
+from .problem import Problem, from_level
+from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
+
+#: How many times longer a job takes on more nodes than it needs where that makes no difference: a hair, so that fewer are preferred.
+ALIKE = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who holds what beyond now. One row a job of the view."""
+
+    bound: Bools  #: holds GPUs under a lease that goes on, or that the engine protects: not to be touched
+    expired: Bools  #: holds GPUs, but its lease has run out (or never had an end): it is renewed, or gives way
+    leaving: Bools  #: its lease has run out on GPUs that are set aside: it gives them back
+    until: Floats  #: when a bound job's lease ends, ``now`` for all others
+
+
+def standing_of(view: View, aside: Bools) -> Standing:
+    """``aside``: GPUs of a static profiler, one a GPU of the view; nobody stays on them."""
+    jobs = view.jobs
+    active = jobs.phase == Phase.ACTIVE
+    end = np.full(len(jobs), np.inf) if jobs.lease_end is None else jobs.lease_end
+    endless = active & np.isinf(end)  # of another policy
+    until = np.where(endless, view.now, end)
+    if jobs.protected_until is not None:
+        until = np.maximum(until, jobs.protected_until)
+    bound = active & (until > view.now + AT_ONCE)
+    expired = active & ~bound
+    leaving = np.zeros(len(jobs), dtype=bool)
+    leaving[jobs.holder[aside[jobs.alloc_gpus]]] = True
+    return Standing(bound, expired & ~leaving, expired & leaving, np.where(bound, until, view.now))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The optimisation with what is needed to read its answer. ``rows`` are rows of the view, one a job of the problem."""
+
+    problem: Problem
+    rows: Ints
+    scattered: Bools  #: (options,) spread over more nodes than the gang needs
+
+
+def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> Model:
+    """``open_gpus``: usable GPUs that are not set aside, one a GPU of the view."""
+    return _Modelling(view, roles, standing, config, open_gpus).model()
+
+
+class _Modelling:
+    def __init__(self, view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> None:
+        self.view, self.jobs, self.roles, self.standing, self.config = view, view.jobs, roles, standing, config
+        self.open, self.grid = open_gpus, grid_of(view.gpus)
+        self.rows = self._rows()
+        self.role = roles.role[self.rows]
+        self.lease = np.where(self.role == Role.SLO, config.slo_leases, 1)
+        bound = standing.bound[self.rows]
+        held_for = np.where(bound & np.isfinite(standing.until[self.rows]), standing.until[self.rows] - view.now, 0.0)
+        self.first = np.ceil(held_for / config.be_lease - AT_ONCE).astype(np.int64)
+        self.left = np.maximum(roles.left[self.rows] - held_for, 0.0)
+        self.begin = view.now + self.first * config.be_lease
+
+    def _rows(self) -> Ints:
+        """Who takes part: all that may be given GPUs now, and jobs with deadlines that hold some but will need more."""
+        roles, standing, jobs = self.roles, self.standing, self.jobs
+        takes_part = (jobs.phase == Phase.PENDING) | standing.expired
+        if self.config.best_effort == SRTF:
+            takes_part &= roles.role != Role.BEST_EFFORT
+        if self.config.profiler == STATIC:
+            takes_part &= roles.role != Role.PROFILER
+        needs_more = roles.left > standing.until - self.view.now
+        takes_part |= standing.bound & (roles.role == Role.SLO) & needs_more
+        takes_part &= roles.wants <= np.count_nonzero(self.open)
+        return np.flatnonzero(takes_part)
+
+    def model(self) -> Model:
+        start, gpus, cells, slowdown, bonus = self._options()
+        owner = np.repeat(np.arange(len(self.rows)), np.diff(start))
+        tier_start, tier_leases, tier_room, tier_reward = self._tiers()
+        leases = self._leases(owner, slowdown, tier_start, tier_leases, tier_room)
+        problem = Problem(
+            capacity=int(np.count_nonzero(self.open)),
+            busy=self._busy(),
+            cells=self._cells(self.open & self._available()),
+            lease=self.lease,
+            may_start=self.first == 0,
+            option_start=start,
+            option_gpus=gpus,
+            option_cells=cells,
+            option_leases=leases,
+            option_bonus=bonus,
+            tier_start=tier_start,
+            tier_leases=tier_leases,
+            tier_reward=tier_reward,
+            now_reward=self._now_reward(),
+            first=self.first,
+        )
+        return Model(problem, self.rows, slowdown > 1.0)
+
+    # What is there
+
+    def _available(self) -> Bools:
+        """GPUs that nobody holds beyond now."""
+        held = np.zeros(len(self.view.gpus), dtype=bool)
+        held[self.jobs.alloc_gpus[self.standing.bound[self.jobs.holder]]] = True
+        return ~held
+
+    def _cells(self, available: Bools) -> Ints:
+        """How many cells of each level they make when every cell is as large as can be."""
+        grid = self.grid
+        whole = np.zeros(grid.nodes * grid.width, dtype=bool)
+        whole[grid.node * grid.width + grid.index] = available
+        counts = []
+        for _ in range(grid.levels):
+            pairs = whole[: len(whole) if len(whole) > grid.nodes else 0]  # a node is no half of anything
+            above = pairs[0::2] & pairs[1::2]
+            counts.append(int(whole.sum()) - 2 * int(above.sum()))
+            whole = above
+        return np.array(counts, dtype=np.int64)
+
+    def _busy(self) -> Ints:
+        jobs, standing = self.jobs, self.standing
+        rows = np.flatnonzero(standing.bound)
+        ends = np.minimum(standing.until[rows], self.view.now + np.maximum(self.roles.left[rows], self.config.be_lease))
+        slots = np.ceil((ends - self.view.now) / self.config.be_lease - AT_ONCE).astype(np.int64)
+        inside = np.bincount(jobs.holder[self.open[jobs.alloc_gpus]], minlength=len(jobs))[rows]
+        ending = np.bincount(slots, weights=inside, minlength=1).astype(np.int64)
+        return np.cumsum(ending[::-1])[::-1][1:]
+
+    # What may be chosen
+
+    def _options(self) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+        """CSR starts, and for each option its GPUs, cells, how many times longer it takes, and its bonus."""
+        levels, wants = self.grid.levels, self.roles.wants[self.rows]
+        slower = self._slowdown(wants)
+        apart = self._held_apart()
+        expired = self.standing.expired[self.rows]
+        compact = ~(expired & apart)  # who is renewed stays where it is, at whatever speed
+        slower = np.where(expired & apart & np.isinf(slower), ALIKE, slower)
+        scattered = np.isfinite(slower) & ~(expired & ~apart)
+        start = np.concatenate([[0], np.cumsum(compact.astype(np.int64) + scattered)])
+        cells = np.zeros((start[-1], levels), dtype=np.int64)
+        slowdown, bonus = np.ones(start[-1]), np.zeros(start[-1])
+        supply = from_level(self._cells(self.open))
+        shape = cache(lambda n: _compact(n, levels, supply))
+        at = start[:-1]
+        for option, n in zip(at[compact].tolist(), wants[compact].tolist(), strict=True):
+            cells[option] = shape(n)
+        second = (at + compact)[scattered]
+        cells[second, 0] = wants[scattered]
+        slowdown[second] = slower[scattered]
+        bonus[at[expired]] = self._worth_of_staying()[expired]
+        return start, np.repeat(wants, np.diff(start)), cells, slowdown, bonus
+
+    def _held_apart(self) -> Bools:
+        """Jobs that hold GPUs on more nodes than they need."""
+        apart = np.zeros(len(self.rows), dtype=bool)
+        for place in np.flatnonzero(self.standing.expired[self.rows]).tolist():
+            gpus = self.jobs.allocation(int(self.rows[place]))
+            nodes = len(set(self.view.gpus.node[gpus].tolist()))
+            apart[place] = nodes > self.grid.nodes_needed(max(len(gpus), 1), None)
+        return apart
+
+    def _slowdown(self, wants: Ints) -> Floats:
+        """How many times longer each job takes on more nodes than it needs (Eqn 5.8), inf: not known, or not to be done."""
+        slower = np.full(len(self.rows), np.inf)
+        profile = self.jobs.profile
+        if profile is None or self.config.placement != JOINT:
+            return slower
+        wide = (wants > 1) & (self.role != Role.PROFILER) & (profile[self.rows] >= 0)
+        slower_of = cache(self._slower)
+        for place in np.flatnonzero(wide).tolist():
+            slower[place] = slower_of(int(profile[self.rows[place]]), int(wants[place]))
+        return slower
+
+    def _slower(self, profile: int, n: int) -> float:
+        throughput = self.view.profiles[profile].throughput
+        return np.inf if throughput is None else max(throughput.rate(n) / throughput.rate(n, spread=True), ALIKE)
+
+    def _worth_of_staying(self) -> Floats:
+        """A suspension throws away its overhead: as a share of a lease, of the reward that such a lease earns without a deadline."""
+        share = np.minimum(self.roles.overhead[self.rows] / self.config.be_lease, 1.0)
+        return share * best_effort_reward(self.roles, self.config)[self.rows]
+
+    # Until when
+
+    def _tiers(self) -> tuple[Ints, Ints, Floats, Floats]:
+        """CSR of deadlines: whole leases and seconds from the first lease that can be given, and rewards."""
+        jobs, rows = self.jobs, self.rows
+        counts = np.where(self.role == Role.SLO, np.diff(jobs.tier_start)[rows], 0)
+        start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        owner = np.repeat(np.arange(len(rows)), counts)
+        tier = np.repeat(jobs.tier_start[rows] - start[:-1], counts) + np.arange(start[-1])
+        room = jobs.tier_deadline[tier] - self.begin[owner]
+        whole = np.floor(room / self._length[owner] + AT_ONCE)
+        # One lease is there as long as the job can end in it.
+        leases = np.where(self._work[owner] <= room + AT_ONCE, np.maximum(whole, 1.0), np.maximum(whole, 0.0))
+        return start, leases.astype(np.int64), room, jobs.tier_reward[tier]
+
+    @cached_property
+    def _length(self) -> Floats:
+        """Seconds of a lease of each job."""
+        return self.lease * self.config.be_lease
+
+    @cached_property
+    def _work(self) -> Floats:
+        """Seconds of work, with a margin that no job is given up for."""
+        room = next_deadline(self.jobs, self.view.now + self.roles.left)[self.rows] - self.begin
+        return np.maximum(self.left, np.minimum(self.left * (1.0 + self.config.margin), room))
+
+    def _leases(self, owner: Ints, slowdown: Floats, tier_start: Ints, tier_leases: Ints, tier_room: Floats) -> Ints:
+        """Eqn 5.1 in leases, for each option; suspensions are those expected until the first deadline that the work alone can meet.
+
+        Leases that are counted up and deadlines that are counted down would lose a job whose work just fits. Where it would end in
+        time if it ran without a pause, the leases until the deadline therefore do; then it has no pause to spend.
+        """
+        length, work = self._length[owner], self._work[owner] * slowdown
+        available, room = _first_met(work, owner, tier_start, tier_leases, tier_room)
+        seconds = work
+        if self.config.resumption_aware:
+            overhead = np.minimum(self.roles.overhead[self.rows], self.config.be_lease)[owner]
+            slo = self.role[owner] == Role.SLO
+            seconds = np.where(slo, execution_time(work, length, np.maximum(available, np.ceil(work / length)), overhead), work)
+        leases = np.ceil(seconds / length - AT_ONCE)
+        just_fits = (work <= room + AT_ONCE) & (leases > available)
+        return np.maximum(np.where(just_fits, available, leases), 1.0).astype(np.int64)
+
+    def _now_reward(self) -> Floats:
+        best_effort = best_effort_reward(self.roles, self.config)[self.rows]
+        profiling = profiling_reward(self.view, self.config)[self.rows]
+        return np.select([self.role == Role.PROFILER, self.role == Role.BEST_EFFORT], [profiling, best_effort], 0.0)
+
+
+def _compact(n: int, levels: int, supply: Ints) -> Ints:
+    """Cells of a gang on as few nodes as it can be. In a pool whose nodes have no such cell they are counted one by one."""
+    cells = np.array(patterns(n, levels)[0].cells, dtype=np.int64)
+    if (from_level(cells) <= supply).all():
+        return cells
+    loose = np.zeros(levels, dtype=np.int64)
+    loose[0] = n
+    return loose
+
+
+def _first_met(work: Floats, owner: Ints, tier_start: Ints, tier_leases: Ints, tier_room: Floats) -> tuple[Floats, Floats]:
+    """For each option the leases and seconds until the first deadline by which so much work fits, else until the last; 0 without any."""
+    counts = np.diff(tier_start)[owner]
+    available, room = np.zeros(len(owner)), np.zeros(len(owner))
+    for step in range(int(counts.max(initial=0))):
+        later = (counts > step) & (room < work - AT_ONCE)
+        tier = tier_start[owner[later]] + step
+        available[later], room[later] = tier_leases[tier], tier_room[tier]
+    return available, room

@@ -1,0 +1,255 @@
+"""From what a cycle has chosen to a Plan: who stays, who gives way, who starts where, and why the others wait."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Bools, Floats, Ints
+from ..cells import grid_of
+from ..contract import Allocation, Phase, Plan, Reason, View, Waiting
+from ..deadlines import next_deadline, ranks
+from ..later import Later
+from ..placement import Placement
+from ..reasons import lacking
+from .config import STATIC, UniSchedConfig
+from .modelling import Standing
+from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
+from .room import movers
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What was decided at the beginning of a cycle, by job (id); it does not change when rows do."""
+
+    ends: float  #: when the next cycle begins
+    chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that are to run, and whether on more nodes than they need
+    planned: frozenset[int] = frozenset()  #: jobs that are to run later and still meet a deadline
+    status: str = "ok"
+    gap: float | None = None
+
+
+STARTS = Reason("starting", "is chosen to run; starts when the GPUs that it gets are free")
+PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
+CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
+LOST = Reason("late", "can no longer end by its deadline; it is served as a best-effort job")
+PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
+
+
+def place(view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools) -> Plan:
+    """``aside``: GPUs that are set aside for profiling runs, one a GPU of the view."""
+    placing = _Placing(view, roles, standing, cycle, config, aside)
+    placing.run()
+    return placing.plan()
+
+
+MAIN, TOGETHER, APART = "main", "together", "apart"  #: where: the pool, the profiler's GPUs, those on different nodes
+
+
+class _Kind(NamedTuple):
+    """What alike jobs ask of a placement: where one failed, so will the others."""
+
+    gpus: int
+    memory: float
+    place: str
+    relaxed: bool
+
+
+class _Placing:
+    def __init__(self, view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools) -> None:
+        self.view, self.jobs, self.roles, self.standing = view, view.jobs, roles, standing
+        self.cycle, self.config = cycle, config
+        self.main = self.profiler = Placement(view)
+        if config.profiler == STATIC:
+            self.profiler = self.main.copy()
+            self.main.take(np.flatnonzero(aside))
+            self.profiler.take(np.flatnonzero(~aside))
+        self.given: dict[int, tuple[int, ...]] = {}  #: by row, what starts and what is renewed
+        self.preempted: list[int] = np.flatnonzero(standing.leaving).tolist()
+        self.moving: set[int] = set()  #: renewed, but on other GPUs
+        self.unplaceable: set[_Kind] = set()
+        self.grid = grid_of(view.gpus)
+        reserved = view.gpus.node[aside if config.profiler == STATIC else view.gpus.usable]
+        self.profiler_gpus, self.profiler_nodes = len(reserved), len(np.unique(reserved))
+        self.pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
+        ids = self.jobs.id[self.pending]
+        self.chosen = np.array([job in cycle.chosen for job in ids.tolist()], dtype=bool)
+
+    def run(self) -> None:
+        giving_way = self._renew()
+        self._start_chosen()
+        self._stay_or_go(giving_way)
+        for row in self.fill[~np.isin(self.fill, list(self.given))].tolist():
+            self._start(row, relaxed=False)
+
+    def _start_chosen(self) -> None:
+        """The largest first, as in the proof of Remark 5.1: large cells are handed out before they are split."""
+        heap = [(-int(self.roles.wants[row]), row) for row in self.pending[self.chosen].tolist()]
+        heapq.heapify(heap)
+        while heap:
+            _, row = heapq.heappop(heap)
+            relaxed = self.cycle.chosen[int(self.jobs.id[row])]
+            if not self._start(row, relaxed=False):
+                for other in self._make_room(row):
+                    heapq.heappush(heap, (-int(self.roles.wants[other]), other))
+                self._start(row, relaxed=relaxed)
+        moved = [row for row in self.moving if row not in self.given]
+        self.preempted += moved
+
+    def _make_room(self, row: int) -> list[int]:
+        """Take their GPUs from jobs that were renewed, and are smaller, so that this one finds its nodes; who they are."""
+        n = int(self.roles.wants[row])
+        if self.roles.role[row] == Role.PROFILER:
+            return []
+        node, usable, movable = self.view.gpus.node, self.view.gpus.usable, dict[int, list[tuple[int, int]]]()
+        for other, gpus in self.given.items():
+            if self.standing.expired[other] and len(gpus) < n:
+                for where, count in Counter(node[[gpu for gpu in gpus if usable[gpu]]].tolist()).items():
+                    movable.setdefault(where, []).append((other, count))
+        width = -(-n // self.main.nodes_needed(n)) if n > self.grid.width else self.grid.width
+        going = movers(n, width, self.main.free_soon_by_node(), movable) or []
+        for other in going:
+            self.main.release_soon(self.given[other])
+        if not going or self.main.find_soon(n, memory=float(self.jobs.gpu_memory[row])) is None:
+            for other in going:  # in nodes of several sizes, or with little memory, there is less room than was counted
+                self.main.take(self.given[other])
+            return []
+        for other in going:
+            del self.given[other]
+        self.moving.update(going)
+        self.unplaceable.clear()
+        return going
+
+    # Who holds GPUs
+
+    def _renew(self) -> list[int]:
+        """Chosen jobs keep their GPUs. The others' are for those that start, and are answered."""
+        giving_way = []
+        for row in np.flatnonzero(self.standing.expired).tolist():
+            gpus = self.jobs.allocation(row).tolist()
+            if int(self.jobs.id[row]) in self.cycle.chosen:
+                self.given[row] = tuple(gpus)
+            else:
+                giving_way.append(row)
+                self.main.release_soon(gpus)
+        return giving_way
+
+    def _stay_or_go(self, giving_way: list[int]) -> None:
+        """Who was not chosen, but whose GPUs nobody gets, goes on: stopping it would gain nothing."""
+        taken = np.zeros(len(self.view.gpus), dtype=bool)
+        for gpus in self.given.values():
+            taken[list(gpus)] = True
+        for row in giving_way:
+            gpus = self.jobs.allocation(row).tolist()
+            if taken[gpus].any():
+                self.preempted.append(row)
+            else:
+                self.main.take(gpus)
+                self.given[row] = tuple(gpus)
+
+    # Who waits
+
+    @cached_property
+    def fill(self) -> Ints:
+        """Waiting jobs as they fill what is left over: deadlines that can be met first, then the most reward a GPU.
+
+        Without an objective (5.6.2) any feasible choice is as good as any other: the first come are taken.
+        """
+        if not self.config.objective:
+            return self.pending
+        slo = self.roles.role == Role.SLO
+        deadline = np.where(slo, next_deadline(self.jobs, self.view.now + self.roles.left), np.inf)
+        return self.pending[np.argsort(ranks(deadline, -self._density())[self.pending], kind="stable")]
+
+    def _density(self) -> Floats:
+        profiling = profiling_reward(self.view, self.config)
+        reward = np.where(self.roles.role == Role.PROFILER, profiling, best_effort_reward(self.roles, self.config))
+        return reward / self.roles.wants
+
+    def _start(self, row: int, *, relaxed: bool) -> bool:
+        kind = _Kind(int(self.roles.wants[row]), float(self.jobs.gpu_memory[row]), self._place(row), relaxed)
+        gpus = None if kind in self.unplaceable else self._find(kind)
+        if gpus is None:
+            self.unplaceable.add(kind)
+            return False
+        (self.main if kind.place == MAIN else self.profiler).take(gpus)
+        self.given[row] = gpus
+        return True
+
+    def _place(self, row: int) -> str:
+        gang, wants = int(self.jobs.gpus_min[row]), int(self.roles.wants[row])
+        if self.roles.role[row] != Role.PROFILER or wants > self.profiler_gpus:  # a small profiler cannot hold every run
+            return MAIN
+        # A gang that will be spread over nodes: what its links between nodes take is to be measured.
+        return APART if wants < gang and self.main.nodes_needed(gang) > 1 and self.profiler_nodes >= wants else TOGETHER
+
+    def _find(self, kind: _Kind) -> tuple[int, ...] | None:
+        if kind.place == APART:
+            return _apart(self.profiler, kind.gpus, kind.memory, self.view)
+        place = self.main if kind.place == MAIN else self.profiler
+        return place.find_any(kind.gpus, memory=kind.memory, relaxed=kind.relaxed)
+
+    # The plan
+
+    def plan(self) -> Plan:
+        jobs = self.jobs
+        return Plan(
+            allocations={int(jobs.id[row]): self._allocation(row, gpus) for row, gpus in self.given.items()},
+            preempt=[int(jobs.id[row]) for row in self.preempted],
+            waiting=Later(self._waiting),
+            order=Later(lambda: [int(job) for job in jobs.id[self._unserved()]]),
+            wake_at=self.cycle.ends,
+        )
+
+    def _allocation(self, row: int, gpus: tuple[int, ...]) -> Allocation:
+        config, role = self.config, self.roles.role[row]
+        if role == Role.PROFILER:
+            # All of a lease, whenever in the cycle it begins: a run that is cut short measures less.
+            end = self.view.now + config.be_lease + float(self.roles.overhead[row])
+            return Allocation(gpus, end, profile=len(gpus) < int(self.jobs.gpus_min[row]))
+        if role != Role.SLO:
+            return Allocation(gpus, self.cycle.ends)
+        # All leases of one kind end together (5.3.3.1): what one of them frees can be a whole node.
+        length = config.slo_leases * config.be_lease
+        return Allocation(gpus, math.ceil(self.cycle.ends / length - AT_ONCE) * length)
+
+    def _unserved(self) -> Ints:
+        """All that are to wait, in the order in which they would be served."""
+        chosen = self.pending[self.chosen]
+        chosen = chosen[np.argsort(-self.roles.wants[chosen], kind="stable")]
+        rows = np.concatenate([chosen, self.fill, np.array(self.preempted, dtype=np.int64)])
+        _, first = np.unique(rows, return_index=True)
+        rows = rows[np.sort(first)]
+        return rows[~np.isin(rows, [row for row in self.given if row not in self.preempted])]
+
+    def _waiting(self) -> list[Waiting]:
+        jobs, rows = self.jobs, self._unserved()
+        ids = jobs.id[rows].tolist()
+        planned = np.array([job in self.cycle.planned for job in ids], dtype=bool)
+        chosen = np.array([job in self.cycle.chosen for job in ids], dtype=bool)
+        role = self.roles.role[rows]
+        fits = self.roles.wants[rows] <= self.main.capacity()
+        why = np.select([~fits, chosen, planned, role == Role.PROFILER, role == Role.SLO, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5])
+        told = [(reason, rows[why == code]) for code, reason in enumerate((STARTS, PLANNED, PROFILER, CROWDED, LOST), 1)]
+        plain = lacking(self.view, rows[why == 0], self.main)
+        return [*(Waiting(reason, jobs.id[members]) for reason, members in told if len(members)), *plain]
+
+
+def _apart(place: Placement, n: int, memory: float, view: View) -> tuple[int, ...] | None:
+    """``n`` GPUs on as many nodes: for a gang that will be spread over nodes, what its links between nodes take is to be measured."""
+    trial = place.copy()
+    found: list[int] = []
+    for _ in range(n):
+        one = trial.find_any(1, memory=memory)
+        if one is None:
+            return None
+        found += one
+        trial.take(np.flatnonzero(view.gpus.node == view.gpus.node[one[0]]))
+    return tuple(sorted(found))

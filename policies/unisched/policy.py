@@ -1,0 +1,112 @@
+"""UniSched: strict, soft, best-effort and profiling jobs in one optimisation over leases (002 ch. 5)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from ..arrays import Bools, Ints
+from ..contract import Phase, Plan, View
+from ..feasible import holdable_in
+from ..placement import Placement
+from .config import QUICK, SRTF, STATIC, THOROUGH, UniSchedConfig
+from .modelling import Model, Standing, model, standing_of
+from .placing import Cycle, place
+from .problem import TIMEOUT, Limits, Solution, Warm
+from .roles import AT_ONCE, Role, Roles, roles_of
+from .selector import solve
+from .walk import walk
+
+#: Small crowded pools have gaps that only much search could close; the next cycle decides anew anyway.
+EFFORTS = {QUICK: Limits(cores=((200, 1.0), (200, 0.98)), nodes=20, exact=300, exact_effort=0.2), THOROUGH: Limits()}
+LARGEST_PROFILER = 4  #: a static profiler takes a quarter of the pool at most
+
+
+class UniSched:
+    """Each cycle chooses which jobs run, on which buddy cells, and which deadline each aims at, for the largest total reward.
+
+    002 ch. 5. A job is first profiled for one lease on at most two GPUs, whatever it demands. Then a deadline that is met earns its
+    reward (100 for a strict one), a lease of a profiling run 1, and one of a best-effort job the reciprocal of its remaining
+    time, so that what is left over by deadlines goes to the shortest. Leases run out at the end of a cycle and are renewed, or
+    their jobs are suspended; what jobs are expected to lose by that counts as work (Eqn 5.3). A gang may be spread over more nodes
+    than it needs where its speed there is known and the optimum is larger for it. Between cycles GPUs that become free are filled
+    at once with who waits. A job that can no longer meet a deadline is served as a best-effort job.
+    """
+
+    Config: ClassVar[type] = UniSchedConfig
+    name: ClassVar[str] = "unisched"
+    profiles: ClassVar[bool] = True
+
+    def __init__(self, config: UniSchedConfig) -> None:
+        self.config = config
+        self._cycle: Cycle | None = None
+        self._warm: Warm | None = None
+
+    def plan(self, view: View) -> Plan:
+        if not len(view.jobs):
+            return Plan({}, preempt=())
+        aside = self._set_aside(view)
+        standing, roles = standing_of(view, aside), roles_of(view, self.config)
+        due = self._cycle is None or not self._cycle.ends - self.config.be_lease - AT_ONCE <= view.now < self._cycle.ends - AT_ONCE
+        cycle = self._begin(view, roles, standing, aside) if due or self._cycle is None else self._cycle
+        self._cycle = cycle
+        waits = bool((view.jobs.phase == Phase.PENDING).any())
+        if not (waits or standing.expired.any() or standing.leaving.any()):
+            return Plan({}, preempt=(), wake_at=cycle.ends)
+        plan = place(view, roles, standing, cycle, self.config, aside)
+        return replace(plan, status=cycle.status, gap=cycle.gap) if due else plan
+
+    def _set_aside(self, view: View) -> Bools:
+        """GPUs of a static profiler: the last ones of the pool, none while a gang is here that only all of the pool can hold."""
+        n = len(view.gpus)
+        aside = np.zeros(n, dtype=bool)
+        if self.config.profiler != STATIC:
+            return aside
+        aside[n - min(self.config.profiler_gpus, n // LARGEST_PROFILER) :] = True
+        rest = Placement(view)
+        rest.take(np.flatnonzero(aside))
+        in_rest, in_all = holdable_in(rest, ~aside), holdable_in(Placement(view), np.ones(n, dtype=bool))
+        gangs = set(zip(view.jobs.gpus_min.tolist(), view.jobs.gpu_memory.tolist(), strict=True))
+        if any(in_all(*gang) and not in_rest(*gang) for gang in gangs):
+            aside[:] = False
+        return aside
+
+    def _begin(self, view: View, roles: Roles, standing: Standing, aside: Bools) -> Cycle:
+        """Decide a cycle. Cycles begin at multiples of their length, so that leases of all jobs run out together."""
+        length = self.config.be_lease
+        ends = (math.floor(view.now / length + AT_ONCE) + 1) * length
+        if not self.config.objective:
+            return Cycle(ends, dict.fromkeys(walk(view, roles, standing, self._may_run(view, standing), (), aside), False))
+        asked = model(view, roles, standing, self.config, view.gpus.usable & ~aside)
+        limits = replace(EFFORTS[self.config.effort], gap=self.config.gap, seconds=self.config.time_limit, clock=time.perf_counter)
+        solution = solve(asked.problem, limits, self._warm)
+        self._warm = solution.warm
+        chosen, planned = self._read(view, asked, solution)
+        if self.config.best_effort == SRTF:
+            rest = self._may_run(view, standing)
+            rest = rest[roles.role[rest] == Role.BEST_EFFORT]
+            shortest_first = rest[np.argsort(roles.left[rest], kind="stable")]
+            chosen |= dict.fromkeys(walk(view, roles, standing, shortest_first, chosen, aside), False)
+        if solution.status == TIMEOUT and self._cycle is not None:
+            # What the cycle before has chosen is a good start for one that could not be finished (end of 5.3.3.4).
+            here = set(view.jobs.id.tolist())
+            kept = {job: apart for job, apart in self._cycle.chosen.items() if job in here}
+            return Cycle(ends, kept | chosen, planned - kept.keys(), "fallback", solution.gap)
+        return Cycle(ends, chosen, planned, solution.status, solution.gap)
+
+    @staticmethod
+    def _may_run(view: View, standing: Standing) -> Ints:
+        """Jobs that wait or whose lease has run out, in the order of their submission."""
+        return np.flatnonzero((view.jobs.phase == Phase.PENDING) | standing.expired)
+
+    def _read(self, view: View, asked: Model, solution: Solution) -> tuple[dict[int, bool], frozenset[int]]:
+        """Jobs that are to run now, with whether they may be scattered, and those that are to run later."""
+        ids = view.jobs.id[asked.rows]
+        apart = asked.scattered[solution.option]
+        chosen = {job: bool(wide) for job, wide in zip(ids[solution.now].tolist(), apart[solution.now].tolist(), strict=True)}
+        later = ids[(solution.tier >= 0) & ~solution.now].tolist()
+        return chosen, frozenset(later)

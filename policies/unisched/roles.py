@@ -1,0 +1,89 @@
+"""What a cycle knows of each job: its role, how long it needs and what it is worth (002 ch. 5.3.2 and 5.3.3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Bools, Floats, Ints
+from ..contract import Jobs, Phase, View
+from ..deadlines import has_deadline, reward
+from ..estimates import remaining_time
+from .config import MAXIMUM, UniSchedConfig
+
+AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
+BEST_EFFORT_MOST = 0.99  #: of any best-effort job's reward: profiling comes before all of them
+
+
+class Role:
+    """How a job is dealt with in this cycle."""
+
+    PROFILER = 0  #: its speed is not known: it needs a profiling run
+    SLO = 1  #: can still meet a deadline, if it gets its leases
+    BEST_EFFORT = 2  #: has no deadline, or none that it can still meet
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """One row a job of the view."""
+
+    role: Ints
+    wants: Ints  #: GPUs that it is to get: its gang, or those of its profiling run
+    left: Floats  #: seconds of work on its gang, placed as well as can be
+    overhead: Floats  #: seconds that a suspension costs with its resumption
+    lost: Bools  #: has a deadline, but none that it can still meet
+
+
+def roles_of(view: View, config: UniSchedConfig) -> Roles:
+    jobs = view.jobs
+    left = _left(jobs, config)
+    overhead = np.full(len(jobs), config.overhead) if jobs.overhead is None else np.nan_to_num(jobs.overhead, nan=config.overhead)
+    slo = has_deadline(jobs)
+    # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
+    alive = slo & (view.now + left <= jobs.deadline + AT_ONCE)
+    role = np.where(alive, Role.SLO, Role.BEST_EFFORT)
+    wants = jobs.gpus_min
+    if jobs.profile_gpus is not None:
+        unknown = (jobs.profile_gpus > 0) & (jobs.phase == Phase.PENDING)
+        role = np.where(unknown, Role.PROFILER, role)
+        wants = np.where(unknown, jobs.profile_gpus, wants)
+    return Roles(role, wants, left, overhead, slo & ~alive & (role != Role.PROFILER))
+
+
+def _left(jobs: Jobs, config: UniSchedConfig) -> Floats:
+    if config.iterations != MAXIMUM or jobs.remaining_most is None:
+        return remaining_time(jobs, config.unknown)
+    most = np.where(np.isnan(jobs.remaining_most), jobs.remaining, jobs.remaining_most)
+    nothing_known = np.isnan(most)
+    return np.maximum(np.where(nothing_known, np.maximum(config.unknown, jobs.run_time), most), 0.0)
+
+
+def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
+    """What a profiling run of each job is worth: 1, or as much as the next deadline of a job that has one.
+
+    5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. A
+    job with a deadline that waits to be profiled loses its slack, and with it a reward of up to 100, for one lease on two GPUs.
+    """
+    worth = np.ones(len(view.jobs))
+    if config.urgent_profiling:
+        worth = np.maximum(worth, reward(view.jobs, view.now))
+    return worth
+
+
+def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:
+    """The reciprocal of the remaining time, counted in leases, below the 1 of a profiling run (5.3.3.2).
+
+    The text leaves the unit open. With leases, a job that ends within its next one is worth nearly as much as a profiling run, and no
+    sum of best-effort rewards on a node comes near the 100 of a deadline.
+    """
+    leases = np.maximum(_with_suspensions(roles, config) / config.be_lease, 0.0)
+    return BEST_EFFORT_MOST / (1.0 + leases)
+
+
+def _with_suspensions(roles: Roles, config: UniSchedConfig) -> Floats:
+    if not config.resumption_aware:
+        return roles.left
+    from ..resumption import execution_time
+
+    return execution_time(roles.left, config.be_lease, np.inf, np.minimum(roles.overhead, config.be_lease))

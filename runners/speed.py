@@ -1,0 +1,190 @@
+"""How long a step takes (002 ch. 5.3.2.1): measured by a profiling run of its own, and beside every training.
+
+A step's time is that of loading its batch, computing, and letting the ranks agree. What they say to each other is left out of the
+computation and told as seconds that each rank after the first adds: the terms of Eqn 5.2.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from . import script
+from .ranks import any_rank
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .ranks import Ranks
+    from .training import Trainer
+
+log = logging.getLogger(__name__)
+
+_ROUND = 4  #: steps of a kind in a row; the first still feels the other kind (DDP synchronises buffers one forward later)
+_ENOUGH = 20  #: timed steps of each kind after which a profiling run may end
+_FEW = 5  #: timed steps that are worth keeping when it has to end sooner
+_MOST = 400  #: timed steps after which it ends, however they scatter
+_PRECISION = 0.02  #: relative standard error that is good enough
+_LONGEST = 300.0  #: seconds that it measures: UniSched's lease of a profiling run
+
+_WARM_UP = 3  #: steps of a training that are not timed: allocators, autotuning and first collectives
+_WINDOW = 10.0  #: seconds between two reports of a training, and of at least `_ENOUGH` steps
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of steps by kind: loading of the batch, the whole of a step that is not synchronised, and of one that is."""
+
+    loading: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)
+
+    def steps(self) -> int:
+        """Timed steps of each kind."""
+        return min(len(self.alone), len(self.together))
+
+    def precise(self) -> bool:
+        return self.steps() >= _ENOUGH and max(map(standard_error, (self.alone, self.together))) < _PRECISION
+
+    def summary(self) -> tuple[float, float, float]:
+        return median(self.loading), median(self.alone), median(self.together)
+
+
+def standard_error(seconds: Sequence[float]) -> float:
+    """Of the median, relative to it, by the median absolute deviation: a few steps that were held up do not count."""
+    middle = median(seconds)
+    deviation = 1.4826 * median(abs(value - middle) for value in seconds)
+    return 1.2533 * deviation / math.sqrt(len(seconds)) / middle if middle > 0 else math.inf
+
+
+def terms(ranks: Sequence[tuple[float, float, float]]) -> tuple[float, float | None]:
+    """Computation, and what each rank after the first adds, of the `Times.summary` of all ranks: the slowest rank makes the pace.
+
+    None for the latter where there is one rank. Where synchronised steps were no slower, it is 0.
+    """
+    compute = max(loading + alone for loading, alone, _ in ranks)
+    if len(ranks) == 1:
+        return compute, None
+    whole = max(loading + together for loading, _, together in ranks)
+    return compute, max(0.0, whole - compute) / (len(ranks) - 1)
+
+
+class Profiling:
+    """A run that measures and trains for nothing: each rank has the part of the batch that it would have in the whole gang."""
+
+    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.trainer, self.clock = trainer, clock
+        self.times = Times()
+        self.step = 0
+        self.loaded: list[float] = []  #: seconds that each batch of a round took to come
+
+    def run(self) -> bool:
+        """Measure. True: enough; False: asked to stop before, and told what was measured if that is worth keeping."""
+        ranks = self.trainer.ranks
+        until = self.clock() + _LONGEST
+        times = Times()  # of the first round, to warm up
+        while True:
+            batches = self._load()
+            stop, late, precise = self._agree(batches is None or script.should_stop(), self.clock() >= until)
+            if batches is None or stop or late or precise or self.times.steps() >= _MOST:
+                break
+            self._round(batches, times)
+            times = self.times
+        steps = self.times.steps()
+        if steps >= _FEW:
+            compute, communication = terms(ranks.gather(self.times.summary()))
+            if ranks.first:
+                self._tell(compute, communication, steps)
+        return not stop
+
+    def _agree(self, stop: bool, late: bool) -> tuple[bool, bool, bool]:
+        """What any rank, any rank, and every rank says."""
+        said = self.trainer.ranks.gather((stop, late, self.times.precise()))
+        stops, lates, precise = zip(*said, strict=True)
+        return any(stops), any(lates), all(precise)
+
+    def _load(self) -> list[Any] | None:
+        """The batches of one round, before any rank waits for another; None when asked to stop meanwhile."""
+        batches = []
+        self.loaded = []
+        for step in range(self.step, self.step + 2 * _ROUND):
+            begun = self.clock()
+            part = self.trainer.part(step)
+            if part is None:
+                return None
+            self.loaded.append(self.clock() - begun)
+            batches.append(part[1])
+        self.step += len(batches)
+        return batches
+
+    def _round(self, batches: Sequence[Any], times: Times) -> None:
+        times.loading += self.loaded
+        unsynchronised = getattr(self.trainer.parallel, "no_sync", nullcontext)
+        with unsynchronised():
+            times.alone += [self._timed(batch, together=False) for batch in batches[:_ROUND]][1:]
+        times.together += [self._timed(batch, together=True) for batch in batches[_ROUND:]][1:]
+
+    def _timed(self, batch: Any, *, together: bool) -> float:
+        """One step, to the last operation on the device: reading the loss waits for them."""
+        begun = self.clock()
+        loss = self.trainer.update(batch, 1.0).item()
+        if together:  # what else the ranks say to each other in a step
+            self.trainer.ranks.sum(loss)
+            any_rank(False)
+        return self.clock() - begun
+
+    def _tell(self, compute: float, communication: float | None, steps: int) -> None:
+        script.report_speed(steps=steps, compute=compute, communication=communication, total=self.trainer.total)
+        told = "" if communication is None else f", and {communication:.4g} s for each GPU after the first"
+        log.info("measured %d steps: %.4g s of computation%s", steps, compute, told)
+
+
+class Watch:
+    """Times the steps of a training on its first rank, and does nothing else: what synchronisation takes is what DDP itself has noted."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.noted: Callable[[], dict[str, Any]] = getattr(model, "_get_ddp_logging_data", dict)
+        if ranks.size > 1 and ranks.first:
+            model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[operator]  # DDP's own default is every 100th step
+        self.left_out = _WARM_UP
+        self.since = time.monotonic()
+        self.whole: list[float] = []
+        self.apart: list[float] = []  #: of those what synchronisation took after the last gradient was there
+
+    def stepped(self, seconds: float) -> None:
+        """A step is done, loading included."""
+        if not self.ranks.first or self.left_out:
+            self.left_out = max(self.left_out - 1, 0)
+            return
+        exposed = self._exposed() if self.ranks.size > 1 else 0.0
+        if exposed is None:
+            return
+        self.whole.append(seconds)
+        self.apart.append(min(exposed, seconds))
+        if len(self.whole) >= _ENOUGH and time.monotonic() - self.since >= _WINDOW:
+            self.tell()
+
+    def tell(self) -> None:
+        """Report what has been timed since the last time, if it is worth it."""
+        if len(self.whole) >= _FEW and median(self.whole) > 0:
+            whole, apart = median(self.whole), median(self.apart)
+            communication = apart / (self.ranks.size - 1) if self.ranks.size > 1 else None
+            # Never nothing: where synchronisation is nearly all of a step, its own median may be above the step's.
+            script.report_speed(steps=len(self.whole), compute=max(whole - apart, 1e-3 * whole), communication=communication)
+        self.whole, self.apart, self.since = [], [], time.monotonic()
+
+    def _exposed(self) -> float | None:
+        """Seconds that the newest step on record waited for gradients of others; None: DDP has noted nothing."""
+        noted = self.noted()
+        try:
+            nanoseconds = float(noted["backward_comm_time"] - noted["backward_compute_comm_overlap_time"])
+        except KeyError:
+            return None
+        return max(0.0, nanoseconds / 1e9)

@@ -1,0 +1,447 @@
+"""Forecasts of deadlines: simulation from the middle, draws of durations, what is read off, and the words for it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stoker.engine import admission
+from stoker.engine.admission import Admission, simulation
+from stoker.engine.cli import forecasting
+from stoker.engine.durations import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
+from stoker.engine.errors import Conflict
+from stoker.engine.guards import Limits, Memory
+from stoker.engine.scheduling import Rules
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.ongoing import STOPS_IN, OutOfTime, Watched, ends_from
+from stoker.engine.sim.options import NO_LIMITS, Costs, Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
+from stoker.engine.spec.expand import with_deadlines
+from stoker.engine.spec.model import Demand, JobSpec, Tier
+from stoker.engine.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
+from stoker.policies import registry
+from stoker.policies.contract import Phase, Plan, Profile, View
+from stoker.policies.profiles import Throughput
+from views import NOW, Job, make_view, views
+
+NOTHING = Finished([], np.zeros(0), np.zeros(0))
+
+
+def rules(policy: str, limits: Limits = NO_LIMITS) -> Rules:
+    return Rules(policy, lambda: registry.create(policy, {}), limits, Memory())
+
+
+def everybody(view: View) -> Watched:
+    return Watched(np.ones(len(view.jobs), dtype=bool), np.zeros(len(view.jobs), dtype=bool))
+
+
+def ends(view: View, policy: str = "fifo", left: Any = None, options: Options | None = None, **more: Any) -> list[float]:
+    left = view.jobs.remaining if left is None else np.array(left, dtype=np.float64)
+    made = registry.create(policy, {})
+    return ends_from(view, left, made, options or Options(), everybody(view), memory=Memory(), **more).tolist()
+
+
+def said(view: View, **columns: Any) -> Known:
+    """Whole durations, said by the submitters."""
+    n = len(view.jobs)
+    known = Known(
+        ["m"] * n, np.zeros(n, dtype=bool), view.jobs.remaining + view.jobs.run_time, np.ones(n, dtype=bool), np.zeros(n, dtype=bool)
+    )
+    return dataclasses.replace(known, **columns)
+
+
+class TestFromTheMiddle:
+    def test_worked_example(self) -> None:
+        jobs = [
+            Job(1, held=(0,), remaining=100),
+            Job(2, held=(1,), remaining=300),
+            Job(3, remaining=50),
+            Job(4, gpus=2, remaining=10),
+        ]
+        assert ends(make_view([2], jobs)) == [100, 300, 150, 310]
+
+    def test_what_is_believed_decides_and_what_is_true_happens(self) -> None:
+        """Shortest first by what is believed: job 2 goes before job 3, and takes longer."""
+        jobs = [Job(1, held=(0,), remaining=10), Job(2, remaining=20), Job(3, remaining=30)]
+        assert ends(make_view([1], jobs), "sjf", left=[10, 100, 30]) == [10, 110, 140]
+
+    def test_a_lease_that_stands_is_kept_and_one_that_runs_out_ends(self) -> None:
+        """Nobody renews it: the job is resumed on what is free, which costs."""
+        jobs = [Job(1, held=(0,), remaining=100, run_time=5, lease_end=NOW + 40)]
+        assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [107.0]
+        jobs = [Job(1, held=(0,), remaining=100, run_time=5, lease_end=NOW + 400)]
+        assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [100.0]
+
+    def test_a_job_that_is_stopping_gives_its_gpus_up_and_goes_on_later(self) -> None:
+        jobs = [Job(1, held=(0,), remaining=30, run_time=9, stopping=True, submitted=1), Job(2, remaining=10, submitted=0)]
+        second, first = ends(make_view([1], jobs), options=Options(costs=Costs(resume=3.0)))
+        assert (first, second) == (STOPS_IN + 10 + 3 + 30, STOPS_IN + 10)
+
+    def test_gpus_that_are_out_of_use_stay_so(self) -> None:
+        assert ends(make_view([2], [Job(1, remaining=10), Job(2, remaining=10)], unusable=[1])) == [10, 20]
+        assert np.isnan(ends(make_view([2], [Job(1, gpus=2, remaining=10)], unusable=[1]))).all()
+
+    def test_what_is_larger_than_the_pool_holds_up_nobody(self) -> None:
+        found = ends(make_view([2], [Job(1, gpus=3, remaining=10), Job(2, remaining=10)]))
+        assert math.isnan(found[0]) and found[1] == 10
+
+    def test_who_gave_way_does_not_displace_yet(self) -> None:
+        """Job 2 displaces job 1 by its priority at once, but not if it gave way to it a moment ago."""
+        jobs = [Job(1, held=(0,), remaining=100, run_time=100, lease_time=100), Job(2, remaining=10, priority=5)]
+        view, limits = make_view([1], jobs), Limits(min_run_time=0.0, cooldown=60.0)
+        found = [
+            ends_from(view, view.jobs.remaining, registry.create("priority", {}), Options(limits=limits), everybody(view), memory=memory)[1]
+            for memory in (Memory(), Memory({(2, 1): NOW - 20.0}))
+        ]
+        assert found == [10, 50]
+
+    def test_it_gives_up_when_its_time_is_spent(self) -> None:
+        with pytest.raises(OutOfTime):
+            ends(make_view([1], [Job(1, remaining=10), Job(2, remaining=10)]), cpu_seconds=0.0)
+
+    def test_it_ends_when_it_knows(self) -> None:
+        """Job 3 is not asked for: the simulation need not come to its end."""
+        view = make_view([1], [Job(1, remaining=10), Job(2, remaining=10), Job(3, remaining=10)])
+        watched = Watched(np.array([True, False, False]), np.zeros(3, dtype=bool))
+        found = ends_from(view, view.jobs.remaining, registry.create("fifo", {}), Options(), watched, memory=Memory())
+        assert found[0] == 10 and math.isnan(found[2])
+
+    @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "las", "priority"])
+    @pytest.mark.parametrize("moment", [400.0, 900.0])
+    def test_goes_on_as_the_whole_simulation_does(self, policy: str, moment: float) -> None:
+        """A simulation that begins in the middle of another, after the last arrival, ends all jobs when that does."""
+        rng = np.random.default_rng(7)
+        n = 40
+        workload = make_workload(
+            "w", rng.uniform(0, 300, n).round(), rng.lognormal(5, 1, n).round(3) + 1, rng.choice([1, 1, 2, 4], n),
+            priority=rng.integers(0, 3, n), tiers=[[(float(rng.uniform(500, 3000)), 1.0)] for _ in range(n)],
+        )  # fmt: skip
+        seen: list[View] = []
+
+        def observe(view: View, *_: Any) -> None:
+            if view.now >= moment and not seen:
+                jobs = view.jobs.plain()
+                columns = {f.name: v.copy() for f in dataclasses.fields(jobs) if isinstance(v := getattr(jobs, f.name), np.ndarray)}
+                seen.append(dataclasses.replace(view, jobs=dataclasses.replace(jobs, **columns), free=None))
+
+        whole = simulate(workload, Cluster((4, 4)), registry.create(policy, {}), Options(), observer=observe)
+        (view,) = seen
+        assert (view.jobs.held > 0).any() and (view.jobs.held == 0).any()
+        expected = whole.fates.ended[view.jobs.id] - view.now
+        assert ends(view, policy) == pytest.approx(expected.tolist(), abs=1e-6)
+
+    @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "tiresias", "themis", "elasticflow"])
+    @given(view=views(deadlines=True, max_jobs=8))
+    def test_any_pool_can_be_gone_on_with(self, policy: str, view: View) -> None:
+        left = np.nan_to_num(view.jobs.remaining, nan=100.0)
+        made = registry.create(policy, {})
+        found = ends_from(view, left, made, Options(limits=Limits()), everybody(view), memory=Memory(), cpu_seconds=20.0)
+        ended = ~np.isnan(found)
+        assert len(found) == len(view.jobs) and (found[ended] >= left[ended] - 1e-6).all()
+
+
+class TestDurations:
+    def draws(self, jobs: list[Job], count: int = 400, finished: Finished = NOTHING, **columns: Any) -> np.ndarray[Any, Any]:
+        view = make_view([8], jobs)
+        durations = Durations(view.jobs, said(view, **columns), finished)
+        return np.array([durations.draw(number, 0) for number in range(count)])
+
+    def test_a_duration_that_was_said_is_its_median(self) -> None:
+        found = np.log(self.draws([Job(1, remaining=100)]))
+        assert np.median(found) == pytest.approx(math.log(100), abs=0.02)
+        assert found.std() == pytest.approx(SAID_SPREAD, rel=0.1)
+
+    def test_what_has_run_is_less_uncertain_and_never_over_before(self) -> None:
+        new, old = self.draws([Job(1, remaining=100)]), self.draws([Job(1, remaining=20, run_time=80, held=(0,))])
+        assert old.min() > 0 and (old + 80).mean() > new.mean()
+
+    def test_steps_and_their_pace_are_nearly_certain(self) -> None:
+        found = self.draws([Job(1, remaining=100, run_time=900)], by_steps=np.array([True]))
+        assert np.log(found).std() == pytest.approx(STEPS_SPREAD, rel=0.1)
+
+    def test_an_estimators_uncertainty_counts(self) -> None:
+        view = make_view([8], [Job(1, remaining=100)])
+        jobs = dataclasses.replace(view.jobs, uncertainty=np.array([0.8]))
+        durations = Durations(jobs, said(view, by_steps=np.array([True])), NOTHING)
+        assert np.log([durations.draw(number, 0)[0] for number in range(400)]).std() == pytest.approx(0.8, rel=0.1)
+
+    def test_errors_of_estimates_are_learnt(self) -> None:
+        """Submitters say half of what it takes: of a duration that was measured nothing of that is true."""
+        ended = Finished(["x"] * ENOUGH, np.full(ENOUGH, 200.0), np.full(ENOUGH, 100.0))
+        assert np.median(self.draws([Job(1, remaining=100)], finished=ended)) == pytest.approx(200, rel=0.02)
+        assert np.median(self.draws([Job(1, remaining=100)], finished=ended, said=np.array([False]))) == pytest.approx(100, rel=0.02)
+        few = Finished(["x"] * 2, np.full(2, 200.0), np.full(2, 100.0))
+        assert np.median(self.draws([Job(1, remaining=100)], finished=few)) == pytest.approx(100, rel=0.02)
+
+    def test_of_what_nothing_is_known_the_model_tells_or_else_the_pool(self) -> None:
+        unknown = {"whole": np.array([math.nan])}
+        estimates = np.full(2 * ENOUGH, math.nan)
+        ended = Finished(["m"] * ENOUGH + ["x"] * ENOUGH, np.repeat([50.0, 5000.0], ENOUGH), estimates)
+        assert np.median(self.draws([Job(1)], finished=ended, **unknown)) == pytest.approx(50, rel=0.02)
+        pool = Finished(["x"] * ENOUGH, np.full(ENOUGH, 5000.0), np.full(ENOUGH, math.nan))
+        assert np.median(self.draws([Job(1)], finished=pool, **unknown)) == pytest.approx(5000, rel=0.02)
+        assert np.median(self.draws([Job(1)], **unknown)) == pytest.approx(UNKNOWN, rel=0.05)
+
+    def test_one_that_has_outrun_its_estimate_has_as_long_to_go(self) -> None:
+        assert np.median(self.draws([Job(1, remaining=0, run_time=5000, held=(0,))], whole=np.array([60.0]))) == pytest.approx(
+            5000, rel=0.05
+        )
+
+    def test_one_that_is_cancelled_is_as_good_as_gone(self) -> None:
+        assert self.draws([Job(1, remaining=900, held=(0,))], ending=np.array([True])).max() == 0
+
+    def test_few_draws_show_the_whole_range(self) -> None:
+        eight = np.sort(np.log(self.draws([Job(1, remaining=100)], 8)[:, 0] / 100) / SAID_SPREAD)
+        assert eight[0] < -1 and eight[-1] > 1 and np.abs(eight.mean()) < 0.2
+
+    @given(view=views())
+    def test_draws_are_of_their_number_alone(self, view: View) -> None:
+        known = said(view)
+        if not len(view.jobs):
+            return
+        once, again = (Durations(view.jobs, known, NOTHING) for _ in range(2))
+        first = [once.draw(number, 0) for number in (0, 1, 2)]
+        assert all(np.array_equal(again.draw(number, 0), first[number]) for number in (2, 0, 1))
+        assert all((drawn >= 0).all() and np.isfinite(drawn).all() for drawn in first)
+
+
+class TestProspect:
+    moments = st.one_of(st.floats(0, 1e6), st.just(math.inf))
+
+    @given(ends=st.lists(moments, min_size=1, max_size=40), deadlines=st.lists(st.floats(-10, 2e6), min_size=2, max_size=10))
+    def test_a_later_deadline_is_never_less_likely(self, ends: list[float], deadlines: list[float]) -> None:
+        prospect = Prospect(np.sort(ends), 0, 0.0)
+        found = [prospect.probability(deadline) for deadline in sorted(deadlines)]
+        assert found == sorted(found) and found[0] >= 0.0 and found[-1] <= 1.0
+
+    @given(ends=st.lists(moments, min_size=1, max_size=40), share=st.floats(0.01, 1.0))
+    def test_what_is_promised_is_the_earliest_that_is_kept_so_often(self, ends: list[float], share: float) -> None:
+        prospect = Prospect(np.sort(ends), 0, 0.0)
+        promised = prospect.by(share)
+        if promised is None:
+            assert prospect.probability(1e300) < share + 1e-9
+        else:
+            assert prospect.probability(promised) >= share - 1e-9
+            assert prospect.probability(np.nextafter(promised, -1)) < share + 1e-9
+
+
+class TestLookingAhead:
+    def ask(self, view: View, target: int = -1, policy: str = "fifo", **more: Any) -> Prospect:
+        row = target % len(view.jobs)
+        durations = Durations(view.jobs, said(view), NOTHING)
+        question = Question(view, row, np.array([row]))
+
+        def listing(view: View, left: Any, watched: Watched, cpu: float) -> Any:
+            return by_queue(view, left, view.jobs.id[view.jobs.phase == Phase.PENDING])
+
+        return look_ahead(question, durations, simulation(question, durations, rules(policy), listing), cpu=60.0, **more)
+
+    def test_an_empty_pool_is_as_sure_as_the_estimate(self) -> None:
+        prospect = self.ask(make_view([2], [Job(1, remaining=100)]))
+        assert prospect.probability(NOW + 1000) == 1.0 and prospect.probability(NOW + 10) == 0.0
+        assert prospect.by(0.5) == pytest.approx(NOW + 100, rel=0.05)
+        assert prospect.by(0.9) == pytest.approx(NOW + 100 * math.exp(1.28 * SAID_SPREAD), abs=15)
+
+    def test_a_full_pool_is_waited_for(self) -> None:
+        jobs = [Job(1, held=(0,), remaining=1000), Job(2, held=(1,), remaining=1000), Job(3, remaining=100, submitted=9)]
+        prospect = self.ask(make_view([2], jobs))
+        assert prospect.probability(NOW + 200) <= 0.1
+        assert 700 < (prospect.by(0.5) or 0) - NOW < 1300
+
+    def test_fewer_runs_are_the_first_of_more(self) -> None:
+        view = make_view([1], [Job(1, held=(0,), remaining=50), Job(2, remaining=100)])
+        few, more = self.ask(view, runs=4), self.ask(view, runs=12)
+        assert len(few.ends) == 4 and set(few.ends) <= set(more.ends)
+        assert np.array_equal(self.ask(view, runs=12).ends, more.ends)
+
+    def test_few_runs_are_spread_out_as_far_as_the_queue_says(self) -> None:
+        """On a pool where the listing is exact but for a factor, a few runs tell what many do."""
+        view = make_view([1], [Job(1, held=(0,), remaining=50), Job(2, remaining=100)])
+        durations = Durations(view.jobs, said(view), NOTHING)
+
+        def halved(view: View, left: Any, watched: Watched, cpu: float) -> Any:
+            return by_queue(view, left, np.array([2])) / 2
+
+        few, many = self.ask(view, 1, runs=2), self.ask(view, 1, runs=32)
+        found = spread_out(Question(view, 1, np.array([1])), durations, few, halved)
+        assert found.ends == pytest.approx(many.ends, abs=1e-3)
+
+    def test_what_is_not_in_sight_is_not_spread(self) -> None:
+        view = make_view([2], [Job(1, gpus=2, remaining=50)], unusable=[0])
+        durations = Durations(view.jobs, said(view), NOTHING)
+        few = self.ask(view, runs=2)
+        found = spread_out(Question(view, 0, np.array([0])), durations, few, lambda view, left, *_: by_queue(view, left, np.array([1])))
+        assert np.isinf(found.ends).all() and len(found.ends) == 2
+
+    def test_who_comes_with_an_earlier_deadline_makes_others_late(self) -> None:
+        other = Job(1, remaining=100, tiers=((NOW + 180, 1.0),))
+        urgent = Job(2, remaining=100, submitted=9, tiers=((NOW + 150, 1.0),))
+        late = Job(2, remaining=100, submitted=9, tiers=((NOW + 9000, 1.0),))
+        harm = self.ask(make_view([1], [other, urgent]), policy="edf")
+        assert harm.others == 1 and (harm.missed or 0) > 0.5
+        assert self.ask(make_view([1], [other, late]), policy="edf").missed == 0
+        assert self.ask(make_view([2], [other, urgent]), policy="edf").missed == 0
+
+    def test_of_one_that_runs_it_is_not_asked_whom_it_harms(self) -> None:
+        jobs = [Job(1, remaining=100, tiers=((NOW + 180, 1.0),)), Job(2, held=(0,), remaining=100, submitted=9)]
+        assert self.ask(make_view([1], jobs)).others == 0
+
+    @given(view=views(deadlines=True))
+    def test_the_queue_alone_gives_an_end_to_whoever_the_simulation_ends(self, view: View) -> None:
+        left = np.nan_to_num(view.jobs.remaining, nan=100.0)
+        found = by_queue(view, left, view.jobs.id[view.jobs.phase == Phase.PENDING])
+        assert (found[~np.isnan(found)] >= 0).all()
+        assert not np.isnan(found[view.jobs.held > 0]).any()
+
+    def test_the_most_gpus_are_the_quickest_where_that_is_known(self) -> None:
+        profile = Profile("m", Throughput([1, 2, 4], [10.0, 18.0, 30.0]))
+        view = make_view([4], [Job(1, gpus=1, gpus_max=4, profile=0), Job(2, gpus=2, gpus_max=4)], profiles=[profile])
+        assert quickest(view, 0) == (3.0, 4)
+        assert quickest(view, 1) == (1.0, 2)
+
+
+class Hanging:
+    """A policy that does not answer before it is let go."""
+
+    Config: ClassVar[type] = type(None)
+    name: ClassVar[str] = "hanging"
+    gate = threading.Event()
+
+    def plan(self, view: View) -> Plan:
+        self.gate.wait(30)
+        raise RuntimeError("let go")
+
+
+class StubScheduling:
+    def __init__(self, view: View, policy: Callable[[], Any]) -> None:
+        self.view, self.policy = view, policy
+
+    def look(self, pool: str) -> Any:
+        return type("Seen", (), {"view": self.view, "ineligible": []})()
+
+    def rules(self, pool: str) -> Rules:
+        return Rules("stub", self.policy, NO_LIMITS, Memory())
+
+
+class TestBounds:
+    def spec(self, **fields: Any) -> JobSpec:
+        return JobSpec(name="x", recipe="toy", estimate=10.0, **fields)
+
+    def test_a_policy_that_hangs_costs_one_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(admission, "PATIENCE", 0.2)
+        monkeypatch.setattr(admission, "TURN", 0.1)
+        before = threading.active_count()
+
+        async def ask() -> list[str]:
+            asked = Admission(store, StubScheduling(make_view([1]), Hanging))  # type: ignore[arg-type]
+            found = await asyncio.gather(*(asked.of_spec([self.spec()], 0) for _ in range(20)))
+            assert threading.active_count() <= before + 1
+            Hanging.gate.set()
+            end = time.monotonic() + 10
+            while threading.active_count() > before and time.monotonic() < end:
+                await asyncio.sleep(0.01)
+            last = await asked.of_spec([self.spec()], 0)
+            assert last["status"] == "failed" and "let go" in last["reason"]
+            return [answer["status"] for answer in found]
+
+        statuses = asyncio.run(ask())
+        assert statuses.count("slow") == 1 and statuses.count("busy") == 19
+
+    def test_a_policy_that_is_slow_is_asked_for_its_order_only(self, store: Any) -> None:
+        class Slow:
+            name = "slow"
+
+            def plan(self, view: View) -> Plan:
+                end = time.thread_time() + 0.4
+                while time.thread_time() < end:
+                    pass
+                return registry.create("fifo", {}).plan(view)
+
+        view = make_view([1], [Job(n, remaining=10.0) for n in range(1, 30)])
+
+        async def ask() -> Any:
+            return await Admission(store, StubScheduling(view, Slow)).of_spec([self.spec()], 0)  # type: ignore[arg-type]
+
+        answer = asyncio.run(ask())
+        assert (answer["status"], answer["simulated"], answer["runs"]) == ("estimated", 0, 32)
+        assert answer["cpu_seconds"] < 4.0
+
+
+def specs(*tasks: tuple[int | None, bool]) -> list[JobSpec]:
+    demand = Demand("strict", (Tier(NOW),))
+    return [
+        JobSpec(name=f"j{n}", array_index=index, array_size=None if index is None else 3, demand=demand if timed else Demand())
+        for n, (index, timed) in enumerate(tasks)
+    ]
+
+
+def test_of_an_array_the_first_and_the_last_task_stand_for_all() -> None:
+    assert with_deadlines(specs((0, True), (1, True), (2, True), (None, False), (None, True))) == [0, 2, 4]
+
+
+class TestWords:
+    def forecast(self, *steps: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        found = {
+            "status": "estimated", "reason": None, "runs": 24, "simulated": 24, "needs": 7200.0, "gpus": 4, "demand": "strict",
+            "steps": list(steps), "end_50": NOW + 60, "end_90": NOW + 1800, "others": {"deadlines": 7, "missed": 0.0},
+        }  # fmt: skip
+        return {**found, **fields}
+
+    def step(self, after: float, probability: float, *, impossible: bool = False, reward: float = 1.0) -> dict[str, Any]:
+        return {"deadline": NOW + after, "reward": reward, "probability": probability, "impossible": impossible}
+
+    def lines(self, *arguments: Any, **fields: Any) -> list[str]:
+        return forecasting.lines(self.forecast(*arguments, **fields), NOW)
+
+    def test_likely(self) -> None:
+        (line,) = self.lines(self.step(7800, 0.92))
+        assert "(in 2h 10m): likely met (92% of 24 simulated runs); 9 of 10 runs end by " in line
+
+    def test_unlikely(self) -> None:
+        (line,) = self.lines(self.step(7800, 0.1), runs=1, simulated=1)
+        assert "unlikely (10% of 1 simulated run); the earliest that can be kept 9 times in 10 is " in line
+        (line,) = self.lines(self.step(7800, 0.1), end_90=None)
+        assert line.endswith("no end is in sight")
+
+    def test_impossible(self) -> None:
+        (line,) = self.lines(self.step(2399.6, 0.0, impossible=True))
+        assert "impossible: needs at least 2h on 4 GPUs, 40m are left; the earliest" in line
+        (line,) = self.lines(self.step(-5, 0.0, impossible=True))
+        assert "it is over" in line
+
+    def test_each_step_of_a_soft_deadline_has_its_line(self) -> None:
+        first, second = self.lines(self.step(600, 0.2, reward=80), self.step(7800, 0.6, reward=20), demand="soft")
+        assert "for 80: unlikely (20%" in first and "earliest" not in first
+        assert "for 20: uncertain (60%" in second and "earliest" in second
+
+    def test_what_it_does_to_others(self) -> None:
+        _, line = self.lines(self.step(600, 1.0), others={"deadlines": 7, "missed": 1.5})
+        assert line == "because of it 1.5 of 7 deadlines of other jobs would be missed, in the mean"
+        assert len(self.lines(self.step(600, 1.0), others={"deadlines": 7, "missed": None})) == 1
+
+    def test_without_enough_simulated_runs_that_is_said(self) -> None:
+        assert "(92% of 24 runs in the order of the queue)" in self.lines(self.step(7800, 0.92), simulated=0)[0]
+        assert "(92% of 24 runs in the order of the queue, set right by 3 simulated)" in self.lines(self.step(7800, 0.92), simulated=3)[0]
+
+    def test_no_estimate_says_why_and_what_to_do(self) -> None:
+        (line,) = forecasting.lines({"status": "unknown-duration", "reason": "nothing tells how long it takes"}, NOW)
+        assert line == (
+            "deadline: not estimated: nothing tells how long it takes: "
+            "give --estimate, or --iterations where jobs of its model have run before"
+        )
+
+    def test_a_deadline_that_is_required(self) -> None:
+        forecasting.require([("a", self.forecast(self.step(600, 0.95)))], NOW)
+        for forecast in (self.forecast(self.step(600, 0.5)), {"status": "busy", "reason": "the daemon is busy"}):
+            with pytest.raises(Conflict, match="--require-deadline: nothing was submitted: b: deadline"):
+                forecasting.require([("b", forecast)], NOW)

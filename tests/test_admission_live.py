@@ -1,0 +1,164 @@
+"""`stoker submit --deadline` on a real daemon with a runner of two CPU slots: what is said, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from e2e import Jobs, Said, command, until
+from stoker.engine.durations import SAID_SPREAD
+from stoker.engine.home import Home
+
+pytestmark = pytest.mark.timeout(120)
+
+HOUR = 3600.0
+FIELDS = {
+    "status", "reason", "now", "runs", "simulated", "needs", "gpus", "demand", "steps", "end_50", "end_90", "others", "cpu_seconds",
+}  # fmt: skip
+PERCENT = re.compile(r"\((\d+)% of 32 simulated runs\)")
+
+
+@pytest.fixture
+def pool(home: Home, start_daemon: Callable[..., Any], start_runner: Callable[..., Any]) -> Jobs:
+    daemon = start_daemon()
+    start_runner("here", 2)
+    return Jobs(daemon.client())
+
+
+@pytest.fixture
+def full(pool: Jobs) -> Jobs:
+    """Two jobs that have the slots for an hour, as they say."""
+    running = [pool.shell(f"long{n}", "sleep 600", estimate=HOUR) for n in range(2)]
+    until(lambda: all(pool.state(job) == "running" for job in running))
+    return pool
+
+
+def submit(home: Home, *options: str) -> Said:
+    return command(home, "submit", *options, "--", sys.executable, "-c", "pass")
+
+
+def forecast(home: Home, *options: str) -> dict[str, Any]:
+    """Of a job that is submitted with --json."""
+    said = submit(home, "--json", *options)
+    assert said.code == 0, said.err
+    (job,) = json.loads(said.out)["jobs"]
+    found: dict[str, Any] = job["forecast"]
+    assert found.keys() == FIELDS
+    return found
+
+
+def test_an_empty_pool_keeps_a_generous_deadline(home: Home, pool: Jobs) -> None:
+    said = submit(home, "--name", "easy", "--estimate", "10m", "--deadline", "2h")
+    assert said.code == 0
+    assert re.fullmatch(r"job \d+ easy\n", said.out), "stdout is for programs"
+    assert "(in 2h): likely met (100% of 32 simulated runs); 9 of 10 runs end by " in said.err
+
+
+def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
+    before = time.time()
+    found = forecast(home, "--estimate", "10m", "--deadline", "2h")
+    assert (found["status"], found["reason"], found["runs"], found["simulated"]) == ("estimated", None, 32, 32)
+    assert (found["needs"], found["gpus"], found["demand"]) == (pytest.approx(600), 1, "strict")
+    (step,) = found["steps"]
+    assert step["deadline"] == pytest.approx(before + 2 * HOUR, abs=10)
+    assert (step["probability"], step["impossible"]) == (1.0, False)
+    assert found["now"] == pytest.approx(before, abs=20)
+    assert found["end_50"] - found["now"] == pytest.approx(600, rel=0.05)
+    assert found["end_90"] - found["now"] == pytest.approx(600 * math.exp(1.28 * SAID_SPREAD), rel=0.1)
+    assert found["others"] == {"deadlines": 0, "missed": 0.0}
+    assert 0 < found["cpu_seconds"] < 5
+
+
+def test_a_full_pool_keeps_a_near_deadline_hardly_and_says_which_it_would(home: Home, full: Jobs) -> None:
+    """The first slot is free when the sooner of two jobs of about an hour ends."""
+    found = forecast(home, "--estimate", "10m", "--deadline", "20m")
+    assert found["steps"][0]["probability"] <= 0.1
+    sooner = HOUR * math.exp(-0.55 * SAID_SPREAD)  # the median of the smaller of two normal draws is 0.55 deviations below the mean
+    assert found["end_50"] - found["now"] == pytest.approx(sooner + 600, rel=0.15)
+    assert found["end_90"] > found["end_50"]
+    said = submit(home, "--estimate", "10m", "--deadline", "20m")
+    assert "unlikely (" in said.err and "the earliest that can be kept 9 times in 10 is " in said.err
+    later = forecast(home, "--estimate", "10m", "--deadline", "6h")
+    assert later["steps"][0]["probability"] == 1.0
+
+
+def test_an_impossible_deadline_is_said_to_be_and_the_job_is_taken(home: Home, pool: Jobs) -> None:
+    said = submit(home, "--name", "dreamer", "--gpus", "2", "--estimate", "10h", "--deadline", "40m")
+    assert said.code == 0
+    assert "impossible: needs at least 10h on 2 GPUs, 40m are left; the earliest" in said.err
+    assert pool.show("dreamer")["deadline"] is not None
+
+
+def test_of_unknown_duration_it_says_what_to_add(home: Home, pool: Jobs) -> None:
+    said = submit(home, "--name", "riddle", "--deadline", "2h", "--priority", "3")
+    assert said.code == 0 and said.out.startswith("job ")
+    assert "not estimated: nothing tells how long it takes: give --estimate" in said.err
+
+
+def test_soft_deadlines_have_a_line_each(home: Home, full: Jobs) -> None:
+    said = submit(home, "--estimate", "10m", "--soft", "12m=100", "--soft", "1h=50", "--soft", "9h=10")
+    first, second, third = said.err.splitlines()
+    assert "for 100: unlikely" in first and "for 50: " in second and "for 10: likely met (100%" in third
+    chances = [int(found[1]) for line in (first, second, third) if (found := PERCENT.search(line))]
+    assert len(chances) == 3 and chances == sorted(chances)
+
+
+def test_of_an_array_the_first_and_the_last_task_are_told(home: Home, full: Jobs) -> None:
+    said = command(
+        home, "submit", "--name", "sweep", "--array", "a=1,2,3", "--estimate", "1h", "--deadline", "1d", "--json", "--", "echo", "{a}"
+    )  # fmt: skip
+    first, middle, last = (row["forecast"] for row in json.loads(said.out)["jobs"])
+    assert middle is None
+    assert first["end_50"] < last["end_50"], "the last waits for the others"
+
+
+def test_a_dry_run_says_the_same_and_submits_nothing(home: Home, full: Jobs) -> None:
+    options = ("--name", "ghost", "--estimate", "10m", "--deadline", "20m")
+    said = submit(home, "--dry-run", *options)
+    assert said.code == 0 and "unlikely (" in said.err and "ghost" in said.out
+    trial = json.loads(submit(home, "--dry-run", "--json", *options).out)["jobs"][0]["forecast"]
+    real = forecast(home, *options)
+    assert trial.keys() == real.keys() == FIELDS
+    assert trial["end_90"] - trial["now"] == pytest.approx(real["end_90"] - real["now"], rel=0.1)
+    assert full.sql("SELECT count(*) FROM jobs WHERE name = 'ghost'") == [(1,)]
+
+
+def test_a_required_deadline_refuses_what_would_miss_it(home: Home, full: Jobs) -> None:
+    refused = submit(home, "--name", "picky", "--estimate", "10m", "--deadline", "20m", "--require-deadline")
+    assert refused.code == 4 and "nothing was submitted: picky: deadline " in refused.line
+    taken = submit(home, "--name", "picky", "--estimate", "10m", "--deadline", "1d", "--require-deadline")
+    assert taken.code == 0 and "likely met" in taken.err
+    without = submit(home, "--name", "picky", "--require-deadline")
+    assert without.code == 2 and "has a deadline" in without.line
+    assert full.sql("SELECT count(*) FROM jobs WHERE name = 'picky'") == [(1,)]
+
+
+def test_explain_says_how_it_stands_now(home: Home, full: Jobs) -> None:
+    submit(home, "--name", "asked", "--estimate", "10m", "--deadline", "20m")
+    said = command(home, "explain", "asked")
+    assert said.code == 0 and "unlikely (" in said.out
+    answer = json.loads(command(home, "explain", "asked", "--json").out)
+    assert answer["forecast"]["status"] == "estimated"
+    full.act("cancel", "asked")
+    until(lambda: full.state("asked") == "cancelled")
+    assert json.loads(command(home, "explain", "asked", "--json").out)["forecast"] is None
+    assert full.client.get("/v1/jobs/asked/forecast")["status"] == "ended"
+
+
+def test_what_waits_for_others_is_not_estimated(home: Home, pool: Jobs) -> None:
+    before = pool.shell("before", "sleep 60")
+    after = pool.shell("after", "true", estimate=10.0, after=[{"job": str(before)}])
+    answer = pool.client.get(f"/v1/jobs/{after}/forecast")
+    assert answer["status"] == "waits" and answer["reason"] == f"waits for job {before} to end"
+
+
+def test_a_pool_without_runners_is_not_estimated(home: Home, start_daemon: Callable[..., Any]) -> None:
+    start_daemon()
+    said = submit(home, "--estimate", "10m", "--deadline", "2h")
+    assert said.code == 0 and said.out.startswith("job ") and "not estimated: no runner offers pool 'default' now" in said.err

@@ -1,0 +1,215 @@
+"""The end of a lease: the policy is asked in that moment, what it does not renew ends with its plan, and a bad policy keeps none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from e2e import Jobs, until
+from stoker.engine.config import Config, Guards, PolicyDefault
+from stoker.engine.protocol import VERSION, GpuInfo, Hello
+from stoker.engine.scheduling import Scheduling
+from stoker.engine.spec.model import JobSpec, Provenance, Submission
+from stoker.engine.store.store import Store
+from stoker.engine.workflow import runners
+from stoker.engine.workflow.submit import SubmitRequest, submit
+from stoker.engine.workflow.watch import PATIENCE, look_at_leases
+from stoker.policies.contract import Allocation, Plan, View
+
+START = 1_000_000.0
+TERM = 3.0
+HELLO = Hello(
+    protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
+    pool="default", gpus=[GpuInfo(id=f"n1/cpu{i}", index=i, kind="cpu", name="cpu") for i in range(2)], leases=[],
+)  # fmt: skip
+
+
+class Terms:
+    """Each job has the GPU of its row on leases of `TERM`; those named in ``renewed`` get another one when theirs has run out."""
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    name: ClassVar[str] = "terms"
+
+    def __init__(self) -> None:
+        self.renewed: set[int] = set()
+        self.fails = False
+
+    def plan(self, view: View) -> Plan:
+        if self.fails:
+            raise ZeroDivisionError("a policy is anybody's code")
+        ends = dict(zip(view.jobs.id.tolist(), view.jobs.lease_end.tolist(), strict=True))
+        rows = dict(zip(view.jobs.id.tolist(), itertools.count()))
+        held = {job for job, end in ends.items() if math.isfinite(end)}
+        wanted = [job for job, end in ends.items() if job not in held or (job in self.renewed and end <= view.now)]
+        return Plan({job: Allocation((rows[job],), view.now + TERM) for job in wanted}, preempt=())
+
+
+class Woken:
+    """In the place of the periodic tasks: what was to be woken, and when."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+        self.now: list[str] = []
+
+    def every(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wake(self, name: str) -> None:
+        self.now.append(name)
+
+    def wake_at(self, name: str, moment: float) -> None:
+        assert name == "policy default"
+        self.at.append(moment)
+
+
+class Pool:
+    """Two jobs on two slots, on a clock that the test turns."""
+
+    def __init__(self, path) -> None:
+        self.now = START
+        self.store = Store.open(path, clock=lambda: self.now)
+        self.store.write(runners.hello, HELLO)
+        self.woken, self.policy = Woken(), Terms()
+        config = Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0))
+        self.scheduling = Scheduling(self.store, self.woken, config, lambda: self.now)  # type: ignore[arg-type]
+        self.scheduling.reload()
+        self.scheduling._pools["default"].policy = self.policy  # type: ignore[assignment]
+        specs = [JobSpec(name=name, recipe="toy") for name in ("a", "b")]
+        self.store.write(submit, SubmitRequest(Submission(jobs=specs, provenance=Provenance(argv=[], cwd="/")), "ann"))
+
+    def tick(self) -> None:
+        self.scheduling.tick("default")
+
+    def look(self) -> None:
+        look_at_leases(self.store, self.now, self.scheduling.asked_at, self.woken.wake)
+
+    def leases(self) -> list[tuple[Any, ...]]:
+        """Reason to stop, moment of that, end: of each lease, in seconds from the start."""
+        with self.store.read() as con:
+            rows = con.execute("SELECT stop_reason, epoch(stop_at), epoch(expires_at) FROM leases ORDER BY id").fetchall()
+        return [(reason, None if stop is None else round(stop - START, 6), round(end - START, 6)) for reason, stop, end in rows]
+
+
+@pytest.fixture
+def pool(home):
+    made = Pool(home.database)
+    made.tick()
+    assert made.leases() == [(None, None, TERM)] * 2
+    yield made
+    made.store.close()
+
+
+def test_the_policy_is_to_be_asked_at_the_very_end_of_a_lease(pool):
+    assert pool.woken.at == [START + TERM]
+    pool.now += 1.0
+    pool.tick()
+    assert pool.woken.at[1:] == [START + TERM], "a tick in between keeps the appointment"
+
+
+def test_what_is_renewed_at_its_end_goes_on_and_what_is_not_ends_in_the_same_moment(pool):
+    pool.policy.renewed = {1}
+    pool.now += TERM
+    pool.tick()
+    assert pool.leases() == [(None, None, 2 * TERM), ("expired", TERM, TERM)]
+    with pool.store.read() as con:
+        query = "SELECT outcome, epoch(ts), plan ->> '$.stops[0].reason' FROM decisions ORDER BY id DESC LIMIT 1"
+        assert con.execute(query).fetchall() == [("applied", pool.now, "expired")]
+        assert con.execute("SELECT actor, reason FROM events WHERE kind = 'lease.stop'").fetchall() == [("daemon", "expired")]
+    assert pool.woken.at[-1] == START + 2 * TERM
+
+
+def test_the_clock_asks_the_policy_before_it_ends_a_lease(pool):
+    pool.policy.renewed = {1, 2}
+    pool.now += TERM + 0.4
+    pool.look()
+    assert pool.woken.now == ["default"]
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+    pool.tick()
+    pool.woken.now.clear()
+    pool.look()
+    assert pool.woken.now == []
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+
+
+def test_a_policy_that_fails_keeps_no_lease(pool):
+    pool.policy.fails = True
+    pool.now += TERM
+    pool.tick()
+    assert [stop for stop, _, _ in pool.leases()] == [None, None], "a plan that is none changes nothing"
+    pool.look()
+    assert pool.leases() == [("expired", TERM, TERM)] * 2
+
+
+def test_a_policy_that_hangs_keeps_no_lease(pool):
+    """It was asked before the leases ran out, and has not come back since."""
+    pool.now += TERM + PATIENCE - 0.1
+    pool.look()
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+    pool.now += 0.1
+    pool.look()
+    assert [stop for stop, _, _ in pool.leases()] == ["expired", "expired"]
+
+
+def test_a_lease_renewed_while_the_clock_looked_is_not_ended(pool):
+    from stoker.engine.workflow.watch import run_out
+
+    pool.policy.renewed = {1, 2}
+    pool.now += TERM
+    pool.tick()
+    assert pool.store.write(run_out, [1, 2]) == 0
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+
+
+FOREIGN = '''
+import itertools, time
+from dataclasses import dataclass
+from stoker.policies.contract import Allocation, Phase, Plan
+
+class Short:
+    """Leases of 0.6 s, never renewed."""
+    @dataclass(frozen=True)
+    class Config:
+        pass
+    name = "short"
+    def __init__(self, config):
+        pass
+    def plan(self, view):
+        pending = view.jobs.id[view.jobs.phase == Phase.PENDING].tolist()
+        free = sorted(set(range(len(view.gpus))) - set(view.jobs.alloc_gpus.tolist()))
+        return Plan({job: Allocation((gpu,), view.now + 0.6) for job, gpu in zip(pending, free)}, preempt=())
+'''
+
+
+@pytest.mark.slow
+def test_a_lease_of_less_than_a_second_ends_in_time(home, start_daemon):
+    """The clock looks once a second; the end of a lease does not wait for it."""
+    folder = home.path / "lib"
+    folder.mkdir()
+    (folder / "short_leases.py").write_text(FOREIGN)
+    (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n[policy]\nname = 'short_leases:Short'\n")
+    daemon = start_daemon(env={"PYTHONPATH": str(folder)})
+    client = daemon.client()
+    assert client.post("/v1/runner/hello", msgspec.to_builtins(HELLO))["session"] == 1
+    jobs = Jobs(client)
+    late = []
+    for number in range(4):
+        jobs.submit(f"job-{number}", recipe="toy")
+        query = f"SELECT epoch(stop_at) - epoch(expires_at) FROM leases WHERE job_id = {number + 1} AND stop_at IS NOT NULL"
+        ((lag,),) = until(lambda query=query: jobs.sql(query))
+        late.append(lag)
+        client.post("/v1/runner/report", msgspec.to_builtins(_gone(number + 1)))
+    assert min(late) >= 0
+    assert sorted(late)[1] < 0.3, late  # up to a second, half of that on average, if the clock ended them
+
+
+def _gone(lease: int) -> Any:
+    from stoker.engine.protocol import Report, WorkerUpdate
+
+    return Report(node="n1", session=1, workers=[WorkerUpdate(lease=lease, state="exited", ts=START, outcome="completed")])

@@ -1,0 +1,307 @@
+"""UniSched and Chronus: what a cycle decides, worked out by hand, and what holds for every view (002 ch. 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from stoker.engine.guards import Limits, protect
+from stoker.engine.plan_check import check, complete
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.options import Costs, Errors, Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.workload import make_workload
+from stoker.policies import registry
+from stoker.policies.contract import Phase, Plan, Policy, Profile, View
+from stoker.policies.profiles import Throughput
+from views import NOW, Job, given, make_view, reasons, views
+
+BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s
+END = BOUNDARY + 300.0
+
+#: 1 s of computation; a gang of 6 takes 1.05 s within a node and 1.5 s over several.
+VGG = Profile("vgg", Throughput.of_iteration(1.0, 0.01, 0.1))
+
+NAMES = [
+    ("unisched", {}),
+    ("unisched", {"placement": "consolidated"}),
+    ("unisched", {"profiler": "static"}),
+    ("unisched", {"objective": False}),
+    ("chronus", {}),
+    ("chronus", {"iterations": "estimated", "resumption_aware": True}),
+    ("chronus", {"placement": "joint", "best_effort": "joint", "profiler": "unified"}),
+]
+every_policy = pytest.mark.parametrize(("name", "config"), NAMES, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+
+
+def make(name: str = "unisched", **config: Any) -> Policy:
+    return registry.create(name, config)
+
+
+def plan(name: str, view: View, **config: Any) -> Plan:
+    return make(name, **config).plan(view)
+
+
+def all_given(answer: Plan, view: View) -> dict[int, tuple[int, ...]]:
+    return {job: allocation.gpus for job, allocation in complete(answer, view).items()}
+
+
+def strict(job: int, gpus: int, remaining: float, deadline: float, **more: Any) -> Job:
+    return Job(job, gpus=gpus, remaining=remaining, tiers=((NOW + deadline, 100.0),), **more)
+
+
+# What a cycle decides
+
+
+def test_a_deadline_that_allows_no_delay_comes_before_best_effort():
+    view = make_view([2], [Job(1, gpus=2, remaining=60.0), strict(2, 2, 3000, 3100)])
+    answer = plan("unisched", view)
+    assert given(answer) == {2: (0, 1)}
+    assert reasons(answer) == {1: "resources"}
+
+
+def test_a_deadline_that_allows_some_delay_lets_best_effort_go_first():
+    view = make_view([2], [Job(1, gpus=2, remaining=60.0), strict(2, 2, 3000, 9000)])
+    answer = plan("unisched", view)
+    assert given(answer) == {1: (0, 1)}
+    assert reasons(answer) == {2: "planned"}
+
+
+def test_the_shortest_best_effort_job_comes_first():
+    view = make_view([1], [Job(1, remaining=5000.0), Job(2, remaining=50.0), Job(3, remaining=500.0)])
+    answer = plan("unisched", view)
+    assert given(answer) == {2: (0,)}
+    assert list(answer.order) == [3, 1]
+
+
+def test_of_two_deadlines_that_exclude_each_other_the_larger_reward_is_met():
+    soft = Job(2, gpus=2, remaining=3000, tiers=((NOW + 3100, 80.0),))
+    answer = plan("unisched", make_view([2], [soft, strict(3, 2, 3000, 3100)]))
+    assert given(answer) == {3: (0, 1)}
+    assert reasons(answer) == {2: "crowded"}
+
+
+def test_a_job_aims_at_a_later_step_when_the_first_cannot_be_had():
+    """Both cannot end by their first deadline; the one whose later step is worth more waits for it."""
+    first = Job(1, gpus=2, remaining=1200, tiers=((NOW + 1300, 100.0), (NOW + 2600, 80.0)))
+    second = Job(2, gpus=2, remaining=1200, tiers=((NOW + 1300, 100.0), (NOW + 2600, 20.0)))
+    answer = plan("unisched", make_view([2], [first, second]), resumption_aware=False)
+    assert given(answer) == {2: (0, 1)}
+    assert reasons(answer) == {1: "planned"}
+
+
+def test_four_gangs_of_six_on_three_nodes_of_eight():
+    """002 ch. 5.2.2: Chronus can serve three of them, joint optimisation all four, one of them apart and still in time."""
+    jobs = [strict(n, 6, 1000, 1500, profile=0) for n in (1, 2, 3, 4)]
+    view = make_view([8, 8, 8], jobs, profiles=[VGG])
+    answer = plan("unisched", view)
+    assert sorted(given(answer)) == [1, 2, 3, 4]
+    nodes = sorted(len({gpu // 8 for gpu in gpus}) for gpus in given(answer).values())
+    assert nodes == [1, 1, 1, 3]
+    assert len(given(plan("unisched", view, placement="consolidated"))) == 3
+    assert len(given(plan("chronus", view, profiler="unified"))) == 3
+
+
+def test_nobody_is_spread_who_would_be_late_by_it():
+    """On several nodes it takes 1.5 / 1.05 times longer, 1429 s: too long for a deadline in 1200 s. One comes late, the others do not."""
+    jobs = [strict(n, 6, 1000, 1200, profile=0) for n in (1, 2, 3, 4)]
+    answer = plan("unisched", make_view([8, 8, 8], jobs, profiles=[VGG]))
+    assert sorted(len({gpu // 8 for gpu in gpus}) for gpus in given(answer).values())[:3] == [1, 1, 1]
+
+
+def test_a_lost_deadline_is_told_and_the_job_served_as_best_effort():
+    view = make_view([1], [strict(1, 1, 5000, 1000), Job(2, remaining=50.0)])
+    answer = plan("unisched", view)
+    assert given(answer) == {2: (0,)}
+    assert reasons(answer) == {1: "late"}
+    assert given(plan("unisched", make_view([1], [strict(1, 1, 5000, 1000)]))) == {1: (0,)}
+
+
+# Profiling
+
+
+def test_a_new_gang_is_profiled_on_two_gpus_before_any_best_effort_job():
+    view = make_view([4], [Job(1, gpus=3, remaining=10.0), Job(2, gpus=4, profile_gpus=2)])
+    answer = plan("unisched", view)
+    assert answer.allocations[2].profile and len(answer.allocations[2].gpus) == 2
+    assert answer.allocations[2].lease_end == NOW + 300.0 + 25.0
+    assert reasons(answer) == {1: "resources"}
+    check(answer, view)
+
+
+def test_a_gang_for_several_nodes_is_profiled_on_two():
+    view = make_view([8, 8], [Job(1, gpus=16, profile_gpus=2)])
+    assert {gpu // 8 for gpu in plan("unisched", view).allocations[1].gpus} == {0, 1}
+
+
+def test_a_new_single_gpu_job_is_profiled_while_it_trains():
+    allocation = plan("unisched", make_view([2], [Job(1, profile_gpus=1)])).allocations[1]
+    assert not allocation.profile and allocation.lease_end == NOW + 325.0
+
+
+def test_deadlines_come_before_profiling():
+    view = make_view([2], [strict(1, 2, 3000, 3100), Job(2, gpus=4, profile_gpus=2)])
+    assert given(plan("unisched", view)) == {1: (0, 1)}
+
+
+def test_a_static_profiler_has_gpus_of_its_own():
+    jobs = [Job(1, gpus=1, profile_gpus=1), Job(2, gpus=1, profile_gpus=1), *[Job(n, remaining=100.0) for n in range(3, 13)]]
+    answer = plan("chronus", make_view([8], jobs), profiler_gpus=2)
+    assert {answer.allocations[1].gpus, answer.allocations[2].gpus} == {(6,), (7,)}
+    assert sorted(gpu for job, gpus in given(answer).items() for gpu in gpus if job > 2) == [0, 1, 2, 3, 4, 5]
+    # A quarter of the pool at most.
+    assert reasons(plan("chronus", make_view([4], jobs[:2]), profiler_gpus=16)) == {2: "profiling"}
+
+
+# Leases
+
+
+def test_leases_end_with_cycles_and_those_of_deadlines_later():
+    answer = plan("unisched", make_view([2], [Job(1, remaining=50.0), strict(2, 1, 3000, 3100)]), slo_leases=3)
+    assert answer.allocations[1].lease_end == END
+    assert answer.allocations[2].lease_end == END + 600.0
+    assert answer.wake_at == END
+
+
+def test_who_is_chosen_again_keeps_its_gpus():
+    running = Job(1, remaining=50.0, held=(1,), lease_time=300.0, lease_end=NOW)
+    answer = plan("unisched", make_view([2], [running, Job(2, remaining=5000.0)]))
+    assert given(answer) == {1: (1,), 2: (0,)}
+    assert answer.allocations[1].lease_end == END
+
+
+def test_a_lease_that_goes_on_is_not_touched():
+    running = Job(1, gpus=2, remaining=50_000.0, held=(0, 1), lease_time=100.0, lease_end=NOW + 200)
+    answer = plan("unisched", make_view([2], [running, strict(2, 2, 3000, 3200)]))
+    assert not answer.preempt and 2 not in answer.allocations
+
+
+def test_a_lease_that_has_run_out_gives_way_to_a_deadline():
+    running = Job(1, gpus=2, remaining=50_000.0, held=(0, 1), lease_time=300.0, lease_end=NOW)
+    view = make_view([2], [running, strict(2, 2, 3000, 3200)])
+    answer = plan("unisched", view)
+    assert given(answer) == {2: (0, 1)} and list(answer.preempt or ()) == [1]
+    check(answer, view)
+
+
+def test_who_is_not_chosen_goes_on_where_nobody_gets_its_gpus():
+    """Without an estimate of its speed the gang of 4 waits; the job that runs on one of its GPUs is not stopped for nothing."""
+    running = Job(1, remaining=50_000.0, held=(0,), lease_time=300.0, lease_end=NOW)
+    assert given(plan("unisched", make_view([4], [running, Job(2, gpus=8, remaining=5.0)]))) == {1: (0,)}
+
+
+def test_between_cycles_gpus_are_filled_and_nobody_is_stopped():
+    policy = make()
+    long = Job(1, remaining=50_000.0, lease_end=math.inf)
+    policy.plan(make_view([2], [long]))
+    running = dataclasses.replace(long, held=(0,), lease_time=10.0, lease_end=END)
+    later = make_view([2], [running, Job(2, remaining=5.0, submitted=NOW), Job(3, remaining=6.0, submitted=NOW)], now=NOW + 10)
+    answer = policy.plan(later)
+    assert given(answer) == {2: (1,)} and not answer.preempt
+    assert answer.allocations[2].lease_end == END
+
+
+def test_a_start_that_waits_for_gpus_to_be_freed_is_planned_again():
+    policy = make()
+    running = Job(1, gpus=2, remaining=50_000.0, held=(0, 1), lease_time=300.0, lease_end=NOW)
+    urgent = strict(2, 2, 3000, 3200)
+    policy.plan(make_view([2], [running, urgent]))
+    stopping = dataclasses.replace(running, stopping=True)
+    answer = policy.plan(make_view([2], [stopping, urgent, Job(3, remaining=1.0, submitted=NOW + 1)], now=NOW + 2))
+    assert given(answer) == {2: (0, 1)}
+
+
+# Estimates
+
+
+def test_suspensions_are_counted_in():
+    """600 s of work in leases of 60 s until 1200 s: 10 of 20 terms, so 9 x 10/20 = 4.5 suspensions of 30 s are expected."""
+    job = Job(1, remaining=600.0, tiers=((NOW + 620, 80.0), (NOW + 1300, 20.0)), overhead=30.0)
+    rival = strict(2, 1, 600, 640)
+    view = make_view([1], [job, rival])
+    answer = plan("unisched", view, be_lease=60.0, slo_leases=1)
+    assert given(answer) == {2: (0,)}
+
+
+def test_the_maximum_of_iterations_is_what_chronus_believes():
+    job = Job(1, remaining=1000.0, remaining_most=5000.0, tiers=((NOW + 1500, 100.0),))
+    rival = Job(2, remaining=10.0)
+    view = make_view([1], [job, rival])
+    assert given(plan("unisched", view)) == {1: (0,)}
+    assert reasons(plan("chronus", view, profiler="unified")) == {1: "late"}
+
+
+# The solver
+
+
+def test_no_time_at_all_still_gives_a_plan_and_says_so():
+    jobs = [strict(n, 1 + n % 4, 1000 + 10 * n, 2000 + 13 * n) for n in range(1, 40)]
+    policy = make(time_limit=0.0, gap=0.0)
+    view = make_view([8, 8], jobs)
+    answer = policy.plan(view)
+    assert answer.status == "timeout" and answer.allocations
+    check(answer, view)
+    again = policy.plan(dataclasses.replace(view, now=END))
+    assert again.status == "fallback"
+    assert given(answer).keys() <= given(again).keys() | set(reasons(again))
+
+
+def test_a_pool_without_gpus():
+    answer = plan("unisched", make_view([], [strict(1, 1, 10, 100), Job(2), Job(3, gpus=4, profile_gpus=2)]))
+    assert not answer.allocations and reasons(answer).keys() == {1, 2, 3}
+    assert set(reasons(answer).values()) == {"no-gpus"}
+
+
+# Every view
+
+
+@every_policy
+@for_all(view=views(deadlines=True, profiles=[VGG]))
+def test_every_plan_is_valid_complete_and_deterministic(name: str, config: dict[str, Any], view: View):
+    answer = plan(name, view, **config)
+    check(answer, view)
+    runs = all_given(answer, view)
+    assert runs == all_given(plan(name, view, **config), view)
+    why = reasons(answer)
+    schedulable = {job for job, phase in zip(view.jobs.id.tolist(), view.jobs.phase, strict=True) if phase != Phase.STOPPING}
+    assert set(why) | set(runs) == schedulable
+    assert set(why).isdisjoint(runs)
+    assert sorted(answer.order) == sorted(why)
+
+
+@every_policy
+@for_all(view=views(deadlines=True))
+def test_protected_jobs_stay(name: str, config: dict[str, Any], view: View):
+    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    runs = all_given(plan(name, view, **config), view)
+    assert view.jobs.protected is not None
+    for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):
+        assert runs[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
+
+
+JOBS = st.lists(
+    st.tuples(st.integers(0, 3000), st.integers(1, 4000), st.sampled_from([1, 1, 2, 3, 4, 6, 8, 12]), st.integers(0, 3)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@every_policy
+@for_all(jobs=JOBS, costs=st.booleans(), wrong=st.sampled_from([0.0, 0.8]))
+@settings(max_examples=8)
+def test_everything_finishes(name: str, config: dict[str, Any], jobs: list[tuple[int, int, int, int]], costs: bool, wrong: float):
+    submitted, duration, gpus, kind = (list(column) for column in zip(*jobs, strict=True))
+    rewards = ((), ((1.5, 100.0),), ((1.3, 100.0), (2.0, 50.0)), ((0.5, 100.0),))
+    tiers = [[(s + factor * d, reward) for factor, reward in rewards[k]] for s, d, k in zip(submitted, duration, kind, strict=True)]
+    workload = make_workload("w", submitted, duration, gpus, tiers=tiers, demand=[min(len(steps), 2) for steps in tiers])
+    options = Options(
+        costs=Costs(suspend=4.0, resume=18.0, profiling=300.0) if costs else Costs(), errors=Errors(duration=wrong), seed=1
+    )
+    result = simulate(workload, Cluster((8, 8)), make(name, **config), options)
+    assert np.isfinite(result.fates.ended).all()
