@@ -209,3 +209,16 @@ class Jobs:
             f"SELECT run_dir FROM workers JOIN leases l ON l.id = lease_id WHERE l.job_id = {int(job)} ORDER BY l.id DESC LIMIT 1"
         )
         return Path(path)
+
+
+def rank_of(jobs: Jobs) -> int | None:
+    """Process of a rank of the newest lease, None: there is none yet."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        newest = jobs.sql("SELECT coalesce(max(id), 0) FROM leases")[0][0] if b"stoker.runners.worker" in command else None
+        if f"STOKER_LEASE_ID={newest}".encode() in environment and any(word.startswith(b"RANK=") for word in environment):
+            return int(path.name)
+    return None

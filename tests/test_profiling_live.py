@@ -2,10 +2,9 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from e2e import Jobs, until
+from e2e import Jobs, rank_of, until
 
 POLICY = '''
 from dataclasses import dataclass
@@ -90,16 +89,3 @@ def test_a_profiling_run_that_is_killed_is_made_again(jobs):
     assert jobs.sql("SELECT profile, outcome, gpu_count FROM leases ORDER BY id LIMIT 2") == [(True, "failed", 2), (True, "profiled", 2)]
     assert states(jobs, job)[:6] == ["submitted", "pending", "profiling", "pending", "profiling", "pending"]
     assert jobs.show(job)["failures"] == 1 and jobs.sql("SELECT count(*) FROM speeds") == [(1,)]
-
-
-def rank_of(jobs: Jobs) -> int | None:
-    """Process of a rank of the newest lease, None: there is none yet."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        newest = jobs.sql("SELECT coalesce(max(id), 0) FROM leases")[0][0] if b"stoker.runners.worker" in command else None
-        if f"STOKER_LEASE_ID={newest}".encode() in environment and any(word.startswith(b"RANK=") for word in environment):
-            return int(path.name)
-    return None

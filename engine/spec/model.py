@@ -20,7 +20,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One step of a demand: done by ``deadline``, worth ``reward``."""
 
     deadline: float
-    reward: float = 1.0
+    reward: float = 100.0  #: that of a strict deadline; rewards go from 0 to 100 (002 ch. 5.3.3.2)
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
