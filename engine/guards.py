@@ -121,10 +121,16 @@ def protected_until(view: View, limits: Limits) -> Floats:
     return np.where(_spent(view, limits), np.inf, granted + limits.min_run_time)
 
 
-def protect(view: View, limits: Limits) -> View:
-    """The view with its protection filled in, so that a policy looks for victims only where it can get them."""
+def protection(view: View, limits: Limits) -> tuple[Bools, Floats]:
+    """What ``Jobs.protected`` and ``Jobs.protected_until`` are to hold, so that a policy looks for victims only where it can get them."""
     until = np.where(view.jobs.phase == Phase.ACTIVE, protected_until(view, limits), -np.inf)
-    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=until > view.now, protected_until=until))
+    return until > view.now, until
+
+
+def protect(view: View, limits: Limits) -> View:
+    """The view with its protection filled in."""
+    protected, until = protection(view, limits)
+    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=protected, protected_until=until))
 
 
 def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:

@@ -152,7 +152,7 @@ class Allocation:
     gpus: tuple[int, ...]
     lease_end: float | None = None
     batch_size: int | None = None  #: what the job is to train with from now on, where it lets the scheduler choose; None: its own
-    profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until the lease ends: it measures, what it trains is dropped
+    profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
 
 
 @dataclass(frozen=True, slots=True)

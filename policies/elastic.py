@@ -390,7 +390,9 @@ def _still_free(pool: Pool, division: Division, order: Ints) -> dict[int, tuple[
 def _unserved(pool: Pool, given: Mapping[int, tuple[int, ...]], order: Ints) -> Ints:
     """All that wait or are to wait, in order of service, those that can never start last."""
     rows = np.concatenate([order, pool.impossible])
-    return rows[~np.isin(rows, list(given))]
+    stays = (pool.jobs.phase == Phase.ACTIVE) & ~pool.resizable  # protected: it keeps what it holds
+    unserved: Ints = rows[~np.isin(rows, list(given)) & ~stays[rows]]
+    return unserved
 
 
 def _waiting(pool: Pool, rows: Ints, apart: Sequence[tuple[Reason, list[int]]]) -> list[Waiting]:

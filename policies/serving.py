@@ -22,7 +22,7 @@ from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
-from .victims import Victims, displaceable, draining
+from .victims import Victims, displaceable, draining, movable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class _Queue:
 
     def __init__(self, rows: Ints, gpus: Ints, memory: Floats) -> None:
         self.rows, self.gpus, self.memory = rows, gpus, memory
+        self.uniform = len(rows) == 0 or np.count_nonzero(memory == memory[0]) == len(rows)
         self.alive = np.ones(len(rows), dtype=bool)
         self.position = 0
 
@@ -83,11 +84,14 @@ class _Queue:
 
     def leave(self) -> None:
         """No job of the size of the first can start any more."""
-        same = self.gpus == self.gpus[self.position]
-        self.alive &= ~(same & (self.memory == self.memory[self.position]))
+        other = self.gpus != self.gpus[self.position]
+        self.alive &= other if self.uniform else other | (self.memory != self.memory[self.position])
 
     def leave_larger(self, gpus: int) -> None:
         self.alive &= self.gpus <= gpus
+
+
+_NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class _Tick:
@@ -100,8 +104,9 @@ class _Tick:
         self.claim = np.zeros(len(jobs)) if ranking.claim is None else ranking.claim
         self.hold = self.claim if ranking.hold is None else ranking.hold
         possible = self._possible(pending)
-        self.impossible = pending[~possible]
-        rows = pending if possible.all() else pending[possible]
+        all_possible = np.count_nonzero(possible) == len(pending)
+        self.impossible = _NOBODY if all_possible else pending[~possible]
+        rows = pending if all_possible else pending[possible]
         if ranking.key is not None:
             rows = rows[self.key[rows].argsort(kind="stable")]
         self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows])
@@ -114,7 +119,7 @@ class _Tick:
         """Which waiting jobs the pool could ever hold."""
         n, memory = self.jobs.gpus_min[pending], self.jobs.gpu_memory[pending]
         possible: Bools = n <= self.placement.capacity()
-        for least in np.unique(memory[memory > 0]).tolist() if memory.any() else ():
+        for least in np.unique(memory[memory > 0]).tolist() if np.count_nonzero(memory) else ():
             possible &= (memory != least) | (n <= self.placement.capacity(memory=least))
         return possible
 
@@ -129,24 +134,26 @@ class _Tick:
         return active
 
     @cached_property
-    def within_reach(self) -> tuple[Floats, Ints]:
-        """Holds of running jobs, ascending, and how many GPUs those with the least so many hold together."""
-        active = self.jobs.phase == Phase.ACTIVE
-        hold, size = self.hold[active], self.jobs.held[active]
-        order = hold.argsort()
-        return hold[order], np.concatenate(([0], size[order].cumsum()))
+    def weakest(self) -> float:
+        """The least hold of the jobs that ran at first."""
+        hold = self.grip if self.jobs.protected is None else self.hold[self.jobs.phase == Phase.ACTIVE]
+        return float(hold[hold.argmin()]) if len(hold) else np.inf
 
-    def _weaker(self, row: int) -> int:
-        """GPUs of the jobs that held some at first and whose hold the claim of ``row`` exceeds."""
-        if self.ranking.claim is None:
-            return 0
-        hold, held = self.within_reach
-        return int(held[hold.searchsorted(self.claim[row])])
+    def _has_weaker(self, row: int) -> bool:
+        """Whether the claim of ``row`` exceeds the hold of any of them."""
+        return self.ranking.claim is not None and self.weakest < self.claim[row]
 
-    def _may_displace(self, row: int) -> bool:
-        """Whether it is worth a closer look: what weaker jobs hold and what is free would be enough, wherever it is."""
-        weaker = self._weaker(row)
-        return weaker > 0 and weaker + self.placement.free_soon() >= int(self.jobs.gpus_min[row])
+    @cached_property
+    def grip(self) -> Floats:
+        """The hold of running jobs that may be stopped now and are neither displaced nor kept for somebody yet, inf of all others."""
+        return np.where(movable(self.view), self.hold, np.inf)
+
+    def _may_displace(self, row: int, n: int, memory: float) -> bool:
+        """Whether it is worth a closer look: it would fit if all that are weaker went."""
+        if not self._has_weaker(row):
+            return False
+        weaker = self.grip < self.claim[row]
+        return self.placement.would_fit(n, self.jobs.alloc_gpus[weaker.repeat(self.jobs.held)], memory=memory)
 
     def run(self) -> None:
         while True:
@@ -165,7 +172,7 @@ class _Tick:
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
         self.queue.leave()
-        if not self.displaced and not self._weaker(row):
+        if not self.displaced and not self._has_weaker(row):
             self.queue.leave_larger(self.placement.free_soon())
 
     def _place(self, row: int) -> bool:
@@ -174,7 +181,7 @@ class _Tick:
             return False
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
         gpus = self.placement.find_any(n, memory=memory, relaxed=relaxed)
-        if gpus is None and self._may_displace(row) and self._make_room(row, n, memory):
+        if gpus is None and self._may_displace(row, n, memory) and self._make_room(row, n, memory):
             gpus = self.placement.find_soon(n, memory=memory)
         if gpus is None:
             if not relaxed:
@@ -189,6 +196,7 @@ class _Tick:
         chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
+            self.grip[victim] = np.inf
             self.preempted.add(victim)
             self.at_hand[victim] = False
             heapq.heappush(self.displaced, (float(self.key[victim]), victim))
@@ -196,13 +204,13 @@ class _Tick:
 
     def _keep(self, row: int, n: int, memory: float) -> None:
         """Keep for ``row`` what it is to start on once its holders may be stopped; whoever began there would be protected anew."""
-        if self.ranking.claim is None or self.jobs.protected is None or not self.jobs.protected.any():
+        if self.ranking.claim is None or self.jobs.protected is None or not np.count_nonzero(self.jobs.protected):
             return
         weaker = self.at_hand & (self.hold < self.claim[row])
         target = draining(self.view, weaker).target(self.placement, n, memory)
         if target is not None:
             self.placement.take(target)
-            self.victims.keep(target)
+            self.grip[self.victims.keep(target)] = np.inf
             kept = np.zeros(len(self.view.gpus), dtype=bool)
             kept[list(target)] = True
             self.at_hand[self.jobs.holder[kept[self.jobs.alloc_gpus]]] = False

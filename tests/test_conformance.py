@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from stoker.engine import scheduling as module
 from stoker.engine.config import Config, Guards, PolicyDefault
 from stoker.engine.guards import Actions, Limits
+from stoker.engine.overheads import Overheads
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
 from stoker.engine.scheduling import Scheduling
 from stoker.engine.sim.cluster import Cluster
@@ -109,7 +110,7 @@ def _write_down(view: View, plan: Plan, actions: Actions, epoch: float) -> Decis
 
 
 #: Columns that tell what is known before anything has run: the simulator is given it, the daemon has yet to measure it.
-NOT_OF_THE_DAEMON = {"profile", "profile_gpus", "progress", "uncertainty", "overhead"}
+NOT_OF_THE_DAEMON = {"profile", "profile_gpus", "progress", "uncertainty"}
 
 
 def _columns(view: View, epoch: float) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
         priority=[job.priority for job in everybody],
         demand=[contract.Demand.BEST_EFFORT if job.deadline is None else contract.Demand.STRICT for job in everybody],
         users=[job.user for job in everybody],
-        tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 1.0)] for job in everybody],
+        tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 100.0)] for job in everybody],
     )
 
 
@@ -222,6 +223,7 @@ class Live:
         self.store.write(set_policy, PolicySetting("default", case.policy, 5.0, case.config, "test"))
         self.wakes = Wakes()
         self.scheduling = Scheduling(self.store, self.wakes, config, self.clock)  # type: ignore[arg-type]
+        self.scheduling.know_overheads(self._measured_overheads(case.costs))
         self.scheduling.start()
         self.works: dict[int, Work] = {}
         self.leases: dict[int, Lease] = {}
@@ -265,6 +267,12 @@ class Live:
             assert len(self.decisions) == before + 1, self._rows("SELECT outcome, error FROM decisions ORDER BY id DESC LIMIT 1")
             self._take_up()
             self._report()
+
+    def _measured_overheads(self, costs: Costs) -> Overheads:
+        """What suspensions would have been measured to cost by now."""
+        ((model,),) = self._rows("SELECT hash('toy')")
+        seconds = costs.suspend + costs.resume
+        return Overheads([("default", model, gpus, seconds + costs.resume_per_gpu * (gpus - 1), 1) for gpus in range(1, 9)])
 
     def _rows(self, statement: str) -> list[tuple[Any, ...]]:
         with self.store.read() as con:
@@ -350,6 +358,9 @@ def _know_the_model(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
     known = {"model": "toy", "gpu_name": "slot", "seconds_per_step": 1 / STEPS, "samples": 1, "updated_at": tx.now}
     rows = [{**known, "gpu_count": gpus} for gpus in range(1, 9)]
     tx.upsert("profiles", ["model", "gpu_name", "gpu_count"], rows)
+    speed = {"gpu_name": "slot", "model": "toy", "compute": 1 / STEPS, "within_node": 0.0, "samples": 1, "updated_at": tx.now}
+    gangs = [JobSpec(name="any", recipe="toy", gpus_min=gpus, gpus_max=gpus) for gpus in range(1, 9)]
+    tx.upsert("speeds", ["signature", "gpu_name"], [{**speed, "signature": gang.signature, "gang": gang.gpus_min} for gang in gangs])
     return [None] * len(batch)
 
 
@@ -425,8 +436,10 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "themis": ("themis", {"lease_term": 60.0}),
     "genie": ("genie", {}),
     "hydra": ("hydra", {}),
+    "unisched": ("unisched", {"be_lease": 50.0, "overhead": 8.0, "placement": "consolidated"}),
+    "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
-PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis"}
+PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
 def check(name: str, limits: Limits, costs: Costs) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Limits, Memory, Stop, protect, reconcile
+from stoker.engine.guards import Actions, Limits, Memory, Start, Stop, protect, reconcile
 from stoker.engine.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan
 from views import NOW, Job, World, make_view, views
@@ -27,7 +27,7 @@ def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(),
 
 def test_starts_on_free_gpus_and_renewals():
     actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (1,)})
-    assert actions == Actions(starts=[(2, (1,), None)], renewals=[(1, None)])
+    assert actions == Actions(starts=[Start(2, (1,), None)], renewals=[(1, None)])
 
 
 def test_an_eviction_stops_now_and_starts_later():
@@ -41,7 +41,7 @@ def test_an_eviction_stops_now_and_starts_later():
 
 
 def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
-    assert act([Job(1, held=(0,)), Job(2)], {2: (1,)}) == Actions(starts=[(2, (1,), None)])
+    assert act([Job(1, held=(0,)), Job(2)], {2: (1,)}) == Actions(starts=[Start(2, (1,), None)])
 
 
 def test_all_victims_or_none():
@@ -114,7 +114,7 @@ def test_nobody_moves_for_a_start_that_is_refused():
 
 def test_partners_of_a_group_share_without_eviction():
     actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (0,)}, groups=[Group("packed", (1, 2))])
-    assert actions == Actions(starts=[(2, (0,), None)], renewals=[(1, None)])
+    assert actions == Actions(starts=[Start(2, (0,), None)], renewals=[(1, None)])
 
 
 def test_a_lease_does_not_end_before_the_protection_does():
@@ -137,7 +137,7 @@ def test_a_lease_does_not_end_once_the_budget_is_spent():
     view = make_view((2,), jobs)
     plan = check(Plan({1: Allocation((0,), NOW + 90), 2: Allocation((1,), NOW + 90)}), view)
     actions = reconcile(view, plan, Limits(max_preemptions=3), Memory())
-    assert actions == Actions(starts=[(2, (1,), None)], renewals=[(1, None)])
+    assert actions == Actions(starts=[Start(2, (1,), None)], renewals=[(1, None)])
 
 
 @given(view=views())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accounts import NODES, Witness, assert_accounts_agree, costs, workloads
 from expected import erlang_c, exponential, first_free, lindley, mean_wait, mean_wait_of_one, poisson
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -29,13 +30,13 @@ from scripted import (
 )
 from stoker.engine.guards import Actions, Limits
 from stoker.engine.sim import simulator
-from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.errors import SimulationError
-from stoker.engine.sim.options import Costs, Errors
+from stoker.engine.sim.options import NO_LIMITS, Costs, Errors
 from stoker.engine.sim.result import Result
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Demand, Floats, Group, Phase, Plan, View
+from stoker.policies.fifo import Fifo
 
 SAMPLE = 1_500  #: jobs that are simulated
 LONG = 3_000_000  #: jobs of a recursion; its average is then some 0.5 % from its mean
@@ -134,85 +135,6 @@ def test_earliest_deadline_first_meets_all_that_can_be_met_on_one_machine(jobs: 
 
 # What every schedule keeps
 
-NODES = ["1x1", "1x4", "2x2", "1x3,2x2"]
-TIMES = st.integers(0, 60).map(float)
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    n = draw(st.integers(1, 8))
-    rows = [(draw(TIMES), draw(st.integers(0, 90).map(float)), draw(st.sampled_from([1, 1, 2, 3, 5]))) for _ in range(n)]
-    slack = [draw(st.floats(1.0, 3.0)) for _ in rows]
-    demand = [draw(st.sampled_from([Demand.BEST_EFFORT, Demand.SOFT, Demand.STRICT])) for _ in rows]
-    tiers = [[] if d == Demand.BEST_EFFORT else [(row[0] + row[1] * by + 1, 100.0)] for row, by, d in zip(rows, slack, demand, strict=True)]
-    return workload(rows, demand=demand, tiers=tiers, models=[draw(st.sampled_from("abc")) for _ in rows])
-
-
-costs = st.builds(
-    Costs,
-    suspend=st.sampled_from([0.0, 2.0]),
-    resume=st.sampled_from([0.0, 3.0]),
-    resume_per_gpu=st.sampled_from([0.0, 0.5]),
-    cold_start=st.sampled_from([0.0, 5.0]),
-    warm_start=st.sampled_from([0.0, 1.0]),
-    lost_on_suspend=st.sampled_from([0.0, 4.0]),
-    profiling=st.sampled_from([0.0, 7.0]),
-    profiler_gpus=st.sampled_from([0, 1]),
-    checkpoint_interval=st.sampled_from([0.0, 10.0]),
-    failures_per_gpu_hour=st.sampled_from([0.0, 20.0]),
-)
-
-
-class Witness:
-    """Looks at each decision as it is carried out."""
-
-    def __init__(self, jobs: Workload, nodes: str) -> None:
-        self.jobs, self.total = jobs, Cluster.parse(nodes).total
-        self.moments: list[float] = []
-
-    def __call__(self, view: View, plan: Plan, actions: Actions) -> None:
-        jobs = view.jobs
-        assert not self.moments or view.now >= self.moments[-1], "time goes back"
-        self.moments.append(view.now)
-        assert (jobs.submitted_at <= view.now).all(), "a job is seen before it is submitted"
-        assert np.array_equal(jobs.id, np.sort(jobs.id)), "jobs do not stand in the order of submission"
-        held = np.diff(jobs.alloc_start)
-        assert ((held > 0) == (jobs.phase != Phase.PENDING)).all(), "a job waits with GPUs or runs without"
-        assert ((held == 0) | ((held >= jobs.gpus_min) & (held <= jobs.gpus_max))).all(), "not a whole gang"
-        shared = {job for group in plan.groups for job in group.jobs}
-        users = list(jobs.alloc_gpus.tolist())
-        for start in actions.starts:
-            assert jobs.phase[np.searchsorted(jobs.id, start.job)] == Phase.PENDING
-            users += start.gpus
-        assert shared or len(users) == len(set(users)), "a GPU has two users"
-        assert (jobs.remaining >= -1e-6).all()
-        assert (jobs.remaining <= self.jobs.duration[jobs.id] + 1e-6).all(), "more work is left than there was"
-
-
-def assert_accounts_agree(jobs: Workload, nodes: str, result: Result) -> None:
-    fates, bars, usage = result.fates, result.bars, result.usage
-    total = Cluster.parse(nodes).total
-    ran = fates.gpu_time > 0
-    assert np.array_equal(fates.dropped, jobs.gpus_min > total)
-    assert not (ran & fates.dropped).any()
-    assert (np.isfinite(fates.ended) | fates.rejected | fates.dropped).all(), "a job was lost"
-    assert not (np.isfinite(fates.ended) & (fates.rejected | fates.dropped)).any(), "a job has two fates"
-    length = bars.ends - bars.begins
-    np.testing.assert_allclose(np.bincount(bars.job, length, len(jobs)), fates.run_time, atol=1e-6)
-    np.testing.assert_allclose(np.bincount(bars.job, length * bars.gpus, len(jobs)), fates.gpu_time, atol=1e-6)
-    for job in range(len(jobs)):
-        mine = np.sort(np.flatnonzero(bars.job == job))
-        assert (bars.begins[mine][1:] >= bars.ends[mine][:-1] - 1e-9).all(), "a job runs twice at once"
-    # The area under the use over time is the GPU-time held, and it never exceeds the cluster.
-    np.testing.assert_allclose((np.diff(usage.ts) * usage.busy[:-1]).sum(), fates.gpu_time.sum(), atol=1e-6)
-    assert ((usage.busy >= 0) & (usage.busy <= total) & (usage.running >= 0) & (usage.waiting >= 0)).all()
-    assert not len(usage.ts) or (usage.busy[-1], usage.running[-1], usage.waiting[-1]) == (0, 0, 0)
-    assert (fates.lost >= -1e-9).all()
-    # What was held and not lost is the work, no more and no less: alone and in place every job has speed 1.
-    done = np.isfinite(fates.ended)
-    np.testing.assert_allclose((fates.gpu_time - fates.lost)[done], (jobs.duration * jobs.gpus_min)[done], atol=1e-6)
-    assert (fates.ended[done] >= jobs.submitted[done] + jobs.duration[done] - 1e-9).all()
-
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, seed=st.integers(0, 5))
@@ -220,6 +142,32 @@ def assert_accounts_agree(jobs: Workload, nodes: str, result: Result) -> None:
 def test_no_job_is_lost_and_no_gpu_is_used_twice(name: str, jobs: Workload, nodes: str, costs: Costs, seed: int) -> None:
     result = run(jobs, name, nodes, costs, observer=Witness(jobs, nodes), seed=seed)
     assert_accounts_agree(jobs, nodes, result)
+
+
+def test_what_a_class_says_of_its_plan_is_not_said_of_another() -> None:
+    class Idle(Fifo):
+        def plan(self, view: View) -> Plan:
+            return Plan({})
+
+    class Same(Fifo):
+        pass
+
+    plans: list[float] = []
+    spied = Fifo(Fifo.Config())
+    spied.plan = lambda view: (plans.append(view.now), Fifo.plan(spied, view))[1]  # type: ignore[method-assign,assignment]
+    assert np.isnan(run([(0.0, 1.0, 1)], Idle(Fifo.Config())).fates.ended).all()
+    assert run([(0.0, 1.0, 1)], spied).decisions == len(plans) == 1
+    assert run([(0.0, 1.0, 1)], Same(Fifo.Config())).decisions == run([(0.0, 1.0, 1)], "fifo").decisions == 0
+
+
+@pytest.mark.parametrize("name", sorted(registry.POLICIES))
+@given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, guarded=st.booleans())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, costs: Costs, guarded: bool) -> None:
+    """Unobserved, plans take short ways: starts that need no question, and plans that need no long check."""
+    limits = Limits(min_run_time=10.0, max_preemptions=3, cooldown=20.0) if guarded else NO_LIMITS
+    unseen, seen = (run(jobs, name, nodes, costs, look, limits=limits) for look in (None, lambda *_: None))
+    assert digest(unseen) == digest(seen)
 
 
 @pytest.mark.parametrize("name", ["srtf", "tiresias", "themis", "edf", "priority"])

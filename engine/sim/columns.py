@@ -17,7 +17,8 @@ class I:  # noqa: E742 - the whole numbers
     MODEL = 8
     PROFILE = 9
     HELD = 10  #: GPUs that it holds
-    ROWS = 11
+    PROFILE_GPUS = 11  #: of the profiling run that it needs, 0: it has been profiled
+    ROWS = 12
 
 
 class F:
@@ -35,4 +36,5 @@ class F:
     BELIEF = 9  #: believed work over true work, NaN: nothing is believed
     WORK = 10  #: all of it
     LEASE_END = 11
-    ROWS = 12
+    GAP = 12  #: work beyond its own end up to its maximum of iterations
+    ROWS = 13

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Floats, Ints, Jobs
+from ...policies.contract import Bools, Floats, Ints, Jobs
 from .columns import F, I
 from .table import Table
+from .truth import EARLY, unlearnt
 
 
 def _column(matrix: str, row: int) -> property:
@@ -52,6 +53,10 @@ class LiveJobs(Jobs):
         """The same with every column made; what `dataclasses.replace` can be used on."""
         return Jobs(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Jobs)})
 
+    def protect(self, protected: Bools, until: Floats) -> None:
+        """What guards hold of these jobs; before anybody else has the view."""
+        self._made.update(protected=protected, protected_until=until)
+
     id = _column("_ints", I.JOB)
     phase = _column("_ints", I.PHASE)
     gpus_min = _column("_ints", I.GPUS_MIN)
@@ -65,8 +70,11 @@ class LiveJobs(Jobs):
     submitted_at = _column("_floats", F.SUBMITTED)
     deadline = _column("_floats", F.DEADLINE)
     gpu_memory = _column("_floats", F.MEMORY)
-    protected = property(lambda _: None)
-    protected_until = property(lambda _: None)
+    lease_end = _column("_floats", F.LEASE_END)
+    protected = property(lambda self: self._made.get("protected"))
+    protected_until = property(lambda self: self._made.get("protected_until"))
+    profile_gpus = _column("_ints", I.PROFILE_GPUS)
+    held = _column("_ints", I.HELD)
     alloc_start = property(lambda self: self._table.alloc_start)
     alloc_gpus = property(lambda self: self._table.alloc_gpus)
     tier_start = property(lambda self: self._tiers[0])
@@ -100,7 +108,28 @@ class LiveJobs(Jobs):
 
     @_worked_out
     def remaining(self) -> Any:
-        return self._left * self._floats[F.BELIEF]
+        left = self._left + self._floats[F.GAP] * self._unlearnt if self._table.has_gaps else self._left
+        return left * self._floats[F.BELIEF]
+
+    @_worked_out
+    def remaining_most(self) -> Any:
+        return (self._left + self._floats[F.GAP]) * self._floats[F.BELIEF] if self._table.has_gaps else self.remaining
+
+    @_worked_out
+    def uncertainty(self) -> Any:
+        errors = self._table.options.errors
+        early = EARLY * self._unlearnt * (self._floats[F.GAP] > 0) if self._table.has_gaps else np.zeros(len(self))
+        known = np.sqrt(errors.duration**2 + errors.gaussian**2 + early**2)
+        return np.where(np.isnan(self._floats[F.BELIEF]), np.nan, known)
+
+    @_worked_out
+    def overhead(self) -> Any:
+        costs = self._table.options.costs
+        return costs.suspend + costs.resume + costs.resume_per_gpu * (self.gpus_min - 1.0)
+
+    @_worked_out
+    def _unlearnt(self) -> Any:
+        return unlearnt(self.progress, self._table.options.errors)
 
     @_worked_out
     def progress(self) -> Any:

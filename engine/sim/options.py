@@ -20,8 +20,11 @@ class Costs:
     warm_start: float = 0.0  #: at the first start on GPUs where the same model ran last
     checkpoint_interval: float = 0.0  #: work since the last checkpoint is lost when a job fails; 0: nothing is
     lost_on_suspend: float = 0.0  #: seconds of work lost when a job is suspended (0: it checkpoints when told to stop)
-    profiling: float = 0.0  #: each job is profiled for so long before it may be scheduled
-    profiler_gpus: int = 0  #: GPUs set apart for profiling, one a job, first come first served; 0: profiling needs none
+    #: For so long a job trains until its speed is known. Policies without ``profiles`` do not see it before.
+    profiling: float = 0.0
+    profiler_gpus: int = (
+        0  #: GPUs besides the cluster's on which such other policies' jobs are profiled, one each, in turn; 0: as many as it takes
+    )
     spread_slowdown: float = (
         1.0  #: a job without a profile on more nodes than it needs takes so many times longer (Eqn 5.2's inter-node term)
     )
@@ -31,11 +34,15 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How wrong the estimates are that the policy sees; the truth is not touched. Multiplicative, log-normal, one draw a job."""
+    """How wrong the estimates are that the policy sees; the truth is not touched. Factors of times, one draw a job and kind."""
 
     duration: float = 0.0  #: standard deviation of the logarithm
     bias: float = 0.0  #: mean of the logarithm: 0.1 takes jobs for about 10 % longer than they are
     unknown: float = 0.0  #: share of the jobs of whose duration nothing is known
+    gaussian: float = 0.0  #: standard deviation of a normal factor of mean 1, cut off at 0.05 (002 ch. 5.6.1 perturbs run times so)
+    #: Share of its training by which the end of a job that stops at a metric is known; until then the belief falls evenly from the
+    #: maximum that it was submitted with. 0: known from the start; more than 1: never, so that the maximum is believed to the end.
+    iterations: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,20 +21,24 @@ class Recorder:
         n = len(workload)
         self.dropped = dropped
         self.started, self.ended = np.full(n, np.nan), np.full(n, np.nan)
-        self.run_time, self.gpu_time, self.lost = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.preemptions, self.attempts = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.preemptions, self.attempts, self.profile_runs = (np.zeros(n, dtype=np.int64) for _ in range(3))
+        self.run_time, self.gpu_time, self.lost = [0.0] * n, [0.0] * n, [0.0] * n  # sums: numbers of NumPy's are slow to add to
         self.rejected = np.zeros(n, dtype=bool)
         self.ended_count = 0
         self._ts, self._state = array("d"), (array("q"), array("q"), array("q"))  # moments; busy, running, waiting
         self._stays, self._held = (array("d"), array("d")), (array("q"), array("q"), array("q"))  # begins, ends; job, gpu, gpus
+        self._moment = math.nan
+        self._state_now: tuple[int, int, int] | None = None
+        self._written: tuple[int, int, int] | None = None  #: the state that was written down last
         self._recent: deque[float] = deque(maxlen=_REMEMBERED)  # service of jobs in the order of their ends
         self._service: Floats | None = None
 
-    def start(self, job: int, now: float) -> int:
-        """How many times it had started before."""
-        attempt = int(self.attempts[job])
-        self.attempts[job] += 1
-        if attempt == 0:
+    def start(self, job: int, now: float, *, profile: bool = False) -> int:
+        """How many times it had started before; profiling runs are counted apart, as nothing goes on from them."""
+        counts = self.profile_runs if profile else self.attempts
+        attempt = int(counts[job])
+        counts[job] = attempt + 1
+        if math.isnan(self.started[job]):
             self.started[job] = now
         return attempt
 
@@ -42,19 +48,22 @@ class Recorder:
     def lose(self, job: int, gpu_seconds: float) -> None:
         self.lost[job] += gpu_seconds
 
-    def leave(self, job: int, granted: float, now: float, gpus: Ints) -> None:
+    def leave(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
         """A stay on GPUs ends."""
         self.run_time[job] += now - granted
         self.gpu_time[job] += (now - granted) * len(gpus)
-        for moments, moment in zip(self._stays, (granted, now), strict=True):
-            moments.append(moment)
-        for column, value in zip(self._held, (job, int(gpus.min()), len(gpus)), strict=True):
-            column.append(value)
+        begins, ends = self._stays
+        begins.append(granted)
+        ends.append(now)
+        jobs, first, count = self._held
+        jobs.append(job)
+        first.append(min(gpus))
+        count.append(len(gpus))
 
     def end(self, job: int, now: float) -> None:
         self.ended[job] = now
         self.ended_count += 1
-        self._recent.append(float(self.gpu_time[job]))
+        self._recent.append(self.gpu_time[job])
         self._service = None
 
     def reject(self, job: int) -> None:
@@ -68,22 +77,28 @@ class Recorder:
         return self._service
 
     def usage(self, now: float, busy: int, running: int, at_hand: int) -> None:
-        state = (busy, running, at_hand - running)
-        if self._ts and self._ts[-1] == now:
-            self._ts.pop()
-            for column in self._state:
-                column.pop()
-        if self._ts and state == tuple(column[-1] for column in self._state):
+        """The state at this moment, as far as it has been processed."""
+        if now != self._moment:
+            self._write_usage()
+            self._moment = now
+        self._state_now = (busy, running, at_hand - running)
+
+    def _write_usage(self) -> None:
+        """The last moment is over; its state counts if it is another than before."""
+        if self._state_now is None or self._state_now == self._written:
             return
-        self._ts.append(now)
-        for column, value in zip(self._state, state, strict=True):
+        self._written = self._state_now
+        self._ts.append(self._moment)
+        for column, value in zip(self._state, self._written, strict=True):
             column.append(value)
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
+        self._write_usage()
+        run_time, gpu_time, lost = (np.array(column, dtype=np.float64) for column in (self.run_time, self.gpu_time, self.lost))
         busy, running, waiting = map(_ints, self._state)
         job, gpu, gpus = map(_ints, self._held)
         return Result(
-            fates=Fates(self.started, self.ended, self.run_time, self.gpu_time, self.lost, self.preemptions, self.rejected, self.dropped),
+            fates=Fates(self.started, self.ended, run_time, gpu_time, lost, self.preemptions, self.rejected, self.dropped),
             usage=Usage(_floats(self._ts), busy, running, waiting),
             bars=Bars(job, _floats(self._stays[0]), _floats(self._stays[1]), gpu, gpus),
             events=events,

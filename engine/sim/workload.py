@@ -22,6 +22,7 @@ class Workload:
     key: Sequence[str]  #: the job's name in its source
     submitted: Floats
     duration: Floats  #: seconds of work on ``gpus_min`` GPUs, as few nodes as possible
+    most: Floats  #: the same if it ran to its maximum of iterations: more of a job that stops at a metric's target before
     gpus_min: Ints
     gpus_max: Ints
     priority: Ints
@@ -64,6 +65,7 @@ def make_workload(
     batch_size: Sequence[int] | Ints | None = None,
     profiles: Sequence[Profile] = (),
     by_performance: Sequence[bool] = (),
+    most: Sequence[float] | Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -97,6 +99,7 @@ def make_workload(
         key=[str(key[row]) for row in order] if key is not None else [str(row) for row in range(n)],
         submitted=column("submitted", submitted, 0.0, np.float64),
         duration=column("duration", duration, 0.0, np.float64),
+        most=column("most", duration if most is None else most, 0.0, np.float64),
         gpus_min=column("gpus", gpus, 1, np.int64),
         gpus_max=column("gpus_max", gpus if gpus_max is None else gpus_max, 1, np.int64),
         priority=column("priority", priority, 0, np.int64),
@@ -127,6 +130,12 @@ def _check(workload: Workload) -> None:
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise ValueError(f"{name}: job {workload.key[row]!r} has {values[row]}; it must be a number of seconds from 0 on")
+    less = ~(np.isfinite(workload.most) & (workload.most >= workload.duration))
+    if less.any():
+        row = int(np.flatnonzero(less)[0])
+        raise ValueError(
+            f"most: job {workload.key[row]!r} has {workload.most[row]}; it must be no less than its {workload.duration[row]} s"
+        )
     if (workload.gpus_min < 1).any():
         row = int(np.flatnonzero(workload.gpus_min < 1)[0])
         raise ValueError(f"gpus: job {workload.key[row]!r} has {workload.gpus_min[row]}; it must be at least 1")
