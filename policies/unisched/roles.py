@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints
 from ..contract import Jobs, Phase, View
-from ..deadlines import has_deadline, reward
+from ..deadlines import has_deadline, next_deadline, reward
 from ..estimates import remaining_time
 from .config import MAXIMUM, UniSchedConfig
 
@@ -60,14 +60,16 @@ def _left(jobs: Jobs, config: UniSchedConfig) -> Floats:
 
 
 def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
-    """What a profiling run of each job is worth: 1, or as much as the next deadline of a job that has one.
+    """What a profiling run of each job is worth: 1, or what a job with a deadline is expected to lose by waiting for another lease.
 
-    5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. A
-    job with a deadline that waits to be profiled loses its slack, and with it a reward of up to 100, for one lease on two GPUs.
+    5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. But
+    a job with a deadline loses its slack while it waits to be profiled. How long it takes is not known yet; taken to be anything
+    from half of the time to its deadline to all of it, the slack is gone within one lease with probability 2 x lease / time.
     """
     worth = np.ones(len(view.jobs))
     if config.urgent_profiling:
-        worth = np.maximum(worth, reward(view.jobs, view.now))
+        left = np.maximum(next_deadline(view.jobs, view.now) - view.now, config.be_lease)
+        worth = np.maximum(worth, reward(view.jobs, view.now) * np.minimum(2.0 * config.be_lease / left, 1.0))
     return worth
 
 
