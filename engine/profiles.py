@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..policies.contract import Ints
 from ..policies.profiles import Profile, Throughput
-from .sqlfiles import sql
-
-if TYPE_CHECKING:
-    import duckdb
+from .columns import Array, Columns, Groups, floats
 
 _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
 
-def profiles_of(con: duckdb.DuckDBPyConnection, pool: str, signatures: Ints) -> tuple[tuple[Profile, ...], Ints]:
-    """What was measured on the GPUs of a pool: profiles by ascending signature, and those signatures."""
-    rows = con.execute(sql("policy/profiles"), [np.unique(signatures).tolist(), pool]).fetchall()
-    return tuple(_profile(*row[1:]) for row in rows), np.array([row[0] for row in rows], dtype=np.int64)
+def profiles_of(speeds: Columns, products: Array) -> tuple[tuple[Profile, ...], Ints]:
+    """What was measured on GPUs of these products: profiles by ascending signature, and those signatures.
+
+    ``speeds`` as sql/policy/speeds has them, {}: none. Of several products the slowest counts.
+    """
+    if not speeds:
+        return (), np.zeros(0, dtype=np.int64)
+    here = np.isin(speeds["product"], products)
+    groups = Groups(speeds["signature"][here])
+    gangs, *terms = (
+        groups.most(floats(speeds[name][here])).tolist() for name in ("gang", "compute", "within_node", "across_nodes")
+    )  # fmt: skip
+    models = speeds["model"][here][groups.first].tolist()
+    rows = zip(models, gangs, *terms, strict=True)
+    return tuple(_profile(model, int(gang), *map(_known, measured)) for model, gang, *measured in rows), groups.keys
 
 
-def rows_of(signatures: Ints, known: Ints) -> Ints:
-    """The position in ``known`` (ascending) of each signature, -1 where it is not there."""
-    if not len(known):
-        return np.full(len(signatures), -1, dtype=np.int64)
-    place = np.minimum(np.searchsorted(known, signatures), len(known) - 1)
-    rows: Ints = np.where(known[place] == signatures, place, -1)
-    return rows
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 @lru_cache(maxsize=4096)

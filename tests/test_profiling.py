@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.engine.profiles import rows_of, throughput
+from stoker.engine.columns import rows_of
+from stoker.engine.profiles import throughput
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Speed, WorkerUpdate
 from stoker.engine.spec.model import JobSpec, Provenance, Retries, Submission
 from stoker.engine.states import State

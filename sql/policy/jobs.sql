@@ -1,12 +1,9 @@
--- Jobs of a pool that have not ended, as they stand. What follows for the moment of a View is worked out there, in NumPy: in SQL it
--- costs more to plan than to compute. $1: pool.
-SELECT j.id, j.submitted_at, j.state = 'pending' AS pending, j.state = 'suspending' AS stopping, j.held, j.not_before,
-       j.gpus_min, j.gpus_max, j.priority, j.demand <> 'best-effort' AS timed, j.demand = 'strict' AS strict, j.deadline,
-       j.attained, j.run_time, j.preemptions, hash(j.owner) AS owner, hash(j.model) AS model, j.array_id, j.array_cap,
-       j.lease_id, l.granted_at, l.started_at, l.expires_at, l.gpu_count, l.profile AS profiling,
-       j.signature, j.first_start_at, j.unmeasured,
-       w.ahead, w.ahead_most, w.spread, w.duration, w.gpu_memory, w.done, w.measured
-FROM jobs j
-JOIN work w ON w.job_id = j.id
-LEFT JOIN leases l ON l.id = j.lease_id
-WHERE j.pool = $1 AND j.finished_at IS NULL
+-- Jobs of a pool that have not ended, as they stand. What follows for the moment of a View is worked out there, in NumPy, and so are the
+-- joins with other tables: in SQL they cost more to plan than to compute. $1: pool.
+SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS stopping, held, not_before,
+       gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
+       attained, run_time, preemptions, attempts, hash(owner) AS owner, hash(model) AS model, hash(model, gpus_min) AS kind,
+       array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
+       total_steps::DOUBLE AS total_steps, est_duration, gpu_memory
+FROM jobs
+WHERE pool = $1 AND finished_at IS NULL

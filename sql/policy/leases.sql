@@ -1,0 +1,2 @@
+-- Leases. $1: which.
+SELECT id, granted_at, started_at, expires_at, gpu_count, profile FROM leases WHERE list_contains($1::BIGINT[], id)

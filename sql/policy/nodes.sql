@@ -1,0 +1,2 @@
+-- Every node and its state.
+SELECT id, state FROM nodes
