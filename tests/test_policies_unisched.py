@@ -217,7 +217,55 @@ def test_a_start_that_waits_for_gpus_to_be_freed_is_planned_again():
     assert given(answer) == {2: (0, 1)}
 
 
+def test_a_deadline_that_cannot_wait_for_the_next_cycle_ends_best_effort_leases_early():
+    """At 10 s into a cycle of 300 s comes a job of 100 s that must end within 200 s."""
+    running = Job(1, gpus=2, remaining=50_000.0, held=(0, 1), lease_time=10.0, lease_end=END)
+    urgent = strict(2, 2, 100, 200, submitted=NOW)
+    policy = make()
+    policy.plan(make_view([2], [dataclasses.replace(running, held=(), lease_end=math.inf)], now=NOW - 10))
+    view = make_view([2], [running, urgent])
+    answer = policy.plan(view)
+    assert given(answer) == {2: (0, 1)} and list(answer.preempt or ()) == [1]
+    check(answer, view)
+    calm = make(interrupt=False)
+    calm.plan(make_view([2], [dataclasses.replace(running, held=(), lease_end=math.inf)], now=NOW - 10))
+    assert reasons(calm.plan(view)) == {2: "next-cycle"}
+
+
+def test_leases_of_deadlines_are_not_ended_early():
+    policy = make()
+    first = strict(1, 2, 1000, 1300)
+    policy.plan(make_view([2], [first], now=NOW))
+    running = dataclasses.replace(first, held=(0, 1), lease_time=10.0, lease_end=END + 300)
+    answer = policy.plan(make_view([2], [running, strict(2, 2, 100, 150, submitted=NOW)], now=NOW + 10))
+    assert not answer.allocations and not answer.preempt and reasons(answer) == {2: "crowded"}
+
+
+def test_a_job_that_came_in_the_middle_of_a_cycle_waits_for_the_next():
+    policy = make()
+    running = Job(1, remaining=50_000.0)
+    policy.plan(make_view([1], [running]))
+    held = dataclasses.replace(running, held=(0,), lease_time=10.0, lease_end=END)
+    late = strict(2, 1, 100, 90_000, submitted=NOW)
+    assert reasons(policy.plan(make_view([1], [held, late], now=NOW + 10))) == {2: "next-cycle"}
+
+
+def test_a_lease_is_longer_than_a_start():
+    """5 s before the end of a cycle a best-effort job is let in for the next one too."""
+    policy = make()
+    policy.plan(make_view([2], [Job(1, remaining=50_000.0)]))
+    held = Job(1, remaining=50_000.0, held=(0,), lease_time=10.0, lease_end=END)
+    answer = policy.plan(make_view([2], [held, Job(2, remaining=500.0, submitted=NOW)], now=END - 5))
+    assert answer.allocations[2].lease_end == END + 300
+
+
 # Estimates
+
+
+def test_a_deadline_of_a_job_of_unknown_length_is_not_given_up():
+    """By itself it would be taken to need an hour."""
+    view = make_view([1], [Job(1, remaining=5.0), Job(2, tiers=((NOW + 400, 100.0),))])
+    assert given(plan("unisched", view)) == {2: (0,)}
 
 
 def test_suspensions_are_counted_in():
@@ -300,8 +348,6 @@ def test_everything_finishes(name: str, config: dict[str, Any], jobs: list[tuple
     rewards = ((), ((1.5, 100.0),), ((1.3, 100.0), (2.0, 50.0)), ((0.5, 100.0),))
     tiers = [[(s + factor * d, reward) for factor, reward in rewards[k]] for s, d, k in zip(submitted, duration, kind, strict=True)]
     workload = make_workload("w", submitted, duration, gpus, tiers=tiers, demand=[min(len(steps), 2) for steps in tiers])
-    options = Options(
-        costs=Costs(suspend=4.0, resume=18.0, profiling=300.0) if costs else Costs(), errors=Errors(duration=wrong), seed=1
-    )
+    options = Options(costs=Costs(suspend=4.0, resume=18.0, profiling=300.0) if costs else Costs(), errors=Errors(duration=wrong), seed=1)
     result = simulate(workload, Cluster((8, 8)), make(name, **config), options)
     assert np.isfinite(result.fates.ended).all()

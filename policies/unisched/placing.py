@@ -32,12 +32,15 @@ class Cycle:
     ends: float  #: when the next cycle begins
     chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that are to run, and whether on more nodes than they need
     planned: frozenset[int] = frozenset()  #: jobs that are to run later and still meet a deadline
+    refused: frozenset[int] = frozenset()  #: jobs whose deadlines cannot be met beside the others'
+    hurried: frozenset[int] = frozenset()  #: jobs for which leases have been ended early, or would have been
     status: str = "ok"
     gap: float | None = None
 
 
 STARTS = Reason("starting", "is chosen to run; starts when the GPUs that it gets are free")
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
+NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
 LOST = Reason("late", "can no longer end by its deadline; it is served as a best-effort job")
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
@@ -215,7 +218,9 @@ class _Placing:
             end = self.view.now + config.be_lease + float(self.roles.overhead[row])
             return Allocation(gpus, end, profile=len(gpus) < int(self.jobs.gpus_min[row]))
         if role != Role.SLO:
-            return Allocation(gpus, self.cycle.ends)
+            # What is hardly longer than its start is no lease: it then goes on through the next cycle.
+            short = self.cycle.ends - self.view.now < min(float(self.roles.overhead[row]), config.be_lease / 2)
+            return Allocation(gpus, self.cycle.ends + short * config.be_lease)
         # All leases of one kind end together (5.3.3.1): what one of them frees can be a whole node.
         length = config.slo_leases * config.be_lease
         return Allocation(gpus, math.ceil(self.cycle.ends / length - AT_ONCE) * length)
@@ -236,8 +241,12 @@ class _Placing:
         chosen = np.array([job in self.cycle.chosen for job in ids], dtype=bool)
         role = self.roles.role[rows]
         fits = self.roles.wants[rows] <= self.main.capacity()
-        why = np.select([~fits, chosen, planned, role == Role.PROFILER, role == Role.SLO, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5])
-        told = [(reason, rows[why == code]) for code, reason in enumerate((STARTS, PLANNED, PROFILER, CROWDED, LOST), 1)]
+        refused = np.array([job in self.cycle.refused for job in ids], dtype=bool)
+        slo = role == Role.SLO
+        why = np.select(
+            [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5, 6]
+        )
+        told = [(reason, rows[why == code]) for code, reason in enumerate((STARTS, PLANNED, PROFILER, CROWDED, NEXT_CYCLE, LOST), 1)]
         plain = lacking(self.view, rows[why == 0], self.main)
         return [*(Waiting(reason, jobs.id[members]) for reason, members in told if len(members)), *plain]
 

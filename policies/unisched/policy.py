@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arrays import Bools, Ints
 from ..contract import Phase, Plan, View
+from ..deadlines import has_deadline, next_deadline
 from ..feasible import holdable_in
 from ..placement import Placement
 from .config import QUICK, SRTF, STATIC, THOROUGH, UniSchedConfig
@@ -52,13 +53,32 @@ class UniSched:
         aside = self._set_aside(view)
         standing, roles = standing_of(view, aside), roles_of(view, self.config)
         due = self._cycle is None or not self._cycle.ends - self.config.be_lease - AT_ONCE <= view.now < self._cycle.ends - AT_ONCE
-        cycle = self._begin(view, roles, standing, aside) if due or self._cycle is None else self._cycle
+        hurried = frozenset[int]() if due or self._cycle is None else self._hurried(view, roles, self._cycle)
+        if hurried:
+            standing = standing_of(view, aside, roles.role == Role.BEST_EFFORT)
+        cycle = self._cycle
+        if due or hurried or cycle is None:
+            before = frozenset[int]() if due or cycle is None else cycle.hurried
+            cycle = replace(self._begin(view, roles, standing, aside), hurried=before | hurried)
         self._cycle = cycle
         waits = bool((view.jobs.phase == Phase.PENDING).any())
         if not (waits or standing.expired.any() or standing.leaving.any()):
             return Plan({}, preempt=(), wake_at=cycle.ends)
         plan = place(view, roles, standing, cycle, self.config, aside)
-        return replace(plan, status=cycle.status, gap=cycle.gap) if due else plan
+        return replace(plan, status=cycle.status, gap=cycle.gap) if due or hurried else plan
+
+    def _hurried(self, view: View, roles: Roles, cycle: Cycle) -> frozenset[int]:
+        """Waiting jobs that lose their deadline, or all time to be profiled for it, if nothing is decided before the next cycle.
+
+        Each is tried once a cycle: if leases of best-effort jobs end early and it still cannot run, so it was before.
+        """
+        if not self.config.interrupt:
+            return frozenset()
+        jobs = view.jobs
+        waits = has_deadline(jobs) & (jobs.phase == Phase.PENDING)
+        latest = next_deadline(jobs, view.now + roles.left) - roles.left
+        ids = jobs.id[np.flatnonzero(waits & (roles.role != Role.BEST_EFFORT) & (latest < cycle.ends))].tolist()
+        return frozenset(job for job in ids if job not in cycle.hurried and job not in cycle.chosen and job not in cycle.refused)
 
     def _set_aside(self, view: View) -> Bools:
         """GPUs of a static profiler: the last ones of the pool, none while a gang is here that only all of the pool can hold."""
@@ -85,7 +105,7 @@ class UniSched:
         limits = replace(EFFORTS[self.config.effort], gap=self.config.gap, seconds=self.config.time_limit, clock=time.perf_counter)
         solution = solve(asked.problem, limits, self._warm)
         self._warm = solution.warm
-        chosen, planned = self._read(view, asked, solution)
+        chosen, planned, refused = self._read(view, asked, solution)
         if self.config.best_effort == SRTF:
             rest = self._may_run(view, standing)
             rest = rest[roles.role[rest] == Role.BEST_EFFORT]
@@ -95,18 +115,18 @@ class UniSched:
             # What the cycle before has chosen is a good start for one that could not be finished (end of 5.3.3.4).
             here = set(view.jobs.id.tolist())
             kept = {job: apart for job, apart in self._cycle.chosen.items() if job in here}
-            return Cycle(ends, kept | chosen, planned - kept.keys(), "fallback", solution.gap)
-        return Cycle(ends, chosen, planned, solution.status, solution.gap)
+            return Cycle(ends, kept | chosen, planned - kept.keys(), refused - kept.keys(), status="fallback", gap=solution.gap)
+        return Cycle(ends, chosen, planned, refused, status=solution.status, gap=solution.gap)
 
     @staticmethod
     def _may_run(view: View, standing: Standing) -> Ints:
         """Jobs that wait or whose lease has run out, in the order of their submission."""
         return np.flatnonzero((view.jobs.phase == Phase.PENDING) | standing.expired)
 
-    def _read(self, view: View, asked: Model, solution: Solution) -> tuple[dict[int, bool], frozenset[int]]:
-        """Jobs that are to run now, with whether they may be scattered, and those that are to run later."""
+    def _read(self, view: View, asked: Model, solution: Solution) -> tuple[dict[int, bool], frozenset[int], frozenset[int]]:
+        """Jobs that are to run now, and whether they may be scattered; those that are to run later; those whose deadlines are not met."""
         ids = view.jobs.id[asked.rows]
         apart = asked.scattered[solution.option]
         chosen = {job: bool(wide) for job, wide in zip(ids[solution.now].tolist(), apart[solution.now].tolist(), strict=True)}
-        later = ids[(solution.tier >= 0) & ~solution.now].tolist()
-        return chosen, frozenset(later)
+        aims = solution.tier >= 0
+        return chosen, frozenset(ids[aims & ~solution.now].tolist()), frozenset(ids[~aims & ~solution.now].tolist())

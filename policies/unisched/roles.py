@@ -9,7 +9,6 @@ import numpy as np
 from ..arrays import Bools, Floats, Ints
 from ..contract import Jobs, Phase, View
 from ..deadlines import has_deadline, next_deadline, reward
-from ..estimates import remaining_time
 from .config import MAXIMUM, UniSchedConfig
 
 AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
@@ -37,9 +36,9 @@ class Roles:
 
 def roles_of(view: View, config: UniSchedConfig) -> Roles:
     jobs = view.jobs
-    left = _left(jobs, config)
-    overhead = np.full(len(jobs), config.overhead) if jobs.overhead is None else np.nan_to_num(jobs.overhead, nan=config.overhead)
     slo = has_deadline(jobs)
+    left = _left(jobs, slo, view.now, config)
+    overhead = np.full(len(jobs), config.overhead) if jobs.overhead is None else np.nan_to_num(jobs.overhead, nan=config.overhead)
     # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
     alive = slo & (view.now + left <= jobs.deadline + AT_ONCE)
     role = np.where(alive, Role.SLO, Role.BEST_EFFORT)
@@ -51,12 +50,18 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
     return Roles(role, wants, left, overhead, slo & ~alive & (role != Role.PROFILER))
 
 
-def _left(jobs: Jobs, config: UniSchedConfig) -> Floats:
-    if config.iterations != MAXIMUM or jobs.remaining_most is None:
-        return remaining_time(jobs, config.unknown)
-    most = np.where(np.isnan(jobs.remaining_most), jobs.remaining, jobs.remaining_most)
-    nothing_known = np.isnan(most)
-    return np.maximum(np.where(nothing_known, np.maximum(config.unknown, jobs.run_time), most), 0.0)
+def _left(jobs: Jobs, slo: Bools, now: float, config: UniSchedConfig) -> Floats:
+    """Seconds of work left, as far as anything is known of it.
+
+    Of a job with a deadline of which nothing is known it is at most half of the time that is left to it: a guess for jobs of any
+    kind must not give up the deadline of a job that may be short.
+    """
+    known = jobs.remaining
+    if config.iterations == MAXIMUM and jobs.remaining_most is not None:
+        known = np.where(np.isnan(jobs.remaining_most), known, jobs.remaining_most)
+    guess = np.maximum(config.unknown, jobs.run_time)
+    guess = np.where(slo, np.minimum(guess, np.maximum(jobs.deadline - now, 0.0) / 2.0), guess)
+    return np.maximum(np.where(np.isnan(known), guess, known), 0.0)
 
 
 def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
