@@ -83,7 +83,7 @@ def measure(policy: str, count: int, rounds: int) -> dict[str, Any]:
         rules = Rules(policy, lambda: registry.create(policy, {}), Limits(), Memory())
         began = time.thread_time()
         durations = Durations(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
-        simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules)
+        simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1))
         spent.append(time.thread_time() - began)
         runs.append(simulated)
     return {

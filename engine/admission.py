@@ -28,6 +28,7 @@ from .sim.errors import SimulationError
 from .sim.ongoing import OutOfTime, Watched, ends_from
 from .sim.options import Costs, Errors, Options
 from .spec.model import JobSpec
+from .start_ups import StartUps
 from .states import FINAL
 from .store.store import Store
 from .trial import with_job
@@ -100,7 +101,11 @@ class Admission:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._turn.release)
 
-        threading.Thread(target=run, name="admission", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="admission", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._turn.release()
+            return _NotEstimated("busy", "the daemon can't start a thread for it now").answer()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(answer), PATIENCE)
         except TimeoutError:
@@ -157,12 +162,13 @@ class Admission:
         began = time.thread_time()
         durations = Durations(view.jobs, asked.known, self._finished(view.pool))
         question = Question(view, row, np.array(asked.fresh, dtype=np.int64))
+        start_up = start_up_seconds(asked.known, StartUps(self._store.rows("policy/start_ups", view.pool)))
         try:
-            simulated, prospect = foresee(question, durations, rules)
+            simulated, prospect = foresee(question, durations, rules, start_up)
         except SimulationError as error:
             raise _NotEstimated("failed", str(error)) from None
         faster, gpus = quickest(view, row)
-        needs = float(durations.middles()[row]) / faster
+        needs = float(durations.middles()[row]) / faster + float(ahead_of_work(view, start_up)[row])
         return {
             **_BLANK,
             "status": "estimated",
@@ -220,23 +226,37 @@ def _steps(view: View, row: int, prospect: Prospect, needs: float) -> list[Answe
     return steps
 
 
-def foresee(question: Question, durations: Durations, rules: Rules) -> tuple[int, Prospect]:
-    """How many runs were simulated, and what is to be expected.
+def start_up_seconds(known: Known, start_ups: StartUps) -> Floats:
+    """What a first start of each job takes beside what is known of its duration, a row a job."""
+    loading = known.by_steps | known.said | np.isnan(known.whole)
+    pairs = zip(known.model, loading.tolist(), strict=True)
+    return np.array([start_ups.of(model).until_work(loading=apart) for model, apart in pairs], dtype=np.float64)
+
+
+def ahead_of_work(view: View, start_up: Floats) -> Floats:
+    """Seconds that the start of those that have never run will take, a row a job."""
+    jobs = view.jobs
+    return np.where((jobs.phase == Phase.PENDING) & (jobs.run_time == 0.0), start_up, 0.0)
+
+
+def foresee(question: Question, durations: Durations, rules: Rules, start_up: Floats) -> tuple[int, Prospect]:
+    """How many runs were simulated, and what is to be expected. ``start_up``: seconds of a first start, a row a job.
 
     Where the policy takes long to be simulated, jobs are listed in its order of service too, or only. Raises SimulationError
     when the policy fails.
     """
-    listing = _listing(question.view, rules)
+    listing = _listing(question.view, rules, start_up)
     try:
-        prospect = look_ahead(question, durations, simulation(question, durations, rules, listing))
+        prospect = look_ahead(question, durations, simulation(question, durations, rules, listing, start_up))
     except OutOfTime:
         return 0, look_ahead(question, durations, listing)
     few = len(prospect.ends) < FEW_RUNS
     return len(prospect.ends), spread_out(question, durations, prospect, listing) if few else prospect
 
 
-def simulation(question: Question, durations: Durations, rules: Rules, listing: Simulate) -> Simulate:
+def simulation(question: Question, durations: Durations, rules: Rules, listing: Simulate, start_up: Floats) -> Simulate:
     """Simulate a pool by its own rules."""
+    start_of = _by_id(question.view, start_up)
     overhead = np.zeros(0) if question.view.jobs.overhead is None else question.view.jobs.overhead
     overhead = overhead[~np.isnan(overhead)]
     options = Options(
@@ -247,7 +267,8 @@ def simulation(question: Question, durations: Durations, rules: Rules, listing: 
     )
 
     def simulate(view: View, left: Floats, watched: Watched, cpu: float) -> Floats:
-        return ends_from(view, left, rules.policy(), options, watched, memory=rules.memory, cpu_seconds=cpu)
+        starts = np.array([start_of[job] for job in view.jobs.id.tolist()], dtype=np.float64)
+        return ends_from(view, left, rules.policy(), options, watched, memory=rules.memory, cpu_seconds=cpu, start_up=starts)
 
     return simulate
 
@@ -269,17 +290,24 @@ def _spacing(question: Question, durations: Durations, listing: Simulate) -> flo
     return ahead / rounds if ahead > 0.0 else None
 
 
-def _listing(view: View, rules: Rules) -> Simulate:
+def _by_id(view: View, start_up: Floats) -> dict[int, float]:
+    """Futures without the fresh jobs have other rows."""
+    return dict(zip(view.jobs.id.tolist(), start_up.tolist(), strict=True))
+
+
+def _listing(view: View, rules: Rules, start_up: Floats) -> Simulate:
     """Serve the pool in the order that its policy gives now; who is not in it comes last."""
     try:
         plan = check(rules.policy().plan(protected := protect(view, rules.limits)), protected)
     except (Exception, SystemExit) as error:  # a policy is anybody's code
         raise SimulationError(f"policy {rules.name} failed: {type(error).__name__}: {error}") from error
+    start_of = _by_id(view, ahead_of_work(view, start_up))
     order = [*plan.allocations, *(plan.order or (job for group in plan.waiting for job in group.jobs))]
 
     def simulate(view: View, left: Floats, watched: Watched, cpu: float) -> Floats:
         pending = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
         told = [job for job in dict.fromkeys(order) if job in pending]
-        return by_queue(view, left, np.array([*told, *sorted(pending.difference(told))], dtype=np.int64))
+        starts = np.array([start_of[job] for job in view.jobs.id.tolist()], dtype=np.float64)
+        return by_queue(view, left + starts, np.array([*told, *sorted(pending.difference(told))], dtype=np.int64))
 
     return simulate

@@ -5,6 +5,7 @@ One periodic task, so one thread: fitting a curve takes milliseconds, and no tic
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from .overheads import Overheads
 from .sqlfiles import sql
 from .store.store import Committed, Store
 from .workflow.estimates import Estimate, write_estimates
+
+log = logging.getLogger(__name__)
 
 INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
 REFIT = 10.0  #: seconds between two fits of one job, at least
@@ -45,6 +48,7 @@ class _Look:
 
     step: int = -1  #: last one reported then
     again: float = -math.inf  #: the next one is not before
+    failed: bool = False  #: people have been told that it can't be estimated
 
 
 class Estimating:
@@ -85,9 +89,15 @@ class Estimating:
         estimates, end, left = [], time.monotonic() + ROUND, len(moved)
         for one in due:
             began = time.perf_counter()
-            self._looks[one.job] = _Look(one.step, now + REFIT)
-            estimates += self._estimate(one)
-            self._looks[one.job] = _Look(one.step, now + max(REFIT, (time.perf_counter() - began) / SHARE))
+            failed = self._looks[one.job].failed
+            self._looks[one.job] = _Look(one.step, now + REFIT, failed)
+            try:
+                estimates += self._estimate(one)
+            except ValueError as error:  # what a script reports is anybody's, and no reason to estimate no others
+                if not failed:
+                    log.warning("job %d: its iterations can't be estimated: %s", one.job, error, extra={"action": "estimate.error"})
+                failed = True
+            self._looks[one.job] = _Look(one.step, now + max(REFIT, (time.perf_counter() - began) / SHARE), failed)
             left -= 1
             if time.monotonic() > end:
                 break

@@ -58,18 +58,22 @@ def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deadline(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> dict[str, Any] | None:
-    if row["deadline"] is None:
+    at = row["deadline"]
+    if at is None:
         return None
     if row["finished_at"] is not None:
-        met = row["state"] == State.COMPLETED and row["finished_at"] <= row["deadline"]
-        return {"at": row["deadline"], "estimate": row["finished_at"], "verdict": "met" if met else "missed"}
-    remaining = store.rows("api/remaining", row["id"])[0][0]
-    start = waiting["est_start"] if waiting else store.rows("api/now")[0][0]
-    if remaining is None or start is None:
-        return {
-            "at": row["deadline"],
-            "estimate": None,
-            "verdict": "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)",
-        }
-    estimate = start + remaining
-    return {"at": row["deadline"], "estimate": estimate, "verdict": "on time" if estimate <= row["deadline"] else "at risk"}
+        met = row["state"] == State.COMPLETED and row["finished_at"] <= at
+        return {"at": at, "estimate": row["finished_at"], "verdict": "met" if met else "missed"}
+    now, remaining = store.rows("api/now")[0][0], store.rows("api/remaining", row["id"])[0][0]
+    est_start = waiting["est_start"] if waiting else None
+    start = now if row["lease_id"] is not None else est_start
+    estimate = None if remaining is None or start is None else max(start, now) + remaining
+    if now > at:
+        verdict = "missed"
+    elif remaining is None:
+        verdict = "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)"
+    elif estimate is None:
+        verdict = "not known: nothing tells yet when it starts"
+    else:
+        verdict = "on time" if estimate <= at else "at risk"
+    return {"at": at, "estimate": estimate, "verdict": verdict}

@@ -1,7 +1,8 @@
 """When waiting jobs are expected to start: what is told to people, never what is decided.
 
 List scheduling: jobs are taken in the policy's order of service, each starts when enough GPUs have become
-free, and holds them for its remaining time. Placement and later arrivals are left out, so the answer is an
+free, and holds them for its remaining time. GPUs become free when their job ends, or when its lease does, as the
+policy may give them away then. Renewals, placement and later arrivals are left out, so the answer is an
 estimate, early for gangs in a fragmented pool. Where it rests on a job of unknown length it is NaN, and so it is for
 jobs behind one that waits for quarantined or drained GPUs to come back: whether they may pass it is the policy's affair.
 """
@@ -43,7 +44,7 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
 
 
 def _coming_free(view: View) -> list[tuple[float, int]]:
-    """Heap of (time, GPUs that become free then); GPUs of a running job of unknown length never do."""
+    """Heap of (time, GPUs that become free then); GPUs of a running job of unknown length never do, unless its lease ends."""
     jobs, usable = view.jobs, view.gpus.usable
     free = usable.copy()
     coming: list[tuple[float, int]] = []
@@ -51,7 +52,8 @@ def _coming_free(view: View) -> list[tuple[float, int]]:
         gpus = jobs.allocation(row)
         free[gpus] = False
         left = 0.0 if jobs.phase[row] == Phase.STOPPING else float(jobs.remaining[row])
-        end = math.inf if math.isnan(left) else view.now + max(left, 0.0)
+        lease_end = math.inf if jobs.lease_end is None else float(jobs.lease_end[row])
+        end = min(math.inf if math.isnan(left) else view.now + max(left, 0.0), max(lease_end, view.now))
         if count := int(usable[gpus].sum()):
             coming.append((end, count))
     coming.append((view.now, int(free.sum())))

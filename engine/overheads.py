@@ -24,7 +24,7 @@ class Overheads:
         sums: dict[tuple[str, int | None, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for pool, model, gpus, seconds, times in rows:
             for key in ((pool, model, gpus), (pool, model, None), (pool, None, None)):
-                sums[key][0] += seconds * times
+                sums[key][0] += max(seconds, 0.0) * times  # of a clock that was set back
                 sums[key][1] += times
         self._means = {key: total / times for key, (total, times) in sums.items()}
 

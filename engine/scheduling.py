@@ -218,7 +218,8 @@ class Scheduling:
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         }
         if plan.preempt is not None and state.inherited:  # the ends of leases that another policy set are not this one's
-            leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE))
+            # But those of profiling runs are: without theirs they would measure for ever.
+            leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE) & ~seen.profiling)
             stay = [
                 row
                 for row in leased.tolist()

@@ -33,6 +33,7 @@ class Snapshot:
     view: View
     lease_id: Ints  #: live lease of each job, 0: none
     expires_at: Floats  #: end of that lease, inf: none
+    profiling: Bools  #: that lease is a profiling run
     ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
 
 
@@ -50,7 +51,8 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     profile = rows_of(ints(jobs["signature"]), known)
     overhead = overheads.of(pool, jobs["model"], ints(jobs["gpus_min"]))
     table = _jobs(jobs, seen.work, leases, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
-    return Snapshot(View(now, pool, table, gpus, nodes, profiles), lease_id, leases.seconds("expires_at", np.inf), seen.ineligible)
+    view = View(now, pool, table, gpus, nodes, profiles)
+    return Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,15 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
     lease_id, signature = ints(jobs["lease_id"]), ints(jobs["signature"])
     held_leases = lease_id[lease_id > 0]
     speeds = fetch_of(con, "policy/speeds", np.unique(signature[signature > 0]))
+    gpus = fetch(con, "policy/gpus", pool)
     return _Read(
         jobs,
-        work_of(con, jobs, speeds),
+        work_of(con, jobs, speeds, gpus["product"]),
         leases=fetch_of(con, "policy/leases", held_leases),
         held=fetch_of(con, "policy/held", held_leases),
         tiers=fetch(con, "policy/tiers", pool) if jobs["timed"].any() else {},
         speeds=speeds,
-        gpus=fetch(con, "policy/gpus", pool),
+        gpus=gpus,
         nodes=fetch(con, "policy/nodes"),
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
     )

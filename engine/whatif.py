@@ -167,7 +167,7 @@ def by_queue(view: View, left: Floats, order: Ints) -> Floats:
 
     For policies that take too long to be simulated.
     """
-    jobs = replace(view.jobs, remaining=left)
+    jobs = replace(view.jobs, remaining=left, lease_end=None)  # a lease that ends would displace who holds it
     starts = estimate_starts(replace(view, jobs=jobs), order, horizon=math.inf) - view.now
     ends = np.where(view.jobs.held > 0, left, np.nan)
     row_of = {job: row for row, job in enumerate(jobs.id.tolist())}

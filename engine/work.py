@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..policies.contract import Bools, Floats, Ints
-from .columns import Beside, Columns, Groups, fetch, fetch_of, first_known, floats, ints
+from .columns import Array, Beside, Columns, Groups, fetch, fetch_of, first_known, floats, ints
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,15 +31,16 @@ class Work:
     measured: Bools
 
 
-def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns) -> Work:
-    """``jobs`` as sql/policy/jobs has them, ``speeds`` of their signatures as sql/policy/speeds."""
+def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, products: Array) -> Work:
+    """``jobs`` as sql/policy/jobs has them, ``speeds`` of their signatures as sql/policy/speeds, ``products`` of their pool's GPUs."""
     ids = ints(jobs["id"])
     progress = fetch_of(con, "policy/progress", ids[ints(jobs["attempts"]) > 0])  # profiling runs, which are no attempts, leave none
     followed = progress["job_id"] if progress else ids[:0]  # iterations are estimated from what was reported
     estimates = fetch_of(con, "policy/iterations", followed)
     profiles = fetch(con, "policy/profiles")
     model = Beside(jobs["kind"], _by_kind(profiles) if len(profiles["kind"]) else {}, "kind")
-    return _work(jobs, Beside(ids, progress, "job_id"), Beside(ids, estimates, "job_id"), _like(ints(jobs["signature"]), speeds), model)
+    like = _like(ints(jobs["signature"]), speeds, products)
+    return _work(jobs, Beside(ids, progress, "job_id"), Beside(ids, estimates, "job_id"), like, model)
 
 
 def _by_kind(profiles: Columns) -> Columns:
@@ -53,16 +54,21 @@ def _by_kind(profiles: Columns) -> Columns:
     }
 
 
-def _like(signatures: Ints, speeds: Columns) -> Beside:
-    """What was measured on work of the same signature, on whichever GPUs: the slowest counts."""
+def _like(signatures: Ints, speeds: Columns, products: Array) -> Beside:
+    """What was measured on work of the same signature on GPUs of these products, else on any: the slowest counts."""
     if not speeds:
         return Beside(signatures, {}, "signature")
     communication = first_known(floats(speeds["within_node"]), floats(speeds["across_nodes"], 0.0))
     groups = Groups(ints(speeds["signature"]))
+    here = np.isin(speeds["product"], products)
+
+    def most(values: Floats) -> Floats:
+        return first_known(groups.most(np.where(here, values, np.nan)), groups.most(values))
+
     columns = {
         "signature": groups.keys,
-        "pace": groups.most(speeds["compute"] + (speeds["gang"] - 1) * communication),
-        "memory": groups.most(floats(speeds["peak_memory"])),
+        "pace": most(speeds["compute"] + (speeds["gang"] - 1) * communication),
+        "memory": most(floats(speeds["peak_memory"])),
     }
     return Beside(signatures, columns, "signature")
 

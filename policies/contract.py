@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -214,7 +214,7 @@ class Policy(Protocol):
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
     ``starts_alone``: True: the only job that waits starts where `Placement.find` puts it, if it fits, so it need not be asked then; False.
     ``uses_history``: True: it reads ``View.finished_service``; False.
-    ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: the engine knows how.
+    ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """
 
     Config: ClassVar[type]
@@ -244,12 +244,34 @@ def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
     return config_type(**{key: _coerce(fields[key], value) for key, value in values.items()})
 
 
+def _truth(value: Any) -> bool:
+    return {"true": True, "false": False}[str(value).lower()]
+
+
+def _whole(value: Any) -> int:
+    """Also of ``10.0`` and ``"1e1"``, but of nothing that would lose its fraction."""
+    number = _number(value)
+    if not number.is_integer():
+        raise ValueError
+    return int(value) if isinstance(value, int) else int(number)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):  # an int to Python, a slip to people
+        raise ValueError
+    return float(value)
+
+
+_READERS: Mapping[type, Callable[[Any], Any]] = {bool: _truth, int: _whole, float: _number}
+_KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
 def _coerce(spec: dataclasses.Field[Any], value: Any) -> Any:
     kind: type = type(spec.default)
     try:
-        value = {"true": True, "false": False}[str(value).lower()] if kind is bool else kind(value)
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{spec.name}: {value!r} is not a {kind.__name__}") from None
+        value = _READERS.get(kind, kind)(value)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise ValueError(f"{spec.name}: {value!r} is not {_KINDS.get(kind, f'a {kind.__name__}')}") from None
     low, high, choices = (spec.metadata.get(key) for key in ("low", "high", "choices"))
     number = isinstance(value, int | float)
     if number and (math.isnan(value) or (low is not None and value < low) or (high is not None and value > high)):

@@ -31,7 +31,7 @@ _ENOUGH = 20  #: timed steps of each kind after which a profiling run may end
 _FEW = 5  #: timed steps that are worth keeping when it has to end sooner
 _MOST = 400  #: timed steps after which it ends, however they scatter
 _PRECISION = 0.02  #: relative standard error that is good enough
-_LONGEST = 300.0  #: seconds that it measures: UniSched's lease of a profiling run
+_LONGEST = 300.0  #: seconds that it measures, but for a first round that takes longer: UniSched's lease of a profiling run
 
 _WARM_UP = 3  #: steps of a training that are not timed: allocators, autotuning and first collectives
 _WINDOW = 10.0  #: seconds between two reports of a training, and of at least `_ENOUGH` steps
@@ -44,6 +44,11 @@ class Times:
     loading: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     together: list[float] = field(default_factory=list)
+
+    def extend(self, later: Times) -> None:
+        self.loading += later.loading
+        self.alone += later.alone
+        self.together += later.together
 
     def steps(self) -> int:
         """Timed steps of each kind."""
@@ -88,20 +93,28 @@ class Profiling:
         """Measure. True: enough; False: asked to stop before, and told what was measured if that is worth keeping."""
         ranks = self.trainer.ranks
         until = self.clock() + _LONGEST
-        times = Times()  # of the first round, to warm up
+        rounds = 0
         while True:
             batches = self._load()
-            stop, late, precise = self._agree(batches is None or script.should_stop(), self.clock() >= until)
+            stop, late, precise = self._agree(batches is None or script.should_stop(), self.clock() + self._ahead() > until)
             if batches is None or stop or late or precise or self.times.steps() >= _MOST:
                 break
-            self._round(batches, times)
-            times = self.times
+            measured = self._round(batches)
+            if rounds < 2:  # the first is to warm up, and counts only where there is no time for another
+                self.times = measured
+            else:
+                self.times.extend(measured)
+            rounds += 1
         steps = self.times.steps()
-        if steps >= _FEW:
+        if steps >= (1 if late else _FEW):  # of slow steps a few are all that a lease has room for, and better than none
             compute, communication = terms(ranks.gather(self.times.summary()))
             if ranks.first:
                 self._tell(compute, communication, steps)
         return not stop
+
+    def _ahead(self) -> float:
+        """Seconds that the steps of another round take at least, 0: not known yet. Those of a slow first round tell nothing of others."""
+        return _ROUND * (min(self.times.alone, default=0.0) + min(self.times.together, default=0.0))
 
     def _agree(self, stop: bool, late: bool) -> tuple[bool, bool, bool]:
         """What any rank, any rank, and every rank says."""
@@ -123,12 +136,12 @@ class Profiling:
         self.step += len(batches)
         return batches
 
-    def _round(self, batches: Sequence[Any], times: Times) -> None:
-        times.loading += self.loaded
+    def _round(self, batches: Sequence[Any]) -> Times:
         unsynchronised = getattr(self.trainer.parallel, "no_sync", nullcontext)
         with unsynchronised():
-            times.alone += [self._timed(batch, together=False) for batch in batches[:_ROUND]][1:]
-        times.together += [self._timed(batch, together=True) for batch in batches[_ROUND:]][1:]
+            alone = [self._timed(batch, together=False) for batch in batches[:_ROUND]][1:]
+        together = [self._timed(batch, together=True) for batch in batches[_ROUND:]][1:]
+        return Times(self.loaded, alone, together)
 
     def _timed(self, batch: Any, *, together: bool) -> float:
         """One step, to the last operation on the device: reading the loss waits for them."""

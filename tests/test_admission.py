@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine import admission
-from stoker.engine.admission import Admission, simulation
+from stoker.engine.admission import Admission, simulation, start_up_seconds
 from stoker.engine.cli import forecasting
 from stoker.engine.durations import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
 from stoker.engine.errors import Conflict
@@ -28,6 +29,7 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.expand import with_deadlines
 from stoker.engine.spec.model import Demand, JobSpec, Tier
+from stoker.engine.start_ups import COMMAND, RECIPE, StartUps
 from stoker.engine.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
@@ -81,6 +83,25 @@ class TestFromTheMiddle:
         assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [107.0]
         jobs = [Job(1, held=(0,), remaining=100, run_time=5, lease_end=NOW + 400)]
         assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [100.0]
+
+    @pytest.mark.parametrize("said", [300.0, math.nan], ids=["known", "unknown"])
+    @pytest.mark.parametrize("since", [4.0, 20.0, 35.0])
+    def test_cycles_stay_where_they_are_in_time(self, since: float, said: float) -> None:
+        """Cycles begin at multiples of 40 s since the epoch, whenever it is asked: then, and not before, the holders give way."""
+        begun = math.floor(NOW / 40.0) * 40.0
+        holders = [Job(n, held=(n,), remaining=said, run_time=since, lease_time=since, lease_end=begun + 40) for n in range(2)]
+        new = Job(3, remaining=5, submitted=9, tiers=((begun + 75, 1.0),))
+        view = make_view([2], [*holders, new], now=begun + since)
+        watched = Watched(np.array([False, False, True]), np.zeros(3, dtype=bool))
+        policy = registry.create("unisched", {"be_lease": 40.0})
+        found = ends_from(view, np.array([300.0, 300.0, 5.0]), policy, Options(), watched, memory=Memory())
+        assert found[2] == pytest.approx(45 - since)
+
+    def test_a_first_start_takes_its_time(self) -> None:
+        """Job 1 is about to start since 2 s, job 2 has run before: only a first start takes as long as it says."""
+        jobs = [Job(1, held=(0,), remaining=10, lease_time=2), Job(2, remaining=10, run_time=5), Job(3, remaining=10)]
+        options = Options(costs=Costs(resume=7.0))
+        assert ends(make_view([3], jobs), options=options, start_up=np.array([6.0, 6.0, 4.0])) == [14, 17, 14]
 
     def test_a_job_that_is_stopping_gives_its_gpus_up_and_goes_on_later(self) -> None:
         jobs = [Job(1, held=(0,), remaining=30, run_time=9, stopping=True, submitted=1), Job(2, remaining=10, submitted=0)]
@@ -244,7 +265,8 @@ class TestLookingAhead:
         def listing(view: View, left: Any, watched: Watched, cpu: float) -> Any:
             return by_queue(view, left, view.jobs.id[view.jobs.phase == Phase.PENDING])
 
-        return look_ahead(question, durations, simulation(question, durations, rules(policy), listing), cpu=60.0, **more)
+        simulate = simulation(question, durations, rules(policy), listing, np.zeros(len(view.jobs)))
+        return look_ahead(question, durations, simulate, cpu=60.0, **more)
 
     def test_an_empty_pool_is_as_sure_as_the_estimate(self) -> None:
         prospect = self.ask(make_view([2], [Job(1, remaining=100)]))
@@ -303,6 +325,10 @@ class TestLookingAhead:
         assert (found[~np.isnan(found)] >= 0).all()
         assert not np.isnan(found[view.jobs.held > 0]).any()
 
+    def test_by_the_queue_alone_nobody_is_displaced_at_the_end_of_a_lease(self) -> None:
+        view = make_view([1], [Job(1, held=(0,), remaining=100, lease_end=NOW + 20), Job(2, remaining=10)])
+        assert by_queue(view, view.jobs.remaining, np.array([2])).tolist() == [100, 110]
+
     def test_the_most_gpus_are_the_quickest_where_that_is_known(self) -> None:
         profile = Profile("m", Throughput([1, 2, 4], [10.0, 18.0, 30.0]))
         view = make_view([4], [Job(1, gpus=1, gpus_max=4, profile=0), Job(2, gpus=2, gpus_max=4)], profiles=[profile])
@@ -357,6 +383,24 @@ class TestBounds:
         statuses = asyncio.run(ask())
         assert statuses.count("slow") == 1 and statuses.count("busy") == 19
 
+    def test_a_thread_that_cannot_be_started_blocks_no_later_question(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
+
+        def fails_once(thread: threading.Thread) -> None:
+            if thread.name == "admission" and (error := next(failures, None)):
+                raise error
+            start(thread)
+
+        monkeypatch.setattr(admission, "TURN", 0.1)
+        monkeypatch.setattr(threading.Thread, "start", fails_once)
+        fifo = partial(registry.create, "fifo", {})
+
+        async def ask() -> list[str]:
+            asked = Admission(store, StubScheduling(make_view([1]), fifo))  # type: ignore[arg-type]
+            return [(await asked.of_spec([self.spec()], 0))["status"] for _ in range(2)]
+
+        assert asyncio.run(ask()) == ["busy", "estimated"]
+
     def test_a_policy_that_is_slow_is_asked_for_its_order_only(self, store: Any) -> None:
         class Slow:
             name = "slow"
@@ -387,6 +431,39 @@ def specs(*tasks: tuple[int | None, bool]) -> list[JobSpec]:
 
 def test_of_an_array_the_first_and_the_last_task_stand_for_all() -> None:
     assert with_deadlines(specs((0, True), (1, True), (2, True), (None, False), (None, True))) == [0, 2, 4]
+
+
+class TestStartUps:
+    MEASURED: ClassVar = [("train/a", 1.0, 7.0, 3), ("train/b", 1.0, 3.0, 1), ("command/x@1", 0.1, 0.0, 5)]
+
+    def test_of_the_model_else_of_its_like_else_what_libraries_take(self) -> None:
+        measured = StartUps(self.MEASURED)
+        assert measured.of("train/a").until_work(loading=True) == 8.0
+        assert measured.of("train/a").until_work(loading=False) == 1.0
+        assert measured.of("other").until_work(loading=True) == 7.0  # (3 x 8 + 4) / 4
+        assert measured.of("command/y@2").until_work(loading=True) == 0.1
+        assert StartUps().of("other").until_work(loading=True) == sum(RECIPE)
+        assert StartUps().of("command/y@2").until_work(loading=True) == sum(COMMAND)
+
+    def test_what_was_measured_holds_its_loading(self) -> None:
+        """By steps, as said, as earlier jobs of the model took, and unknown."""
+        known = Known(
+            ["train/a"] * 4, np.array([True, False, False, False]), np.array([math.nan, 9, 9, math.nan]),
+            np.array([False, True, False, False]), np.zeros(4, dtype=bool),
+        )  # fmt: skip
+        assert start_up_seconds(known, StartUps(self.MEASURED)).tolist() == [8, 8, 1, 8]
+
+    def test_a_second_of_work_on_an_idle_host_is_not_done_in_five(self, store: Any) -> None:
+        async def ask(recipe: str | None, deadline: float) -> Any:
+            work: dict[str, Any] = {"recipe": recipe} if recipe else {"command": ["true"]}
+            spec = JobSpec(name="x", estimate=1.0, demand=Demand("strict", (Tier(NOW + deadline),)), **work)
+            policy = partial(registry.create, "fifo", {})
+            return await Admission(store, StubScheduling(make_view([1]), policy)).of_spec([spec], 0)  # type: ignore[arg-type]
+
+        late, kept, command = (asyncio.run(ask(*asked)) for asked in (("toy", 5.0), ("toy", 9.0), (None, 5.0)))
+        assert (late["steps"][0]["probability"], late["steps"][0]["impossible"]) == (0.0, True)
+        assert late["needs"] == pytest.approx(1.0 + sum(RECIPE), rel=0.05)
+        assert (kept["steps"][0]["probability"], command["steps"][0]["probability"]) == (1.0, 1.0)
 
 
 class TestWords:

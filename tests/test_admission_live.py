@@ -14,6 +14,7 @@ import pytest
 from e2e import Jobs, Said, command, until
 from stoker.engine.durations import SAID_SPREAD
 from stoker.engine.home import Home
+from stoker.engine.start_ups import COMMAND
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -64,7 +65,7 @@ def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
     before = time.time()
     found = forecast(home, "--estimate", "10m", "--deadline", "2h")
     assert (found["status"], found["reason"], found["runs"], found["simulated"]) == ("estimated", None, 32, 32)
-    assert (found["needs"], found["gpus"], found["demand"]) == (pytest.approx(600), 1, "strict")
+    assert (found["needs"], found["gpus"], found["demand"]) == (pytest.approx(600 + sum(COMMAND)), 1, "strict")
     (step,) = found["steps"]
     assert step["deadline"] == pytest.approx(before + 2 * HOUR, abs=10)
     assert (step["probability"], step["impossible"]) == (1.0, False)
@@ -162,3 +163,50 @@ def test_a_pool_without_runners_is_not_estimated(home: Home, start_daemon: Calla
     start_daemon()
     said = submit(home, "--estimate", "10m", "--deadline", "2h")
     assert said.code == 0 and said.out.startswith("job ") and "not estimated: no runner offers pool 'default' now" in said.err
+
+
+@pytest.mark.slow
+def test_under_leases_all_that_is_told_is_that_of_their_ends(
+    home: Home, start_daemon: Callable[..., Any], start_runner: Callable[..., Any]
+) -> None:
+    """Nobody is displaced before the cycle ends: the start, the end of the holder's lease, the forecast, and what then happens."""
+    (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n")
+    jobs = Jobs(start_daemon().client())
+    start_runner("here", 1)
+    assert command(home, "policy", "set", "unisched", "be_lease=20", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
+    holder = jobs.shell("holder", "sleep 600", estimate=HOUR)
+    until(lambda: jobs.state(holder) == "running")
+    time.sleep((3.0 - time.time()) % 20.0)  # leases end at multiples of 20 s
+    until(lambda: jobs.sql(f"SELECT lease_end FROM jobs_now WHERE id = {holder}")[0][0] is not None)
+    lease_end = math.ceil(time.time() / 20.0) * 20.0
+    job = jobs.shell("urgent", "sleep 2", estimate=2.0, demand={"kind": "strict", "tiers": [{"deadline": lease_end + 18, "reward": 100}]})
+    found = until(lambda: (now := jobs.client.get(f"/v1/jobs/{job}/forecast"))["status"] == "estimated" and now)
+    assert lease_end + 1 < found["end_50"] < lease_end + 6
+    assert found["steps"][0]["probability"] == 1.0
+    until(lambda: jobs.sql(f"SELECT est_start FROM jobs_now WHERE id = {job}")[0][0] is not None)
+    said = command(home, "explain", str(job)).out
+    assert "lease ends in " in said and "likely met (100% of 32 simulated runs)" in said and "at risk" not in said
+    answer = jobs.client.get(f"/v1/jobs/{job}/explain")
+    assert answer["waiting"]["est_start"] == pytest.approx(lease_end, abs=1)
+    assert answer["deadline"]["verdict"] == "on time"
+    until(lambda: jobs.state(job) == "completed", 60)
+    assert jobs.show("urgent")["finished_at"] == pytest.approx(found["end_50"], abs=4)
+    assert re.search(r": met \d+s before\n", command(home, "explain", str(job)).out)
+
+
+@pytest.mark.slow
+def test_the_start_of_a_training_is_learnt_and_counts(home: Home, pool: Jobs) -> None:
+    """A second of training is not done soon after a second: its start takes as long as that of the job before."""
+    recipe = {"recipe": "toy", "params": {"step_ms": 1.0, "eval_every": 0, "checkpoint_every": 0}, "stop": {"iterations": 100}}
+    first = pool.submit("first", **recipe)
+    until(lambda: pool.state(first) == "completed", 60)
+    ((took,),) = pool.sql(
+        "SELECT epoch(min(m.ts) - l.granted_at) FROM leases l JOIN metrics m ON m.lease_id = l.id"
+        f" WHERE l.job_id = {first} GROUP BY l.granted_at"
+    )
+    assert took > 0.5
+    job = {"name": "second", **recipe, "estimate": 1.0, "demand": {"kind": "strict", "tiers": [{"deadline": time.time() + took / 2 + 1}]}}
+    body = {"jobs": [job], "provenance": {"argv": ["test"], "cwd": "/"}, "dry_run": True}
+    found = pool.client.post("/v1/jobs", body)["jobs"][0]["forecast"]
+    assert found["needs"] == pytest.approx(1.0 + took, abs=0.2)
+    assert (found["steps"][0]["probability"], found["steps"][0]["impossible"]) == (0.0, True)

@@ -28,6 +28,7 @@ TINY = {
     "admission": ["--policy", "fifo", "--jobs", "5", "--rounds", "1"],
     "iterations": ["--traces", "", "--recipes", "toy", "--steps", "60", "--maximum", "1"],
     "selector": ["--seeds", "1", "--sizes", "20x16", "--small", "10x8", "--plain", "1", "--ablate", "10x8"],
+    "unisched": ["--quick", "--figure", "5.10d", "--days", "0.25", "--traces", ""],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
 

@@ -262,6 +262,40 @@ def test_policies(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert stoker("policy", "set", "priority")[0] == 0
 
 
+def test_a_policy_is_set_as_it_will_be_read(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, out, err = stoker("policy", "set", "unisched", "slo_leases=1e1", "be_lease=10", "objective=TRUE", "--json")
+    row = json.loads(out)
+    assert code == 0 and row["config"] == {"slo_leases": 10, "be_lease": 10.0, "objective": True}
+    assert isinstance(row["config"]["slo_leases"], int)
+    assert err == "stoker: be_lease: guards.min_run_time is 30 s: no lease is taken back sooner\n"
+    assert stoker("policy", "set", "priority")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["slo_leases=1.5"], "slo_leases: 1.5 is not a whole number"),
+        (["slo_leases=NaN"], "slo_leases: 'NaN' is not a whole number"),
+        (["be_lease=NaN"], "be_lease: nan is outside its range 1.0 to 86400.0"),
+        (["be_lease=1e999"], "be_lease: inf is outside its range"),
+        (["--interval", "nan"], "'--interval': 'nan' is not a finite number"),
+        (["--interval", "inf"], "'--interval': 'inf' is not a finite number"),
+        (["--pool", ""], "pool: must be the name of a pool, not ''"),
+        (["--pool", "a b"], "pool: must be the name of a pool, not 'a b'"),
+    ],
+)
+def test_what_no_policy_is_set_to(stoker: Stoker, jobs: dict[str, int], arguments: list[str], says: str) -> None:
+    before = json.loads(stoker("policy", "list", "--json")[1])["history"]
+    code, _, err = stoker("policy", "set", "unisched", *arguments)
+    assert code == 2 and says in err and err.count("\n") == 1
+    assert json.loads(stoker("policy", "list", "--json")[1])["history"] == before
+
+
+def test_a_pool_that_nobody_knows_is_told(stoker: Stoker, jobs: dict[str, int]) -> None:
+    code, _, err = stoker("policy", "set", "fifo", "--pool", "nope")
+    assert (code, err) == (0, "stoker: pool 'nope' has no GPUs yet; known: default\n")
+
+
 def test_tokens(stoker: Stoker, jobs: dict[str, int]) -> None:
     code, out, err = stoker("token", "create", "laptop", "--role", "read")
     assert code == 0 and out.strip() and "not shown again" in err

@@ -56,6 +56,22 @@ def test_query_runs_under_the_guard(con: duckdb.DuckDBPyConnection, path: Path) 
     assert len(set(result.columns)) == len(result.columns)
 
 
+def test_synchronisation_that_was_not_measured_is_not_taken_for_nothing(con: duckdb.DuckDBPyConnection) -> None:
+    """Of one GPU nothing is left out; of more, on one node and over several, only what was measured is told."""
+    query = (ROOT / "sql" / "cookbook" / "30_step_time_by_gpus.sql").read_text()
+    cursor = con.cursor()
+    cursor.execute("BEGIN")
+    cursor.execute("DELETE FROM speeds")
+    for number, (within, across) in enumerate([(None, None), (0.1, None), (None, 0.2), (0.3, 0.2)]):
+        values = [number, f"m{number}", within, across]
+        cursor.execute("INSERT INTO speeds VALUES ($1, 'A100', $2, 1, 1.0, $3, $4, NULL, 3, now())", values)
+    found = {(row[0], row[3]): row[4:] for row in cursor.execute(query).fetchall()}
+    cursor.execute("ROLLBACK")
+    assert [found[f"m{number}", 1] for number in range(4)] == [(1.0, None)] * 4
+    at_two = [found[f"m{number}", 2] for number in range(4)]
+    assert at_two == [(None, None), (pytest.approx(0.6), None), (None, pytest.approx(0.7)), (pytest.approx(0.8), pytest.approx(0.8))]
+
+
 def test_document_shows_the_queries_as_they_are() -> None:
     section = SECTION.search(DOCUMENT.read_text())
     assert section

@@ -18,6 +18,7 @@ from stoker.engine.config import HOOK_EVENTS, Config, Hook
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.load import load_text
 from stoker.engine.states import TRANSITIONS
+from stoker.policies import registry
 from stoker.runners.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -185,12 +186,18 @@ def test_transitions_are_those_of_the_code() -> None:
 
 
 def test_every_reason_for_waiting_is_explained() -> None:
-    ours = re.findall(r'Reason\("([a-z-]+)"', (ROOT / "policies" / "reasons.py").read_text())
+    ours = [code for file in (ROOT / "policies").rglob("*.py") for code in re.findall(r'Reason\("([a-z-]+)"', file.read_text())]
     query = (ROOT / "sql" / "policy" / "ineligible.sql").read_text()
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
     ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling.py").read_text())
-    assert sorted(words(row[0])[0] for row in table("Why a job waits", "code")) == sorted(ours)
+    assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))
+
+
+def test_every_policy_is_listed_once() -> None:
+    assert sorted(name for row in table("Policies", "for") for name in words(row[1]) if name in registry.POLICIES) == sorted(
+        registry.POLICIES
+    )
 
 
 @pytest.mark.parametrize(("heading", "column"), [("runner", "state"), ("health of a GPU", "health")])

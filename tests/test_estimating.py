@@ -215,6 +215,36 @@ def test_one_look_fits_no_longer_than_its_share_and_the_others_come_next(host, m
         assert sum(host.estimate(job) is not None for job in jobs) == number
 
 
+def test_a_maximum_of_nothing_keeps_nobody_from_an_estimate(host):
+    """A script may report 0 steps in all."""
+    broken, sound = host.submit("broken"), host.submit("sound")
+    lease, other = host.run(broken, 0), host.run(sound, 1)
+    host.train(lease, range(20, 201, 20))
+    host.report(records=[Records(lease=lease, rank=0, records=[Record(seq=999, ts=host.now, step=220, total=0, values={"accuracy": 0.4})])])
+    host.train(other, range(20, 201, 20))
+    host.look()
+    assert host.estimate(broken) is None and host.estimate(sound)["points"] == 10
+
+
+def test_a_curve_that_cannot_be_fitted_costs_only_its_own_job_and_is_told_once(host, monkeypatch, caplog):
+    broken, sound = host.submit("broken", stop=Stop(iterations=77, metric="accuracy", target=0.9)), host.submit("sound")
+    fit = module.estimate_iterations
+
+    def fails(*curve: Any, maximum: int, **more: Any) -> Any:
+        if maximum == 77:
+            raise ValueError("no such curve")
+        return fit(*curve, maximum=maximum, **more)
+
+    monkeypatch.setattr(module, "estimate_iterations", fails)
+    ran = [host.run(broken, 0), host.run(sound, 1)]
+    for last in (200, 240):
+        for lease in ran:
+            host.train(lease, range(last - 180, last + 1, 20))
+        host.look()
+        assert host.estimate(broken) is None and host.estimate(sound)["at_step"] == last
+    assert [record.getMessage() for record in caplog.records] == [f"job {broken}: its iterations can't be estimated: no such curve"]
+
+
 def test_estimates_outlive_the_daemon(host):
     job = host.submit()
     lease = host.run(job)
@@ -274,6 +304,17 @@ def test_what_suspensions_cost_is_measured_and_carried_over(host):
     jobs = host.view().jobs
     assert jobs.id.tolist() == [seen, same_model, other]
     assert jobs.overhead == pytest.approx([18.0] * 3, abs=1e-3)
+
+
+def test_a_clock_that_was_set_back_makes_no_suspension_cheaper_than_nothing(host):
+    job = host.submit()
+    lease = host.run(job)
+    host.train(lease, [10])
+    host.suspend(lease, -30.0)
+    host.run(job)
+    assert host.rows("SELECT suspend, resume, overhead FROM overheads") == [(0.0, pytest.approx(2.0), pytest.approx(2.0))]
+    known = Overheads([("p", 1, 1, -30.0, 1)])
+    assert known.of("p", np.array([1], dtype=np.uint64), np.array([1])) == pytest.approx([0.0])
 
 
 def test_what_is_not_a_suspension_is_not_measured(host):

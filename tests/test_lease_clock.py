@@ -125,6 +125,26 @@ def test_what_is_renewed_at_its_end_goes_on_and_what_is_not_ends_in_the_same_mom
     assert pool.woken.at[-1] == START + 2 * TERM
 
 
+def test_under_a_new_policy_leases_lose_their_ends_but_not_those_of_profiling_runs(pool):
+    """Nothing else would ever end one that measures nothing."""
+    pool.store.write(_make_profiling, 1)
+    pool.scheduling._pools["default"].inherited = True
+    pool.now += 1.0
+    pool.tick()
+    with pool.store.read() as con:
+        ends = con.execute("SELECT id, epoch(expires_at) FROM leases ORDER BY id").fetchall()
+    assert ends == [(1, START + TERM), (2, None)]
+    pool.now = START + TERM
+    pool.tick()
+    with pool.store.read() as con:
+        assert con.execute("SELECT stop_reason FROM leases ORDER BY id").fetchall() == [("expired",), (None,)]
+
+
+def _make_profiling(tx, batch):
+    tx.update("leases", ["id"], [{"id": lease, "profile": True} for lease in batch])
+    return [None] * len(batch)
+
+
 def test_the_clock_asks_the_policy_before_it_ends_a_lease(pool):
     pool.policy.renewed = {1, 2}
     pool.now += TERM + 0.4

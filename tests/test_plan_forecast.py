@@ -35,6 +35,17 @@ def test_unknown_lengths_make_later_starts_unknown():
     assert math.isnan(starts[1])
 
 
+def test_a_lease_that_ends_before_its_job_sets_gpus_free():
+    jobs = [
+        Job(1, held=(0,), lease_end=NOW + 20),
+        Job(2, held=(1,), remaining=300, lease_end=NOW + 40),
+        Job(3, held=(2,), remaining=30, lease_end=NOW + 40),
+        Job(4, held=(3,), remaining=300, lease_end=NOW - 1),
+        *(Job(n, remaining=500) for n in range(5, 9)),
+    ]
+    assert forecast(make_view([4], jobs), [5, 6, 7, 8]) == [0, 20, 30, 40]
+
+
 def test_what_the_pool_cannot_hold_holds_up_nobody():
     starts = forecast(make_view([2], [Job(1, gpus=3), Job(2)], unusable=[1]), [1, 2])
     assert math.isnan(starts[0])

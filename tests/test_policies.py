@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.engine.guards import Limits, protect
 from stoker.engine.plan_check import check
 from stoker.policies import registry
-from stoker.policies.contract import Phase
+from stoker.policies.contract import Phase, make_config
 from stoker.policies.placement import Placement
 from views import GIB, Job, World, make_view, reasons, views, written_out
 from views import given as given_gpus
@@ -411,9 +411,25 @@ def test_unknown_policies_name_the_remedy(name, message):
     [
         ("fifo", {"backfil": True}, "did you mean 'backfill'"),
         ("srtf", {"hysteresis": 0.5}, "outside its range"),
-        ("srtf", {"unknown": "long"}, "not a float"),
+        ("srtf", {"unknown": "long"}, "unknown: 'long' is not a number"),
+        ("srtf", {"unknown": True}, "unknown: True is not a number"),
+        ("srtf", {"unknown": "nan"}, "unknown: nan is outside its range"),
+        ("srtf", {"unknown": 10**400}, "unknown: 10+ is not a number"),
+        ("fifo", {"backfill": "perhaps"}, "backfill: 'perhaps' is not true or false"),
+        ("unisched", {"slo_leases": 1.5}, "slo_leases: 1.5 is not a whole number"),
+        ("unisched", {"slo_leases": "1.5"}, "slo_leases: '1.5' is not a whole number"),
+        ("unisched", {"profiler_gpus": 1.2}, "profiler_gpus: 1.2 is not a whole number"),
+        ("unisched", {"slo_leases": math.nan}, "slo_leases: nan is not a whole number"),
+        ("unisched", {"slo_leases": math.inf}, "slo_leases: inf is not a whole number"),
+        ("unisched", {"slo_leases": True}, "slo_leases: True is not a whole number"),
     ],
 )
 def test_a_bad_configuration_names_the_key(name, values, message):
     with pytest.raises(ValueError, match=message):
         registry.create(name, values)
+
+
+@pytest.mark.parametrize("written", [10, 10.0, "10", "1e1", "10.0"])
+def test_a_whole_number_may_be_written_like_any_other(written):
+    found = make_config(registry.load("unisched").Config, {"slo_leases": written}).slo_leases
+    assert (found, type(found)) == (10, int)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stoker.engine.columns import rows_of
 from stoker.engine.profiles import throughput
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Speed, WorkerUpdate
-from stoker.engine.spec.model import JobSpec, Provenance, Retries, Submission
+from stoker.engine.spec.model import JobSpec, Provenance, Retries, Stop, Submission
 from stoker.engine.states import State
 from stoker.engine.store import migrate
 from stoker.engine.view import snapshot
@@ -69,8 +69,9 @@ def test_four_times_the_steps_halve_the_error(steps):
 class Gang:
     """In the place of a trainer with two ranks: its steps take time of a clock that only they move."""
 
-    def __init__(self, jitter: float = 0.0) -> None:
-        self.now, self.synchronised, self.steps, self.jitter = 0.0, True, 0, jitter
+    def __init__(self, jitter: float = 0.0, step: float = 0.1, warming_up: float = 5.0) -> None:
+        self.now, self.synchronised, self.steps = 0.0, True, 0
+        self.jitter, self.step, self.warming_up = jitter, step, warming_up
         self.trainer = SimpleNamespace(parallel=self, ranks=self, total=500, part=self.part, update=self.update)
         self.first = True
 
@@ -80,8 +81,8 @@ class Gang:
 
     def update(self, batch: str, share: float) -> "Gang":
         self.steps += 1
-        warming_up = 5.0 if self.steps <= 3 else 0.0
-        self.now += (0.13 if self.synchronised else 0.1) + warming_up + self.jitter * (self.steps % 7)
+        warming_up = self.warming_up if self.steps <= 3 else 0.0
+        self.now += self.step * (1.3 if self.synchronised else 1.0) + warming_up + self.jitter * (self.steps % 7)
         return self
 
     def item(self) -> float:
@@ -119,7 +120,31 @@ def test_a_profiling_run_measures_what_ranks_say_to_each_other_and_ends_by_itsel
 def test_steps_that_scatter_are_measured_until_the_time_is_over(told):
     gang = Gang(jitter=0.5)
     assert Profiling(gang.trainer, lambda: gang.now).run() is True
-    assert 300 <= gang.now < 320 or told[0]["steps"] >= 400
+    assert 290 < gang.now < 320 and 20 < told[0]["steps"] < 400
+
+
+def test_short_steps_that_scatter_are_measured_until_there_are_enough(told):
+    gang = Gang(jitter=0.03)
+    assert Profiling(gang.trainer, lambda: gang.now).run() is True
+    assert gang.now < 280 and 400 <= told[0]["steps"] < 404
+
+
+@pytest.mark.parametrize(("step", "kept"), [(10.0, 6), (15.0, 3), (18.0, 3), (40.0, 3), (100.0, 3)])
+def test_slow_steps_are_measured_as_often_as_there_is_time_and_once_at_least(told, step, kept):
+    """A run that came back without having measured anything would be repeated for ever."""
+    gang = Gang(step=step, warming_up=0.0)
+    assert Profiling(gang.trainer, lambda: gang.now).run() is True
+    (speed,) = told
+    assert speed["steps"] == kept
+    assert speed["compute"] == pytest.approx(step + 0.01) and speed["communication"] == pytest.approx(0.3 * step + 0.02)
+    assert gang.now <= 300 or gang.steps == 8, "only the first round may take longer than there is time"
+
+
+def test_a_slow_warming_up_alone_ends_no_run(told):
+    gang = Gang(warming_up=80.0)
+    assert Profiling(gang.trainer, lambda: gang.now).run() is True
+    (speed,) = told
+    assert speed["compute"] == pytest.approx(0.11) and speed["steps"] >= 20
 
 
 @pytest.mark.parametrize(("rounds", "kept"), [(2, []), (4, [9])])
@@ -227,7 +252,7 @@ def test_work_of_one_speed_shares_its_signature():
 @pytest.mark.parametrize(
     ("end", "state", "outcome", "failed", "unmeasured"),
     [
-        (End("completed", 0, None), State.PENDING, "profiled", False, False),
+        (End("completed", 0, None), State.PENDING, "profiled", False, True),
         (End("stopped", 75, "expired"), State.PENDING, "profiled", False, True),
         (End("stopped", 75, "preempted"), State.PENDING, "profiled", False, False),
         (End("lost", None, "preempted"), State.PENDING, "profiled", False, False),
@@ -243,6 +268,7 @@ def test_the_end_of_a_profiling_run(end, state, outcome, failed, unmeasured):
     verdict = judge(end, Retries(limit=1), failures=0, cancelled=False, held=False, profile=True)
     assert (verdict.state, verdict.outcome, verdict.failed, verdict.unmeasured) == (state, outcome, failed, unmeasured)
     assert not verdict.preempted
+    assert not judge(end, Retries(limit=1), failures=0, cancelled=False, held=False, profile=True, measured=True).unmeasured
 
 
 # In the tables
@@ -351,6 +377,38 @@ def test_what_cannot_be_measured_in_two_leases_is_not_tried_again(host):
         host.exit(lease, "stopped", 75)
         assert host.jobs()[1].profile_gpus.tolist() == [2 if tries < 2 else 0, 1, 0]
     assert host.rows("SELECT state, preemptions FROM jobs WHERE id = $1", job) == [("pending", 0)]
+
+
+def test_what_has_measured_nothing_twice_is_not_tried_again(host):
+    (job,) = host.submit(spec())
+    for left in (2, 0):
+        host.exit(host.grant(job, profile=True))
+        assert host.jobs()[1].profile_gpus.tolist() == [left]
+    said = "its profiling run ended without having measured its speed"
+    assert host.rows("SELECT outcome, message FROM leases") == [("profiled", said)] * 2
+    assert host.rows("SELECT state, unmeasured, failures FROM jobs") == [("pending", 2, 0)]
+
+
+def test_a_run_that_was_measured_in_the_report_of_its_end_counts_as_measured(host):
+    (job,) = host.submit(spec())
+    lease = host.grant(job, profile=True)
+    host.report(
+        WorkerUpdate(lease=lease, state="exited", ts=time.time(), exit_code=0, outcome="completed"), lease=lease, records=[MEASURED]
+    )
+    assert host.rows("SELECT message FROM leases") == [("its speed was measured; it waits for the GPUs to train on",)]
+    assert host.rows("SELECT unmeasured FROM jobs") == [(0,)]
+
+
+def test_what_is_left_is_told_by_the_pace_on_the_gpus_of_the_pool(host):
+    """A slower product of another pool tells nothing where the pool's own was measured; where it was not, it is better than nothing."""
+    (job,) = host.submit(spec(stop=Stop(iterations=100)))
+    row = {"signature": spec().signature, "model": "toy", "gang": 4, "within_node": 0.0, "samples": 1}
+    host.store.write(_insert, {**row, "gpu_name": "slower", "compute": 9.0, "peak_memory": 7})
+    assert host.jobs()[1].remaining.tolist() == [900.0]
+    host.store.write(_insert, {**row, "gpu_name": "slot", "compute": 1.0})
+    jobs = host.jobs()[1]
+    assert jobs.remaining.tolist() == [100.0] and jobs.gpu_memory.tolist() == [7.0]
+    assert host.rows("SELECT ahead, gpu_memory FROM work WHERE job_id = $1", job) == [(100.0, 7)]
 
 
 def test_speeds_of_other_gpus_are_not_this_pools(host):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from stoker.engine.api import run_uploads
 from stoker.engine.api.run_uploads import RunUploads
 from stoker.engine.cli import sim_store
 from stoker.engine.cli.main import run
-from stoker.engine.cli.sim_options import SETTINGS, make_options
+from stoker.engine.cli.numbers import Finite, FiniteRange
+from stoker.engine.cli.sim_options import DURATION, SETTINGS, make_options
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
 from stoker.engine.home import Home
@@ -127,6 +129,22 @@ def test_a_preset_can_be_changed_in_part() -> None:
 def test_an_interval_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="--interval: must be longer than 0"):
         make_options("none", given(interval=0.0))
+
+
+FLOATS = [setting.flag for setting in SETTINGS if isinstance(setting.type, Finite | FiniteRange)]
+
+
+@pytest.mark.parametrize("flag", FLOATS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_is_finite(trace: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", flag, value]) == 2
+    error = capsys.readouterr().err
+    assert flag in error and value in error and error.count("\n") == 1
+
+
+def test_every_number_of_the_table_is_checked() -> None:
+    assert len(FLOATS) == 8
+    assert all(isinstance(setting.type, Finite | FiniteRange | click.IntRange) or setting.type is DURATION for setting in SETTINGS)
 
 
 # -- which policies ------------------------------------------------------------------------------------------------------

@@ -116,6 +116,25 @@ def test_times_without_an_offset_are_local(monkeypatch: pytest.MonkeyPatch) -> N
     assert one("command: x\ndeadline: 2031-06-01 18:00+02:00").deadline == datetime(2031, 6, 1, 16, tzinfo=UTC).timestamp()
 
 
+def test_a_time_of_day_is_understood_in_files_and_options() -> None:
+    local = datetime.fromtimestamp(NOW, UTC).astimezone()
+    later, earlier = (f"{local + timedelta(hours=hours):%H:%M}" for hours in (2, -2))
+    tomorrow = [
+        tier.deadline for tier in one(f"command: x\nsoft: [{{deadline: {later}}}, {{deadline: {earlier}, reward: 50}}]").demand.tiers
+    ]
+    assert [round((deadline - NOW) / 3600) for deadline in tomorrow] == [2, 22]
+    (strict,) = from_options({"deadline": later}, ["x"], HERE)
+    (soft,) = from_options({"soft": (f"{later}=80",)}, ["x"], HERE)
+    assert (strict.demand.kind, strict.deadline) == ("strict", tomorrow[0])
+    assert soft.demand == Demand("soft", (Tier(tomorrow[0], 80.0),))
+
+
+@pytest.mark.parametrize("now", [NOW + 0.0004, NOW + 0.0006])
+def test_no_time_is_no_deadline_however_the_clock_is_rounded(now: float) -> None:
+    with pytest.raises(UsageError, match="--deadline: '0' leaves no time"):
+        from_options({"deadline": "0"}, ["x"], Context(now=now, cwd=Path("/work"), files=False))
+
+
 def test_a_deadline_is_strict() -> None:
     assert one("command: x\ndeadline: 1h30m").demand == Demand("strict", (Tier(NOW + 5400.0),))
 

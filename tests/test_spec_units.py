@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +73,43 @@ def test_moments_count_from_now_or_stand() -> None:
     assert units.moment(60, 1000.0) == 1060.0
     assert units.moment("1970-01-02T00:00Z", 1000.0) == 86_400.0
     assert (units.is_relative("2h"), units.is_relative("90"), units.is_relative("1970-01-02T00:00Z")) == (True, True, False)
+
+
+@pytest.fixture
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Local time is that of the zone named."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+#: Rules as POSIX writes them, so that no table of zones is needed.
+BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
+
+
+@pytest.mark.parametrize(
+    ("zone", "now", "written", "then"),
+    [
+        (BERLIN, "2030-01-31T17:00+01:00", "18:30", "2030-01-31T18:30+01:00"),
+        (BERLIN, "2030-01-31T18:30+01:00", "18:30", "2030-02-01T18:30+01:00"),
+        (BERLIN, "2030-01-31T18:31+01:00", " 18:30 ", "2030-02-01T18:30+01:00"),
+        (BERLIN, "2030-12-31T23:59:59+01:00", "0:00", "2031-01-01T00:00+01:00"),
+        (BERLIN, "2030-01-31T00:00+01:00", "00:00", "2030-02-01T00:00+01:00"),
+        (BERLIN, "2030-01-31T00:10+01:00", "23:59", "2030-01-31T23:59+01:00"),
+        (BERLIN, "2030-03-30T18:30+01:00", "18:30", "2030-03-31T18:30+02:00"),  # a day of 23 hours
+        (BERLIN, "2030-10-27T02:30+02:00", "02:30", "2030-10-27T02:30+01:00"),  # an hour that comes twice
+        (BERLIN, "2030-10-27T02:30+01:00", "02:30", "2030-10-28T02:30+01:00"),
+        ("UTC0", "2030-01-31T17:00+01:00", "16:30", "2030-01-31T16:30Z"),
+    ],
+    indirect=["zone"],
+)
+def test_a_time_of_day_is_the_next_one_in_local_time(zone: None, now: str, written: str, then: str) -> None:
+    assert units.moment(written, datetime.fromisoformat(now).timestamp()) == datetime.fromisoformat(then).timestamp()
+
+
+@pytest.mark.parametrize("written", ["24:00", "18:60", "18:3", "18:30:00", "-1:00", "١8:30"])
+def test_what_is_no_time_of_day(written: str) -> None:
+    with pytest.raises(ValueError, match=r"must be .* such as 18:30 \(local, the next one\)"):
+        units.moment(written, 1000.0)

@@ -495,6 +495,15 @@ def test_the_command_makes_a_workload_from_nothing(tmp_path: Path, capsys: pytes
     assert len(read(Path(to)).jobs) == 60
 
 
+def test_requests_that_do_not_fit_are_left_out_unless_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--jobs", "120", "--load", "1.1", "--nodes", "2x4", "--mix", "mix1", "--to", str(tmp_path / "w.csv")]
+    answer = synth(capsys, "--name", "w", *arguments)
+    assert list(answer["recipe"]["shape"]["requests"]) == ["1", "2", "4", "8"]
+    assert answer["recipe"]["made"]["load"] == pytest.approx(1.1, abs=0.01)
+    assert run(["trace", "synth", "--name", "w", "--force", *arguments, "--requests", "1:9,16:1"]) == 2
+    assert "--requests: 16 GPUs are more than the cluster's 8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -525,6 +534,11 @@ def test_bad_options_get_one_line(csv: str, arguments: list[str], message: str, 
         (["--name", "w"], "--jobs: say how many"),
         (["--name", "w", "--jobs", "5", "--rate", "1", "--replace"], "--replace: needs a SOURCE"),
         (["--name", "w.csv", "--jobs", "5", "--rate", "1"], "--name: 'w.csv' would be taken for a file"),
+        *(
+            (["--name", "w", "--jobs", "5", "--nodes", "1x8", option, value], f"'{option}': '{value}' is not a finite number")
+            for option in ("--load", "--rate", "--sigma", "--performance", "--elastic")
+            for value in ("nan", "inf")
+        ),
         (["--name", "w", "--jobs", "5", "--rate", "1", "--requests", "a:1"], "--requests: 'a:1' is not NAME:NUMBER"),
     ],
 )

@@ -186,14 +186,15 @@ def trained(job: Row, lease: Row | None) -> float:
 
 def test_work_is_the_sql_view_column_by_column(seen: Seen) -> None:
     tables, _, con = seen
-    jobs = fetch(con, "policy/jobs", "default")
-    found = work_of(con, jobs, fetch_of(con, "policy/speeds", np.array(SIGNATURES)))
     work = {row["job_id"]: row for row in select(con, "SELECT * FROM work")}
     assert set(work) == {job["id"] for job in tables.jobs if job["finished_at"] is None}
-    rows = [work[number] for number in jobs["id"].tolist()]
-    for name in ("ahead", "ahead_most", "done", "spread", "duration", "gpu_memory"):
-        same(getattr(found, name), [known(row[name]) for row in rows])
-    assert found.measured.tolist() == [row["measured"] for row in rows]
+    for pool in ("default", "other"):
+        jobs = fetch(con, "policy/jobs", pool)
+        found = work_of(con, jobs, fetch_of(con, "policy/speeds", np.array(SIGNATURES)), fetch(con, "policy/gpus", pool)["product"])
+        rows = [work[number] for number in jobs["id"].tolist()]
+        for name in ("ahead", "ahead_most", "done", "spread", "duration", "gpu_memory"):
+            same(getattr(found, name), [known(row[name]) for row in rows])
+        assert found.measured.tolist() == [row["measured"] for row in rows]
 
 
 def test_what_is_left_follows_from_the_sql_view(seen: Seen) -> None:

@@ -231,6 +231,18 @@ def test_hold_and_release(host):
     assert host.job(running)["preemptions"] == 0
 
 
+def test_a_hold_says_whether_there_is_a_checkpoint(host):
+    saved, not_saved = host.submit(spec("saved"), spec("not-saved"))
+    for job in (saved, not_saved):
+        lease = host.grant(job, job % 2)
+        host.run(lease)
+        record = Record(seq=1, ts=1000.0, step=1, values={"loss": 1.0}, checkpoint=1 if job == saved else None)
+        host.report(records=[Records(lease=lease, rank=0, records=[record])])
+    with_one, without = host.control("hold", saved, not_saved)
+    assert with_one == "is being stopped; when released, it goes on from its checkpoint"
+    assert without == "is being stopped; when released, it goes on from what it saves now, or begins anew if it saves nothing"
+
+
 def test_priority_changes_while_queued(host):
     (job,) = host.submit(spec(priority=1))
     assert host.control("priority", job, priority=9) == ["priority 1 -> 9"]

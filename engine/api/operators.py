@@ -13,9 +13,12 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
+from ...policies.contract import make_config
 from ..errors import UsageError
 from ..rows import objects
 from ..schema_text import schema as schema_tables
+from ..spec.check import NAME
+from ..spec.tree import shown
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import compact as compact_database
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
@@ -159,16 +162,38 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
 
 async def change_policy(call: Call) -> dict[str, Any]:
     asked = await call.message(PolicyChange)
+    if not NAME.fullmatch(asked.pool):
+        raise UsageError(f"pool: must be the name of a pool, not {shown(asked.pool)}")
     interval = asked.interval if asked.interval is not None else await asyncio.to_thread(_interval, call, asked.pool)
     if not 0.05 <= interval <= 3600:
         raise UsageError(f"interval: {interval} s is outside its range 0.05 to 3600")
     try:
-        await asyncio.to_thread(registry.create, asked.policy, asked.config)  # importing it may take its time
+        config = await asyncio.to_thread(_checked, asked)  # importing it may take its time
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
-    setting = PolicySetting(asked.pool, asked.policy, interval, asked.config, call.who.user)
+    setting = PolicySetting(asked.pool, asked.policy, interval, config, call.who.user)
     await asyncio.wrap_future(call.daemon.store.submit(set_policy, setting))
-    return next(row for row in await asyncio.to_thread(objects, call.daemon.store, "api/policies") if row["pool"] == asked.pool)
+    row = next(row for row in await asyncio.to_thread(objects, call.daemon.store, "api/policies") if row["pool"] == asked.pool)
+    return {**row, "notes": await asyncio.to_thread(_remarks, call, asked.pool, config)}
+
+
+def _checked(asked: PolicyChange) -> dict[str, Any]:
+    """What was given of the configuration, as the policy will read it, so that what is shown is what is in force."""
+    registry.create(asked.policy, asked.config)
+    config = make_config(registry.load(asked.policy).Config, asked.config)
+    return {key: getattr(config, key) for key in asked.config}
+
+
+def _remarks(call: Call, pool: str, config: dict[str, Any]) -> list[str]:
+    """What is accepted and may yet surprise."""
+    known = [row[0] for row in call.daemon.store.rows("api/known_pools")]
+    notes = []
+    if pool not in known:
+        notes.append(f"pool {pool!r} has no GPUs yet" + (f"; known: {', '.join(known)}" if known else ""))
+    min_run_time = call.daemon.config.guards.min_run_time
+    if config.get("be_lease", min_run_time) < min_run_time:
+        notes.append(f"be_lease: guards.min_run_time is {min_run_time:g} s: no lease is taken back sooner")
+    return notes
 
 
 def _interval(call: Call, pool: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from .. import format as fmt
-from ..states import FINAL
+from ..states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .forecasting import forecast_of, lines
 from .jobref import JOB, job_path
@@ -184,8 +184,38 @@ def _blocker_columns(now: float) -> list[Column]:
         Column("NAME", "name", flexible=True),
         Column("GPUS", "gpus", right=True),
         Column("STATE", "state", style=state_style),
-        Column("ENDS", lambda row: fmt.expected(row["est_end"], now)),
+        Column("ENDS", lambda row: _frees(row, now)),
     ]
+
+
+def _frees(row: Mapping[str, Any], now: float) -> str:
+    """When its GPUs may become free: with the job, or with its lease if that ends first."""
+    end, lease_end = row["est_end"], row["lease_end"]
+    if lease_end is None or (end is not None and end <= lease_end):
+        return fmt.expected(end, now)
+    return f"lease ends {fmt.expected(lease_end, now)}"
+
+
+def deadline_line(deadline: Row, state: str, now: float) -> str:
+    """How the deadline of a job stands, or what became of it."""
+    at, estimate, verdict = deadline["at"], deadline["estimate"], deadline["verdict"]
+    when = f"deadline {fmt.moment(at, now)}"
+    if state in FINAL:
+        away = fmt.duration(abs(at - estimate))
+        early = f"{verdict} {away} before" if verdict == "met" else f"{verdict}: it {_ENDED[state]} {away} before"
+        return f"{when}: missed by {away}" if estimate > at else f"{when}: {early}"
+    done = "" if estimate is None else f"it should be done {fmt.expected(estimate, now)}"
+    if verdict == "missed":
+        return f"{when}: missed" + (f"; {done}" if done else "")
+    return f"{when}{', ' if done else ''}{done}: {verdict}"
+
+
+_ENDED: dict[str, str] = {State.COMPLETED: "completed", State.FAILED: "failed", State.CANCELLED: "was cancelled"}
+
+
+def _is_foreseen(forecast: Row | None) -> bool:
+    """Whether simulated futures tell of the deadline: they know the policy, so nothing else is said of it beside them."""
+    return forecast is not None and forecast["status"] == "estimated"
 
 
 @click.command(cls=Command)
@@ -199,7 +229,7 @@ def explain(app: App, job: str) -> Answer:
     Of a job with a deadline it is said how likely this is kept.
     """
     answer = app.client.get(job_path(job, "explain"))
-    open_deadline = answer["deadline"] is not None and answer["job"]["state"] not in FINAL
+    open_deadline = answer["deadline"] is not None and answer["deadline"]["verdict"] not in ("met", "missed")
     answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if open_deadline else None
 
     def print_it() -> None:
@@ -208,9 +238,8 @@ def explain(app: App, job: str) -> Answer:
         write(f"job {what['id']} {fmt.clean(what['name'])} {fmt.clean(answer['summary'])}\n")
         if waiting and waiting["est_start"] is not None:
             write(f"  it should start {fmt.expected(waiting['est_start'], now)}\n")
-        if deadline:
-            done = f", it should be done {fmt.expected(deadline['estimate'], now)}" if deadline["estimate"] is not None else ""
-            write(f"  deadline {fmt.moment(deadline['at'], now)}{done}: {deadline['verdict']}\n")
+        if deadline and not _is_foreseen(answer["forecast"]):
+            write(f"  {deadline_line(deadline, what['state'], now)}\n")
         for line in lines(answer["forecast"], now) if answer["forecast"] else ():
             write(f"  {line}\n")
         if answer.get("expected"):

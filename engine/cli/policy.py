@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from .. import format as fmt
 from ..errors import NotFound, UsageError, nearest
 from .command import App, Group, examples, pass_app
 from .jobref import Word, complete_names
-from .output import Answer, Column, Row, json_option, print_facts, print_table, section, write
+from .numbers import FiniteRange
+from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -115,7 +117,7 @@ def show_(app: App, name: str) -> Answer:
 @click.argument("name", type=PolicyName(), metavar="POLICY")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--pool", default="default", show_default=True, help="Pool to set it for.")
-@click.option("--interval", type=click.FloatRange(min=0.05), help="Seconds between ticks; events wake it too (default: as before).")
+@click.option("--interval", type=FiniteRange(min=0.05), help="Seconds between ticks; events wake it too (default: as before).")
 @json_option
 @pass_app
 @examples("stoker policy set fifo", "stoker policy set priority backfill=true --pool train --interval 0.5")
@@ -129,6 +131,8 @@ def set_(app: App, name: str, settings: tuple[str, ...], pool: str, interval: fl
         config[key] = _value(value)
     body = {"pool": pool, "policy": name, "interval": interval, "config": config}
     answer = app.client.post("/v1/policy", body)
+    for remark in answer["notes"]:
+        note(remark)
 
     def show() -> None:
         every = fmt.duration(answer["interval"])
@@ -143,4 +147,5 @@ def _value(text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, int | float | bool) else text
+    # NaN and infinity have no place in a request; as text they get the policy's own answer.
+    return value if isinstance(value, int | float | bool) and math.isfinite(value) else text

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import UsageError
+from .numbers import Finite, FiniteRange
 
 if TYPE_CHECKING:
     from ..sim.options import Options
@@ -38,8 +39,8 @@ class Duration(Number):
 
 
 DURATION = Duration()
-FACTOR = click.FloatRange(min=1.0)
-NOT_NEGATIVE = click.FloatRange(min=0.0)
+FACTOR = FiniteRange(min=1.0)
+NOT_NEGATIVE = FiniteRange(min=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--max-preemptions", "limits", "max_preemptions", "Guard: preemptions of one job at most.", click.IntRange(min=0)),
     Setting("--cooldown", "limits", "cooldown", "Guard: a preempted job may not soon displace the one it gave way to."),
     Setting("--estimate-error", "errors", "duration", "Standard deviation of the logarithm of estimates over truth.", NOT_NEGATIVE),
-    Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", click.FLOAT),
-    Setting("--unknown-share", "errors", "unknown", "Share of the jobs of whose duration nothing is known.", click.FloatRange(0.0, 1.0)),
+    Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", Finite()),
+    Setting("--unknown-share", "errors", "unknown", "Share of the jobs of whose duration nothing is known.", FiniteRange(0.0, 1.0)),
     Setting("--estimate-noise", "errors", "gaussian", "Standard deviation of normal noise on estimates, over the truth.", NOT_NEGATIVE),
     Setting(
         "--iterations-known", "errors", "iterations", "Progress at which it is known when a metric stops a job (2: never).", NOT_NEGATIVE

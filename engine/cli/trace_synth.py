@@ -13,6 +13,7 @@ from ... import __version__
 from .. import format as fmt
 from ..errors import UsageError
 from .command import App, Command, examples, pass_app
+from .numbers import Finite
 from .output import Answer, json_option, print_facts
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ _OF_NOTHING = ("rate", "median", "sigma", "requests")
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed gives the same trace.")
 @click.option("--jobs", type=int, metavar="N", help="So many jobs.")
-@click.option("--load", type=float, metavar="F", help="Jobs whose GPU-time is F times what the cluster of --nodes has while they arrive.")
+@click.option(
+    "--load", type=Finite(), metavar="F", help="Jobs whose GPU-time is F times what the cluster of --nodes has while they arrive."
+)
 @click.option("--nodes", metavar="NODESxGPUS", help="Cluster of the load, such as 100x8; larger jobs are left out.")
 @click.option(
     "--window", metavar="START..END", help="Jobs of SOURCE submitted in it: 2d..16d from its start, or 2017-09-22..2017-10-06 (UTC)."
@@ -44,11 +47,13 @@ _OF_NOTHING = ("rate", "median", "sigma", "requests")
 @click.option("--replace", is_flag=True, help="Jobs may be drawn more than once; copies come within the same hour.")
 @click.option("--scales", metavar="S,M,L", help="Draw small, medium and large jobs (to 0.5, 10, 64 GPU-hours) so often: 0.3,0.6,0.1.")
 @click.option("--arrivals", type=click.Choice(["keep", "poisson"]), help="Submissions as in SOURCE, or at any moment (default: keep).")
-@click.option("--rate", type=float, metavar="N", help="Without SOURCE: jobs an hour, in place of --load.")
+@click.option("--rate", type=Finite(), metavar="N", help="Without SOURCE: jobs an hour, in place of --load.")
 @click.option("--median", metavar="TIME", help="Without SOURCE: median of the log-normal duration (default: Philly's, 1144s).")
-@click.option("--sigma", type=float, help="Without SOURCE: standard deviation of its logarithm (default: Philly's, 2.21).")
+@click.option("--sigma", type=Finite(), help="Without SOURCE: standard deviation of its logarithm (default: Philly's, 2.21).")
 @click.option(
-    "--requests", metavar="G:W,...", help="Without SOURCE: GPUs and their weights, such as 1:0.7,4:0.2,8:0.1 (default: Philly's)."
+    "--requests",
+    metavar="G:W,...",
+    help="Without SOURCE: GPUs and their weights, such as 1:0.7,4:0.2,8:0.1 (default: Philly's, as far as they fit).",
 )
 @click.option("--models", metavar="CATALOGUE", help="Assign models: dlt, vit-base, roberta-base or vicuna-7b (default: as in SOURCE).")
 @click.option(
@@ -56,8 +61,8 @@ _OF_NOTHING = ("rate", "median", "sigma", "requests")
 )
 @click.option("--mix", metavar="MIX", help="Assign deadlines: slo, mix1, mix2 or best-effort (default: as in SOURCE).")
 @click.option("--shares", metavar="D=P,...", help="Shares in place of the mix's own: strict=0.5,soft=0.3,best-effort=0.2.")
-@click.option("--performance", type=float, metavar="P", help="Share that stops at a metric's target (default: 0.2 with a mix).")
-@click.option("--elastic", type=float, default=1.0, show_default=True, help="GPUs that a job can use over those that it asks for.")
+@click.option("--performance", type=Finite(), metavar="P", help="Share that stops at a metric's target (default: 0.2 with a mix).")
+@click.option("--elastic", type=Finite(), default=1.0, show_default=True, help="GPUs that a job can use over those that it asks for.")
 @json_option
 @pass_app
 @examples(
@@ -165,7 +170,7 @@ def _from_nothing(name: str, options: Mapping[str, Any]) -> Trace:
         gpus=wanted.gpus,
         median=_duration("median", options["median"]) if options["median"] else generate.PHILLY_MEDIAN,
         sigma=options["sigma"] if options["sigma"] is not None else generate.PHILLY_SIGMA,
-        requests=_pairs("requests", options["requests"], ":", int) or dict(generate.PHILLY_REQUESTS),
+        requests=_pairs("requests", options["requests"], ":", int) or generate.philly_requests(wanted.gpus),
     )
     return from_nothing(name, shape, wanted=wanted, seed=options["seed"], version=__version__)
 

@@ -1,6 +1,7 @@
 """Simulation from the middle: a pool as a View has it, jobs running on their GPUs, under leases that stand, goes on from there.
 
-The clock starts at 0, the moment of the View; what was before has negative times. Nothing arrives: all jobs are there.
+The clock goes on from the moment of the View: policies begin rounds and cycles at multiples of their lengths, and leases end there.
+Nothing arrives: all jobs are there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .cluster import Cluster
 from .columns import F, I
 from .options import Options
 from .simulator import Kind, _Simulation
+from .truth import Truth
 from .workload import Workload
 
 STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (002 fig. 5.3a: 2 to 4 s with the saving)
@@ -49,45 +51,79 @@ class _Pool(Cluster):
 
 
 def ends_from(
-    view: View, left: Floats, policy: Policy, options: Options, watched: Watched, *, memory: Memory, cpu_seconds: float = math.inf
+    view: View,
+    left: Floats,
+    policy: Policy,
+    options: Options,
+    watched: Watched,
+    *,
+    memory: Memory,
+    cpu_seconds: float = math.inf,
+    start_up: Floats | None = None,
 ) -> Floats:
     """When the jobs of ``view`` end, in seconds from its moment, a row a job; NaN: later than the simulation ran, or never.
 
     ``left``: seconds of work that each job has left in truth, on ``gpus_min`` GPUs; what the policy believes of it is
     ``view.jobs.remaining`` at first, and stays as wrong. ``memory``: who gave way to whom, by the jobs' ids.
+    ``start_up``: seconds that the first start of each job takes; None: as in ``options``.
     Raises SimulationError when the policy fails, OutOfTime after ``cpu_seconds`` of this thread.
     """
-    simulation = _Ongoing(view, left, policy, options, watched, memory, time.thread_time() + cpu_seconds)
+    simulation = _Ongoing(view, left, policy, options, watched, memory, time.thread_time() + cpu_seconds, start_up)
     try:
         simulation.run(None)
     except _Known:
         pass
-    return simulation.recorder.ended
+    return simulation.recorder.ended - view.now
+
+
+class _Starts(Truth):
+    """First starts take as long as they did of each job's model."""
+
+    def __init__(self, simulation: _Simulation, start_up: Floats) -> None:
+        super().__init__(simulation.workload, simulation.gpus, simulation.options.costs, simulation.options.seed)
+        self._start_up = start_up
+
+    def start_cost(self, job: int, gpus: Ints, *, resumed: bool) -> float:
+        return super().start_cost(job, gpus, resumed=True) if resumed else float(self._start_up[job])
 
 
 class _Ongoing(_Simulation):
     def __init__(
-        self, view: View, left: Floats, policy: Policy, options: Options, watched: Watched, memory: Memory, cpu_until: float
+        self,
+        view: View,
+        left: Floats,
+        policy: Policy,
+        options: Options,
+        watched: Watched,
+        memory: Memory,
+        cpu_until: float,
+        start_up: Floats | None,
     ) -> None:
         gpus_of = tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())
         super().__init__(_workload(view, left), _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None)
         self._watched = watched
         self._cpu_until = cpu_until
-        self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline - view.now, -np.inf)
+        self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
+        self.now = view.now
         self.memory = _memory(memory, view)
+        self._starting = np.zeros(len(left))
+        if start_up is not None:
+            self.truth = _Starts(self, start_up)
+            begun = (view.jobs.held > 0) & (view.jobs.run_time == 0.0)
+            self._starting = np.where(begun, np.maximum(start_up - view.jobs.lease_time, 0.0), 0.0)
         self._take_over(view, left)
 
     def _take_over(self, view: View, left: Floats) -> None:
         """Put the jobs in the table as they stand."""
         jobs, table, here = view.jobs, self.table, self.arrivals
         for job in here.tolist():
-            table.add(job, 0.0)
+            table.add(job, view.now)
         self.arrived, self.to_come = len(here), 0
         ints, floats = table.ints[:, : table.n], table.floats[:, : table.n]
         ints[I.PREEMPTIONS] = jobs.preemptions[here]
         floats[F.ATTAINED] = jobs.attained[here] - jobs.lease_time[here] * jobs.held[here]
         floats[F.RAN] = jobs.run_time[here] - jobs.lease_time[here]
-        floats[F.GRANTED] = -jobs.lease_time[here]
+        floats[F.GRANTED] = view.now - jobs.lease_time[here]
         floats[F.LEFT] = left[here]
         floats[F.WORK] = _whole(view, left)[here]
         floats[F.BELIEF] = jobs.remaining[here] / np.maximum(left[here], 1e-9)
@@ -96,12 +132,13 @@ class _Ongoing(_Simulation):
             if jobs.alloc_start[job + 1] > jobs.alloc_start[job]:
                 self._hold(job, row, view)
         self.changed = True
-        self._push(0.0, Kind.WAKE, 0, self.waking)
+        self._push(view.now, Kind.WAKE, 0, self.waking)
 
     def _hold(self, job: int, row: int, view: View) -> None:
         """The job has the GPUs that it has, and trains or is about to have stopped."""
         jobs, table, gpus = view.jobs, self.table, view.jobs.allocation(job)
         table.hold(row, gpus)
+        table.floats[F.SINCE, row] = view.now + self._starting[job]
         table.ints[I.PHASE, row] = jobs.phase[job]
         self.recorder.attempts[job] = 1
         self.version[job] = 1
@@ -110,14 +147,14 @@ class _Ongoing(_Simulation):
         self.busy += int((users == 1).sum())
         if jobs.phase[job] == Phase.STOPPING:
             self.stopping += 1
-            self._push(STOPS_IN, Kind.STOPPED, job, 1)
+            self._push(view.now + STOPS_IN, Kind.STOPPED, job, 1)
             return
         self.running += 1
         if (users > 1).any():
             self._meet(job, gpus)
         self._pace(job, row)
-        end = math.inf if jobs.lease_end is None else float(jobs.lease_end[job]) - view.now
-        self._set_lease_end(job, row, max(end, 0.0))
+        end = math.inf if jobs.lease_end is None else float(jobs.lease_end[job])
+        self._set_lease_end(job, row, max(end, view.now))
 
     def _vacate(self, job: int, row: int) -> None:
         """GPUs that are out of use stay so when their job has left."""
@@ -160,7 +197,7 @@ def _workload(view: View, left: Floats) -> Workload:
     return Workload(
         name=f"pool {view.pool} now",
         key=[str(job) for job in jobs.id.tolist()],
-        submitted=jobs.submitted_at - view.now,
+        submitted=jobs.submitted_at,
         duration=(whole := _whole(view, left)),
         most=whole,
         gpus_min=jobs.gpus_min,
@@ -172,7 +209,7 @@ def _workload(view: View, left: Floats) -> Workload:
         users=[str(code) for code in users.tolist()],
         models=[str(code) for code in models.tolist()],
         tier_start=jobs.tier_start,
-        tier_deadline=jobs.tier_deadline - view.now,
+        tier_deadline=jobs.tier_deadline,
         tier_reward=jobs.tier_reward,
         estimate=np.full(len(jobs), np.nan),
         gpu_memory=jobs.gpu_memory,
@@ -188,7 +225,7 @@ def _memory(memory: Memory, view: View) -> Memory:
     row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
     return Memory(
         {
-            (row_of[victim], row_of[winner]): moment - view.now
+            (row_of[victim], row_of[winner]): moment
             for (victim, winner), moment in memory.gave_way.items()
             if victim in row_of and winner in row_of
         }

@@ -24,6 +24,7 @@ from .units import LARGEST, LONGEST, format_duration
 MAX_GPUS = 65_536
 MAX_PRIORITY = 1_000_000
 MAX_ITERATIONS = 10**12
+MAX_REWARD = 100.0  #: that of a strict deadline (002 ch. 5.3.3.2), so that jobs of many users compare
 MAX_RETRIES = 1_000
 MAX_ARGUMENTS = 1 << 17  #: bytes of all arguments, and of one variable: Linux' own bound for one (MAX_ARG_STRLEN)
 MAX_PARAMS = 1 << 16  #: bytes as JSON
@@ -110,8 +111,9 @@ def _demand(spec: JobSpec) -> Iterator[Problem]:
         yield Problem(field, "empty; give at least one step such as {deadline: 2h, reward: 80}")
     if not all(math.isfinite(tier.deadline) for tier in tiers):
         yield Problem(field, "a deadline must be a finite time")
-    if not all(math.isfinite(tier.reward) and tier.reward > 0 for tier in tiers):
-        yield Problem(field, "every reward must be larger than 0")
+    for tier in tiers:
+        if not 0 < tier.reward <= MAX_REWARD:
+            yield Problem(field, f"a reward must be larger than 0 and at most {MAX_REWARD:g}, not {tier.reward:g}")
     for earlier, later in itertools.pairwise(tiers):
         if later.deadline <= earlier.deadline:
             yield Problem(field, "two steps with the same deadline; the deadlines must rise from step to step")

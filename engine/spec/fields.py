@@ -61,7 +61,7 @@ def size(node: Node, field: str) -> int:
 
 
 def moment(now: float) -> Reader[float]:
-    return lambda node, field: _measure(node, field, lambda value: units.moment(value, now), units.TIME_FORMS)
+    return lambda node, field: _measure(node, field, lambda value: units.moment(value, now), units.MOMENT_FORMS)
 
 
 def _measure(node: Node, field: str, read: Callable[[Any], T], forms: str) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from . import fields
+from . import fields, units
 from .check import MAX_AFTER, MAX_JOBS
 from .cron import normalise
 from .expand import Array
@@ -151,8 +151,9 @@ def _soft(node: Node, field: str, now: float) -> Demand:
 
 def _future(node: Node, field: str, now: float) -> float:
     deadline = fields.moment(now)(node, field)
-    if deadline <= now:
-        raise node.mark.error(field, f"{shown(node.text)} is in the past; give a later time, or a duration such as 2h from now on")
+    if deadline <= round(now, 3):  # as `moment` rounds
+        when = "leaves no time" if units.is_relative(node.text) else "is in the past"
+        raise node.mark.error(field, f"{shown(node.text)} {when}; give a later time, or a duration such as 2h from now on")
     return deadline
 
 

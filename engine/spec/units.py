@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 LONGEST = 100 * 365 * 86_400.0  #: a hundred years: longer is a slip, and would leave the range of dates
 LARGEST = 1 << 50  #: 1 PiB
@@ -20,7 +20,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE
 
 DURATION_FORMS = "a duration such as 30, 90s, 10m, 1h30m or 2d"
 SIZE_FORMS = "a size such as 8GiB, 500MiB or a number of bytes"
+_TIME_OF_DAY = re.compile(r"\s*([01]?\d|2[0-3]):([0-5]\d)\s*", re.ASCII)
 TIME_FORMS = "a duration such as 2h, or a time such as 2030-01-31T18:00 (local) or 2030-01-31T18:00Z"
+MOMENT_FORMS = "a duration such as 2h, or a time such as 18:30 (local, the next one), 2030-01-31T18:00 (local) or 2030-01-31T18:00Z"
 
 
 def duration(value: str | float) -> float:
@@ -89,10 +91,20 @@ def format_size(count: int) -> str:
 
 
 def moment(value: str | float, now: float) -> float:
-    """A point in time: a duration from ``now`` on, or an ISO time; one without an offset is local time."""
+    """A point in time: a duration from ``now`` on, the next ``18:30``, or an ISO time. What names no zone is local time."""
     if isinstance(value, (int, float)) or _DURATION.match(value) or value.strip().isdecimal():
         return round(now + duration(value), 3)
-    return clock(value)
+    if time_of_day := _TIME_OF_DAY.fullmatch(value):
+        return _next(int(time_of_day[1]), int(time_of_day[2]), now)
+    return clock(value, MOMENT_FORMS)
+
+
+def _next(hour: int, minute: int, now: float) -> float:
+    """The first moment after ``now`` at which local clocks show this time of day."""
+    local = datetime.fromtimestamp(now, UTC).astimezone().replace(tzinfo=None)  # without a zone it is read by the rules of each day
+    today = local.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0)
+    # When clocks are put back an hour comes twice, and fold=1 is its second time.
+    return next(ts for ts in (day.timestamp() for day in (today, today.replace(fold=1), today + timedelta(days=1))) if ts > now)
 
 
 def is_relative(value: str | float) -> bool:
@@ -100,15 +112,15 @@ def is_relative(value: str | float) -> bool:
     return isinstance(value, (int, float)) or bool(_DURATION.match(value)) or value.strip().isdecimal()
 
 
-def clock(text: str) -> float:
+def clock(text: str, forms: str = TIME_FORMS) -> float:
     """Seconds since the epoch of an ISO time with a time of day; without an offset it is local time."""
     # A date alone is refused: it could mean the day's beginning or its end, a day apart.
     if not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}", text.strip(), re.ASCII):
-        raise ValueError(f"must be {TIME_FORMS}, not {text!r}")
+        raise ValueError(f"must be {forms}, not {text!r}")
     try:
         return round(datetime.fromisoformat(text.strip()).astimezone(UTC).timestamp(), 3)
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"must be {TIME_FORMS}, not {text!r}") from None
+        raise ValueError(f"must be {forms}, not {text!r}") from None
 
 
 def format_clock(ts: float) -> str:

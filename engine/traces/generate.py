@@ -18,6 +18,11 @@ _SHORTEST = 1.0  #: seconds
 _LONGEST = 10 * 365 * 86_400.0
 
 
+def philly_requests(gpus: int | None) -> dict[int, float]:
+    """Philly's requests that fit into a cluster of so many GPUs, None: all. Weights need not add to 1."""
+    return {asked: weight for asked, weight in PHILLY_REQUESTS.items() if gpus is None or asked <= gpus}
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What jobs from nothing look like. Exactly one of ``rate`` and ``load`` says how often they arrive."""

@@ -63,7 +63,9 @@ def _hold(tx: Transaction, job: dict[str, Any], request: Control) -> str:
     tx.event("job.hold", request.user, job=job["id"])
     if job["lease_id"] is not None:
         stop(tx, [Stop(job["lease_id"], "held", request.user)])
-        return "is being stopped; it goes on from its checkpoint when released"
+        # Whether it saves while it stops is not known yet, and a script need not save at all.
+        then = "it goes on from its checkpoint" if job["saved"] else "it goes on from what it saves now, or begins anew if it saves nothing"
+        return f"is being stopped; when released, {then}"
     if job["state"] == State.PENDING:
         move(tx, [Move(job["id"], State.SUBMITTED, f"held by {request.user}", request.user)])
     return "held"

@@ -34,20 +34,31 @@ class Verdict:
     preempted: bool = False
     failed: bool = False
     delay: float = 0.0  #: seconds before it may run again
-    unmeasured: bool = False  #: its lease was over before its profiling run was
+    unmeasured: bool = False  #: its profiling run had its time, and measured too little
 
 
-def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: bool, losses: int = 0, profile: bool = False) -> Verdict:
+def judge(
+    end: End,
+    retries: Retries,
+    *,
+    failures: int,
+    cancelled: bool,
+    held: bool,
+    losses: int = 0,
+    profile: bool = False,
+    measured: bool = False,
+) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
-    ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost.
+    ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
+    a profiling run, and ``measured``, its speed is known now.
     """
     if end.outcome == "completed" and not profile:
         return Verdict(State.COMPLETED, "completed", "completed")
     if cancelled or end.stop_reason == "cancelled":
         return Verdict(State.CANCELLED, "cancelled", "cancelled")
     back = State.SUBMITTED if held else State.PENDING
-    if profile and (verdict := _profiled(end, back)) is not None:
+    if profile and (verdict := _profiled(end, back, measured)) is not None:
         return verdict
     if end.stop_reason in ("timeout", "hang"):
         return _failure(end, retries, failures, back)
@@ -64,14 +75,16 @@ def judge(end: End, retries: Retries, *, failures: int, cancelled: bool, held: b
     return _failure(end, retries, failures, back)
 
 
-def _profiled(end: End, back: State) -> Verdict | None:
+def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
     """After a profiling run that neither failed nor was lost: it counts as no preemption and no failure of the job."""
-    if end.outcome == "completed":
+    if end.outcome == "completed" and measured:
         return Verdict(back, "profiled", "its speed was measured; it waits for the GPUs to train on")
+    if end.outcome == "completed":
+        return Verdict(back, "profiled", "its profiling run ended without having measured its speed", unmeasured=True)
     early = {**YIELDING, "timeout": "the timeout of the job"}.get(end.stop_reason or "")
     if early is not None and end.outcome in ("stopped", "failed", "unkillable", "lost"):
         reason = f"its profiling run was ended early: {early}"
-        return Verdict(back, "profiled", reason, unmeasured=end.stop_reason in ("expired", "timeout"))
+        return Verdict(back, "profiled", reason, unmeasured=not measured and end.stop_reason in ("expired", "timeout"))
     return Verdict(back, "profiled", "its profiling run was stopped from outside") if end.outcome == "stopped" else None
 
 

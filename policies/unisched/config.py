@@ -37,14 +37,12 @@ class UniSchedConfig:
         True, "a profiling run of a job with a deadline is worth what waiting for it may lose; false: 1, as of any other job"
     )
     urgency: float = tunable(
-        1.0,
+        0.0,
         "what a GPU is worth for a lease to a job with a deadline that has no slack; falls with its slack; 0: as in the text",
         low=0.0,
         high=10.0,
     )
-    interrupt: bool = tunable(
-        True, "end leases of best-effort jobs early for a deadline that cannot wait for the next cycle; false: no lease ends early"
-    )
+    interrupt: bool = tunable(True, "end leases early for a deadline that cannot wait for the next cycle; false: no lease ends early")
     iterations: str = tunable(
         ESTIMATED,
         "how long a job that stops at a metric's target is taken to run: as estimated, or to its maximum of iterations",

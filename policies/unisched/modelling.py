@@ -27,7 +27,7 @@ class Standing:
 
     bound: Bools  #: holds GPUs under a lease that goes on, or that the engine protects: not to be touched
     expired: Bools  #: holds GPUs, but its lease has run out (or never had an end): it is renewed, or gives way
-    leaving: Bools  #: its lease has run out on GPUs that are set aside: it gives them back
+    leaving: Bools  #: its lease has run out on GPUs that are set aside, or that are not its gang (a profiling run): not renewed
     until: Floats  #: when a bound job's lease ends, ``now`` for all others
 
 
@@ -42,7 +42,7 @@ def standing_of(view: View, aside: Bools, interrupted: Bools | None = None) -> S
         until = np.maximum(until, jobs.protected_until)
     bound = active & (until > view.now + AT_ONCE)
     expired = active & ~bound
-    leaving = np.zeros(len(jobs), dtype=bool)
+    leaving = jobs.held != jobs.gpus_min
     leaving[jobs.holder[aside[jobs.alloc_gpus]]] = True
     return Standing(bound, expired & ~leaving, expired & leaving, np.where(bound, until, view.now))
 
@@ -92,6 +92,7 @@ class _Modelling:
         owner = np.repeat(np.arange(len(self.rows)), np.diff(start))
         tier_start, tier_leases, tier_room, tier_reward = self._tiers()
         leases = self._leases(owner, slowdown, tier_start, tier_leases, tier_room)
+        tier_leases = np.minimum(tier_leases, self._horizon(start, gpus, leases, tier_start))
         problem = Problem(
             capacity=int(np.count_nonzero(self.open)),
             busy=self._busy(),
@@ -238,6 +239,15 @@ class _Modelling:
         leases = np.ceil(seconds / length - AT_ONCE)
         just_fits = (work <= room + AT_ONCE) & (leases > available)
         return np.maximum(np.where(just_fits, available, leases), 1.0).astype(np.int64)
+
+    def _horizon(self, option_start: Ints, gpus: Ints, leases: Ints, tier_start: Ints) -> Ints:
+        """For each deadline the leases beyond which it does not matter how far it is: twice what all the work together takes."""
+        first = option_start[:-1]  # the fastest option of each job
+        slots = leases[first] * self.lease
+        work = int((slots * gpus[first]).sum()) // max(int(np.count_nonzero(self.open)), 1)
+        horizon = len(self._busy()) + int(self.first.max(initial=0)) + 2 * work + int(slots.max(initial=1)) + 1
+        longest: Ints = -(-horizon // np.repeat(self.lease, np.diff(tier_start)))
+        return longest
 
     def _now_reward(self) -> Floats:
         best_effort = best_effort_reward(self.roles, self.config)[self.rows]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
-from ..cells import grid_of
 from ..contract import Allocation, Phase, Plan, Reason, View, Waiting
 from ..deadlines import next_deadline, ranks
 from ..later import Later
@@ -22,7 +21,7 @@ from ..reasons import lacking
 from .config import STATIC, UniSchedConfig
 from .modelling import Standing
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
-from .room import movers
+from .room import movers, shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Cycle:
     gap: float | None = None
 
 
-STARTS = Reason("starting", "is chosen to run; starts when the GPUs that it gets are free")
+STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free together")
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
 NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
@@ -78,7 +77,6 @@ class _Placing:
         self.preempted: list[int] = np.flatnonzero(standing.leaving).tolist()
         self.moving: set[int] = set()  #: renewed, but on other GPUs
         self.unplaceable: set[_Kind] = set()
-        self.grid = grid_of(view.gpus)
         reserved = view.gpus.node[aside if config.profiler == STATIC else view.gpus.usable]
         self.profiler_gpus, self.profiler_nodes = len(reserved), len(np.unique(reserved))
         self.pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
@@ -116,8 +114,7 @@ class _Placing:
             if self.standing.expired[other] and len(gpus) < n:
                 for where, count in Counter(node[[gpu for gpu in gpus if usable[gpu]]].tolist()).items():
                     movable.setdefault(where, []).append((other, count))
-        width = -(-n // self.main.nodes_needed(n)) if n > self.grid.width else self.grid.width
-        going = movers(n, width, self.main.free_soon_by_node(), movable) or []
+        going = movers(shares(n, np.bincount(node)), self.main.free_soon_by_node(), movable) or []
         for other in going:
             self.main.release_soon(self.given[other])
         if not going or self.main.find_soon(n, memory=float(self.jobs.gpu_memory[row])) is None:
@@ -135,6 +132,8 @@ class _Placing:
     def _renew(self) -> list[int]:
         """Chosen jobs keep their GPUs. The others' are for those that start, and are answered."""
         giving_way = []
+        for row in self.preempted:
+            self.main.release_soon(self.jobs.allocation(row).tolist())
         for row in np.flatnonzero(self.standing.expired).tolist():
             gpus = self.jobs.allocation(row).tolist()
             if int(self.jobs.id[row]) in self.cycle.chosen:
@@ -195,7 +194,9 @@ class _Placing:
 
     def _find(self, kind: _Kind) -> tuple[int, ...] | None:
         if kind.place == APART:
-            return _apart(self.profiler, kind.gpus, kind.memory, self.view)
+            apart = _apart(self.profiler, kind.gpus, kind.memory, self.view)
+            if apart is not None:
+                return apart  # else one term of Eqn 5.2 is measured, which is better than none
         place = self.main if kind.place == MAIN else self.profiler
         return place.find_any(kind.gpus, memory=kind.memory, relaxed=kind.relaxed)
 

@@ -55,7 +55,7 @@ class UniSched:
         due = self._cycle is None or not self._cycle.ends - self.config.be_lease - AT_ONCE <= view.now < self._cycle.ends - AT_ONCE
         hurried = frozenset[int]() if due or self._cycle is None else self._hurried(view, roles, self._cycle)
         if hurried:
-            standing = standing_of(view, aside, roles.role == Role.BEST_EFFORT)
+            standing = standing_of(view, aside, roles.role != Role.PROFILER)
         cycle = self._cycle
         if due or hurried or cycle is None:
             before = frozenset[int]() if due or cycle is None else cycle.hurried

@@ -38,7 +38,9 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
     jobs = view.jobs
     slo = has_deadline(jobs)
     left = _left(jobs, slo, view.now, config)
-    overhead = np.full(len(jobs), config.overhead) if jobs.overhead is None else np.nan_to_num(jobs.overhead, nan=config.overhead)
+    overhead = np.full(len(jobs), config.overhead)
+    if jobs.overhead is not None:
+        overhead = np.maximum(np.nan_to_num(jobs.overhead, nan=config.overhead), 0.0)
     # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
     alive = slo & (view.now + left <= jobs.deadline + AT_ONCE)
     role = np.where(alive, Role.SLO, Role.BEST_EFFORT)

@@ -11,18 +11,30 @@ from collections.abc import Mapping, Sequence
 from ..arrays import Ints
 
 
-def movers(n: int, width: int, free: Ints, movable: Mapping[int, Sequence[tuple[int, int]]]) -> list[int] | None:
-    """Jobs (rows) that give up nodes for a gang of ``n``, [] when there is room as it is, None when there is no way.
+def shares(n: int, sizes: Ints) -> list[int]:
+    """GPUs of a gang of ``n`` on each of its nodes, as few as it can be on: whole ones, the largest, and a part of one more."""
+    parts = []
+    for size in sorted(sizes.tolist(), reverse=True):
+        if n > 0:
+            parts.append(min(n, size))
+            n -= size
+    return parts
 
-    ``width``: GPUs of a node; ``free``: GPUs of each node that nobody has; ``movable``: for each node the (row, GPUs there) of jobs that
-    may move. A gang takes whole nodes, and one part of a node for the rest.
+
+def movers(parts: Sequence[int], free: Ints, movable: Mapping[int, Sequence[tuple[int, int]]]) -> list[int] | None:
+    """Jobs (rows) that give up nodes for a gang, [] when there is room as it is, None when there is no way.
+
+    ``parts``: GPUs that it takes of one node each (`shares`); ``free``: GPUs of each node that nobody has; ``movable``: for each node the
+    (row, GPUs there) of jobs that may move.
     """
-    whole, rest = divmod(n, width)
     open_gpus = free.tolist()
+    closed: set[int] = set()
     chosen: set[int] = set()
-    for need in [width] * whole + [rest] * (rest > 0):
+    for need in parts:
         best: tuple[int, int, list[int]] | None = None  #: GPUs moved, node, who
         for node, available in enumerate(open_gpus):
+            if node in closed:  # a part of the gang is there
+                continue
             here = [(row, gpus) for row, gpus in movable.get(node, ()) if row not in chosen]
             if available + sum(gpus for _, gpus in here) < need:
                 continue
@@ -34,7 +46,7 @@ def movers(n: int, width: int, free: Ints, movable: Mapping[int, Sequence[tuple[
             return None
         _, node, going = best
         chosen.update(going)
-        open_gpus[node] = -width  # taken: the rest of the gang needs another
+        closed.add(node)
     return sorted(chosen)
 
 

@@ -1,5 +1,7 @@
--- What is needed to end leases: their jobs with their counters.
+-- What is needed to end leases: their jobs with their counters. `measured`: after a profiling run, whether its pool knows its speed.
 SELECT l.id, l.job_id, l.gpu_count, epoch(l.started_at) AS started_at, l.stop_reason, l.profile, coalesce(j.unmeasured, 0) AS unmeasured,
+       l.profile AND EXISTS (FROM speeds s JOIN gpus g ON g.name = s.gpu_name
+                             WHERE s.signature = j.signature AND g.pool = j.pool) AS measured,
        j.failures, j.preemptions, j.cancel_requested, j.held, j.run_time, j.attained, j.spec, p.metric, p.step,
        (SELECT count(*) FROM leases o WHERE o.job_id = j.id AND o.outcome = 'lost'
           AND o.id > coalesce((SELECT max(e.id) FROM leases e WHERE e.job_id = j.id AND e.outcome <> 'lost'), 0)) AS losses

@@ -6,10 +6,18 @@ WITH known AS (
     FROM profiles
     GROUP BY model, gpu_count
 ),
-measured AS (  -- whatever the GPUs: the slowest counts
-    SELECT signature, max(compute + (gang - 1) * coalesce(within_node, across_nodes, 0)) AS pace, max(peak_memory) AS memory
+paces AS (
+    SELECT signature, gpu_name, compute + (gang - 1) * coalesce(within_node, across_nodes, 0) AS pace, peak_memory AS memory
     FROM speeds
-    GROUP BY signature
+),
+measured AS (  -- on the products that the pool has, else on any: the slowest counts
+    SELECT p.pool, s.signature,
+           coalesce(max(s.pace) FILTER (WHERE g.name IS NOT NULL), max(s.pace)) AS pace,
+           coalesce(max(s.memory) FILTER (WHERE g.name IS NOT NULL), max(s.memory)) AS memory
+    FROM paces s
+    CROSS JOIN (SELECT DISTINCT pool FROM jobs WHERE finished_at IS NULL) p
+    LEFT JOIN (SELECT DISTINCT pool, name FROM gpus) g ON g.pool = p.pool AND g.name = s.gpu_name
+    GROUP BY p.pool, s.signature
 ),
 steps AS (  -- of jobs that stop at a metric `most` is the maximum; what they are expected to need was fitted some steps ago
     SELECT j.id, coalesce(p.step, 0) AS step, coalesce(p.total_steps, j.total_steps) AS most, p.seconds_per_step AS pace,
@@ -30,7 +38,7 @@ SELECT j.id AS job_id,
 FROM jobs j
 JOIN steps s ON s.id = j.id
 LEFT JOIN known k ON k.model = j.model AND k.gpu_count = j.gpus_min
-LEFT JOIN measured m ON m.signature = j.signature
+LEFT JOIN measured m ON m.pool = j.pool AND m.signature = j.signature
 WHERE j.finished_at IS NULL;
 
 COMMENT ON VIEW work IS 'What is known of the work of jobs that have not ended, free of the clock';

@@ -15,7 +15,9 @@ firsts AS (  -- the first step of each of these; commands report none
     SELECT m.lease_id, min(m.ts) AS ts FROM metrics m SEMI JOIN turns t ON t.id = m.lease_id GROUP BY m.lease_id
 ),
 costs AS (
-    SELECT j.pool, j.model, t.gpu_count, t.suspend, greatest(epoch(coalesce(f.ts, t.started_at) - t.granted_at), 0) AS resume
+    SELECT j.pool, j.model, t.gpu_count,
+           greatest(t.suspend, 0) AS suspend,  -- of a clock that was set back
+           greatest(epoch(coalesce(f.ts, t.started_at) - t.granted_at), 0) AS resume
     FROM turns t
     JOIN jobs j ON j.id = t.job_id
     LEFT JOIN firsts f ON f.lease_id = t.id

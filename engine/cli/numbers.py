@@ -1,0 +1,29 @@
+"""Numbers as options. click's own types let NaN pass, which lies within no bounds, and infinity where there is no bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+from click.types import FloatParamType
+
+
+class Finite(FloatParamType):
+    """A number that is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """The same within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+def _finite(kind: Finite | FiniteRange, number: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    if not math.isfinite(number):
+        kind.fail(f"'{number}' is not a finite number.", param, ctx)
+    return number
