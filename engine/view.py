@@ -20,7 +20,7 @@ from .work import Work, work_of
 if TYPE_CHECKING:
     import duckdb
 
-PROFILED_AT_MOST = 2  #: profiling runs whose leases were too short to measure anything; then the job runs unmeasured
+PROFILED_AT_MOST = 2  #: profiling runs that have measured nothing; then the job runs unmeasured
 PROFILED_ON = 2  #: GPUs that show what a job computes and what its ranks say to each other, at most (002 ch. 5.3.2.1)
 
 NOT_MEASURED = Overheads()

@@ -215,7 +215,7 @@ def test_one_look_fits_no_longer_than_its_share_and_the_others_come_next(host, m
         assert sum(host.estimate(job) is not None for job in jobs) == number
 
 
-def test_a_maximum_of_nothing_keeps_nobody_from_an_estimate(host):
+def test_a_maximum_of_nothing_keeps_nobody_from_an_estimate(host, caplog):
     """A script may report 0 steps in all."""
     broken, sound = host.submit("broken"), host.submit("sound")
     lease, other = host.run(broken, 0), host.run(sound, 1)
@@ -224,6 +224,7 @@ def test_a_maximum_of_nothing_keeps_nobody_from_an_estimate(host):
     host.train(other, range(20, 201, 20))
     host.look()
     assert host.estimate(broken) is None and host.estimate(sound)["points"] == 10
+    assert caplog.records == [], "nothing was tried"
 
 
 def test_a_curve_that_cannot_be_fitted_costs_only_its_own_job_and_is_told_once(host, monkeypatch, caplog):
