@@ -141,8 +141,8 @@ def ablate(size: str, seeds: int) -> list[dict[str, Any]]:
             {
                 "jobs x GPUs": size,
                 "with": name,
-                "gap %": spread([one.gap for one in found], 100.0),
-                "CPU s": spread([one.seconds for one in found]),
+                "median gap %": 100.0 * float(np.median([one.gap for one in found])),
+                "median CPU s": float(np.median([one.seconds for one in found])),
             }
         )
     return rows
