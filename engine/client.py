@@ -84,8 +84,24 @@ class Client:
                     continue
                 raise Unreachable(self._nobody(error)) from None
         if response.status >= 400:
-            raise self._error(response.status, response.read())
+            raise self._error(response.status, self._read(response))
         return response
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        """The body; a daemon that dies between head and body of its answer has not answered."""
+        try:
+            if response.length is None and not response.chunked:  # the head was cut off before it told the length
+                raise http.client.IncompleteRead(b"")
+            return response.read()
+        except (http.client.HTTPException, OSError) as error:
+            self.close()
+            raise Unreachable(self._nobody(error)) from None
+
+    def fetch(
+        self, method: str, path: str, body: bytes | None = None, query: Mapping[str, Any] | None = None, timeout: float | None = None
+    ) -> bytes:
+        """`request`, and all of the answer."""
+        return self._read(self.request(method, path, body, query, timeout))
 
     def _nobody(self, error: Exception) -> str:
         where = self.url or str(self.home.socket)
@@ -102,14 +118,14 @@ class Client:
             return StokerError(f"the daemon answered {status}: {body[:200]!r}")
 
     def get(self, path: str, timeout: float | None = None, **query: Any) -> Any:
-        return json.loads(self.request("GET", path, query=query, timeout=timeout).read())
+        return json.loads(self.fetch("GET", path, query=query, timeout=timeout))
 
     def post(self, path: str, message: Any = None, timeout: float | None = None) -> Any:
-        return json.loads(self.request("POST", path, json.dumps(message).encode(), timeout=timeout).read())
+        return json.loads(self.fetch("POST", path, json.dumps(message).encode(), timeout=timeout))
 
     def post_raw(self, path: str, body: bytes, timeout: float | None = None) -> bytes:
         """Post an encoded message, for callers that encode with msgspec."""
-        return self.request("POST", path, body, timeout=timeout).read()
+        return self.fetch("POST", path, body, timeout=timeout)
 
     def wait_until_up(self, seconds: float) -> Any:
         """Status of the daemon, as soon as it answers within ``seconds``."""

@@ -206,7 +206,7 @@ def drop(app: App, name: tuple[str, ...]) -> Answer:
     errors: list[StokerError] = []
     for one in name:
         try:
-            done.append(json.loads(app.client.request("DELETE", _path(one)).read()))
+            done.append(json.loads(app.client.fetch("DELETE", _path(one))))
         except StokerError as error:
             errors.append(error)
     return Answer(done, lambda: write("".join(f"{row['name']} and its {row['jobs']} jobs are dropped\n" for row in done)), errors)

@@ -51,7 +51,7 @@ def fetch(client: Client, name: str) -> Trace:
     jobs: list[TraceJob] = []
     while len(jobs) < about["jobs"]:
         path = f"/v1/traces/{quote(about['name'], safe='')}/jobs"
-        body = client.request("GET", path, query={"offset": len(jobs), "id": about["id"]}).read()
+        body = client.fetch("GET", path, query={"offset": len(jobs), "id": about["id"]})
         some = msgspec.json.decode(body, type=dict[str, list[TraceJob]])["jobs"]
         if not some:
             raise Conflict(f"trace {name!r} was dropped while it was read")
