@@ -160,10 +160,9 @@ class Scheduling:
         """One decision of a pool."""
         state = self._pools[pool]
         self._take_up(state)
-        now = self._clock()
         start = time.perf_counter()
-        with self._store.read() as con:
-            seen = snapshot(con, pool, now, self._overheads)
+        seen = self.look(pool)
+        now = seen.view.now
         seen = replace(seen, view=protect(seen.view, self._limits))
         viewed = time.perf_counter()
         blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
@@ -298,8 +297,7 @@ class Scheduling:
             if not state.stale_forecast:
                 continue
             state.stale_forecast = False
-            with self._store.read() as con:
-                view = snapshot(con, pool, self._clock()).view
+            view = self.look(pool).view
             waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
             order = [job for job in state.order if job in waiting]  # others have left the queue since the tick
             starts = dict(zip(order, estimate_starts(view, order).tolist(), strict=True))
@@ -336,8 +334,7 @@ class Scheduling:
         state = self._pools.get(spec.pool)
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"
-        with self._store.read() as con:
-            view = snapshot(con, spec.pool, self._clock(), self._overheads).view
+        view = self.look(spec.pool).view
         trial = protect(with_job(view, spec), self._limits)
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.

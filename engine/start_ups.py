@@ -10,10 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-RECIPE = (
-    1.0,
-    5.0,
-)  #: seconds until the worker lives, and from then to the first step, where nothing was measured
+#: Seconds until the worker lives, and from then to the first step, where nothing was measured.
+RECIPE = (1.0, 5.0)
 COMMAND = (0.5, 0.0)  #: the same of a command, which counts from its first instruction on
 _COMMAND = "command/"  #: what the models of commands begin with
 

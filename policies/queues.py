@@ -6,15 +6,15 @@ Everything is read from the view, so a decision is the same whoever made the one
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .arrays import among
 from .contract import Bools, Floats, Ints, Jobs, Phase, Plan
 
 AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so what is so close to it has reached it
-_FEW = 8  #: numbers that are looked for one by one
 ENTERING = 1.0  #: seconds of service for which a job counts as entering its queue
 
 
@@ -88,20 +88,10 @@ def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
     """Who runs and who waits when a plan that names only changes has been carried out."""
     runs = jobs.phase == Phase.ACTIVE
     if plan.preempt:
-        runs &= ~_among(jobs.id, plan.preempt)
+        runs &= ~among(jobs.id, plan.preempt)
     if plan.allocations:
-        runs |= _among(jobs.id, plan.allocations)
+        runs |= among(jobs.id, plan.allocations)
     return runs, ~runs & (jobs.phase != Phase.STOPPING)
-
-
-def _among(ids: Ints, some: Collection[int]) -> Bools:
-    """Which of ``ids`` are among ``some``."""
-    if len(some) > _FEW:
-        return np.isin(ids, list(some))
-    found = np.zeros(len(ids), dtype=bool)
-    for one in some:
-        found |= ids == one
-    return found
 
 
 def ranks(values: Floats) -> Floats:

@@ -17,7 +17,7 @@ from ..guards import Memory
 from .cluster import Cluster
 from .columns import F, I
 from .options import Options
-from .simulator import Kind, _Simulation
+from .simulator import Kind, Simulation
 from .truth import Truth
 from .workload import Workload
 
@@ -79,7 +79,7 @@ def ends_from(
 class _Starts(Truth):
     """First starts take as long as they did of each job's model."""
 
-    def __init__(self, simulation: _Simulation, start_up: Floats) -> None:
+    def __init__(self, simulation: Simulation, start_up: Floats) -> None:
         super().__init__(simulation.workload, simulation.gpus, simulation.options.costs, simulation.options.seed)
         self._start_up = start_up
 
@@ -87,7 +87,7 @@ class _Starts(Truth):
         return super().start_cost(job, gpus, resumed=True) if resumed else float(self._start_up[job])
 
 
-class _Ongoing(_Simulation):
+class _Ongoing(Simulation):
     def __init__(
         self,
         view: View,

@@ -75,12 +75,12 @@ def simulate(
     Raises SimulationError when the policy raises or its plan is invalid.
     """
     began = time.perf_counter()
-    simulation = _Simulation(workload, cluster, policy, options, observer)
+    simulation = Simulation(workload, cluster, policy, options, observer)
     simulation.run(progress)
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)
 
 
-class _Simulation:
+class Simulation:
     def __init__(self, workload: Workload, cluster: Cluster, policy: Policy, options: Options, observer: Observer | None) -> None:
         self.workload, self.policy, self.options, self.observer = workload, policy, options, observer
         self.nodes, self.gpus = cluster.tables()

@@ -65,6 +65,7 @@ class _Modelling:
     def __init__(self, view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> None:
         self.view, self.jobs, self.roles, self.standing, self.config = view, view.jobs, roles, standing, config
         self.open, self.grid = open_gpus, grid_of(view.gpus)
+        self.capacity = int(np.count_nonzero(open_gpus))
         self.rows = self._rows()
         self.role = roles.role[self.rows]
         self.lease = np.where(self.role == Role.SLO, config.slo_leases, 1)
@@ -84,7 +85,7 @@ class _Modelling:
             takes_part &= roles.role != Role.PROFILER
         needs_more = roles.left > standing.until - self.view.now
         takes_part |= standing.bound & (roles.role == Role.SLO) & needs_more
-        takes_part &= roles.wants <= np.count_nonzero(self.open)
+        takes_part &= roles.wants <= self.capacity
         return np.flatnonzero(takes_part)
 
     def model(self) -> Model:
@@ -94,8 +95,8 @@ class _Modelling:
         leases = self._leases(owner, slowdown, tier_start, tier_leases, tier_room)
         tier_leases = np.minimum(tier_leases, self._horizon(start, gpus, leases, tier_start))
         problem = Problem(
-            capacity=int(np.count_nonzero(self.open)),
-            busy=self._busy(),
+            capacity=self.capacity,
+            busy=self._busy,
             cells=self._cells(self.open & self._available()),
             lease=self.lease,
             may_start=self.first == 0,
@@ -133,7 +134,9 @@ class _Modelling:
             whole = above
         return np.array(counts, dtype=np.int64)
 
+    @cached_property
     def _busy(self) -> Ints:
+        """GPUs that bound jobs hold in each slot."""
         jobs, standing = self.jobs, self.standing
         rows = np.flatnonzero(standing.bound)
         ends = np.minimum(standing.until[rows], self.view.now + np.maximum(self.roles.left[rows], self.config.be_lease))
@@ -195,7 +198,7 @@ class _Modelling:
     def _worth_of_staying(self) -> Floats:
         """A suspension throws away its overhead: as a share of a lease, of the reward that such a lease earns without a deadline."""
         share = np.minimum(self.roles.overhead[self.rows] / self.config.be_lease, 1.0)
-        return share * best_effort_reward(self.roles, self.config)[self.rows]
+        return share * self._best_effort
 
     # Until when
 
@@ -244,15 +247,18 @@ class _Modelling:
         """For each deadline the leases beyond which it does not matter how far it is: twice what all the work together takes."""
         first = option_start[:-1]  # the fastest option of each job
         slots = leases[first] * self.lease
-        work = int((slots * gpus[first]).sum()) // max(int(np.count_nonzero(self.open)), 1)
-        horizon = len(self._busy()) + int(self.first.max(initial=0)) + 2 * work + int(slots.max(initial=1)) + 1
+        work = int((slots * gpus[first]).sum()) // max(self.capacity, 1)
+        horizon = len(self._busy) + int(self.first.max(initial=0)) + 2 * work + int(slots.max(initial=1)) + 1
         longest: Ints = -(-horizon // np.repeat(self.lease, np.diff(tier_start)))
         return longest
 
     def _now_reward(self) -> Floats:
-        best_effort = best_effort_reward(self.roles, self.config)[self.rows]
         profiling = profiling_reward(self.view, self.config)[self.rows]
-        return np.select([self.role == Role.PROFILER, self.role == Role.BEST_EFFORT], [profiling, best_effort], self._urgency())
+        return np.select([self.role == Role.PROFILER, self.role == Role.BEST_EFFORT], [profiling, self._best_effort], self._urgency())
+
+    @cached_property
+    def _best_effort(self) -> Floats:
+        return best_effort_reward(self.roles, self.config)[self.rows]
 
     def _urgency(self) -> Floats:
         """A reward that the text does not have, for jobs with deadlines that run before they must.

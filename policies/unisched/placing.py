@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Bools, Floats, Ints
+from ..arrays import Bools, Floats, Ints, among
 from ..contract import Allocation, Phase, Plan, Reason, View, Waiting
 from ..deadlines import next_deadline, ranks
 from ..later import Later
@@ -32,7 +32,7 @@ class Cycle:
     chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that are to run, and whether on more nodes than they need
     planned: frozenset[int] = frozenset()  #: jobs that are to run later and still meet a deadline
     refused: frozenset[int] = frozenset()  #: jobs whose deadlines cannot be met beside the others'
-    hurried: frozenset[int] = frozenset()  #: jobs for which leases have been ended early, or would have been
+    hurried: frozenset[int] = frozenset()  #: jobs for which everything was decided anew within the cycle
     status: str = "ok"
     gap: float | None = None
 
@@ -80,14 +80,13 @@ class _Placing:
         reserved = view.gpus.node[aside if config.profiler == STATIC else view.gpus.usable]
         self.profiler_gpus, self.profiler_nodes = len(reserved), len(np.unique(reserved))
         self.pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
-        ids = self.jobs.id[self.pending]
-        self.chosen = np.array([job in cycle.chosen for job in ids.tolist()], dtype=bool)
+        self.chosen = among(self.jobs.id[self.pending], cycle.chosen)
 
     def run(self) -> None:
         giving_way = self._renew()
         self._start_chosen()
         self._stay_or_go(giving_way)
-        for row in self.fill[~np.isin(self.fill, list(self.given))].tolist():
+        for row in self.fill[~among(self.fill, self.given)].tolist():
             self._start(row, relaxed=False)
 
     def _start_chosen(self) -> None:
@@ -101,8 +100,7 @@ class _Placing:
                 for other in self._make_room(row):
                     heapq.heappush(heap, (-int(self.roles.wants[other]), other))
                 self._start(row, relaxed=relaxed)
-        moved = [row for row in self.moving if row not in self.given]
-        self.preempted += moved
+        self.preempted += [row for row in self.moving if row not in self.given]
 
     def _make_room(self, row: int) -> list[int]:
         """Take their GPUs from jobs that were renewed, and are smaller, so that this one finds its nodes; who they are."""
@@ -237,12 +235,9 @@ class _Placing:
 
     def _waiting(self) -> list[Waiting]:
         jobs, rows = self.jobs, self._unserved()
-        ids = jobs.id[rows].tolist()
-        planned = np.array([job in self.cycle.planned for job in ids], dtype=bool)
-        chosen = np.array([job in self.cycle.chosen for job in ids], dtype=bool)
+        chosen, planned, refused = (among(jobs.id[rows], some) for some in (self.cycle.chosen, self.cycle.planned, self.cycle.refused))
         role = self.roles.role[rows]
         fits = self.roles.wants[rows] <= self.main.capacity()
-        refused = np.array([job in self.cycle.refused for job in ids], dtype=bool)
         slo = role == Role.SLO
         why = np.select(
             [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5, 6]

@@ -52,25 +52,30 @@ class UniSched:
             return Plan({}, preempt=())
         aside = self._set_aside(view)
         standing, roles = standing_of(view, aside), roles_of(view, self.config)
-        due = self._cycle is None or not self._cycle.ends - self.config.be_lease - AT_ONCE <= view.now < self._cycle.ends - AT_ONCE
-        hurried = frozenset[int]() if due or self._cycle is None else self._hurried(view, roles, self._cycle)
-        if hurried:
+        cycle = self._going_on(view.now)
+        if cycle is None:
+            decided, cycle = True, self._begin(view, roles, standing, aside)
+        elif decided := bool(hurried := self._hurried(view, roles, cycle)):
             standing = standing_of(view, aside, roles.role != Role.PROFILER)
-        cycle = self._cycle
-        if due or hurried or cycle is None:
-            before = frozenset[int]() if due or cycle is None else cycle.hurried
-            cycle = replace(self._begin(view, roles, standing, aside), hurried=before | hurried)
+            cycle = replace(self._begin(view, roles, standing, aside), hurried=cycle.hurried | hurried)
         self._cycle = cycle
         waits = bool((view.jobs.phase == Phase.PENDING).any())
         if not (waits or standing.expired.any() or standing.leaving.any()):
             return Plan({}, preempt=(), wake_at=cycle.ends)
         plan = place(view, roles, standing, cycle, self.config, aside)
-        return replace(plan, status=cycle.status, gap=cycle.gap) if due or hurried else plan
+        return replace(plan, status=cycle.status, gap=cycle.gap) if decided else plan
+
+    def _going_on(self, now: float) -> Cycle | None:
+        """The cycle that ``now`` is in, None: a new one begins."""
+        cycle = self._cycle
+        if cycle is None or not cycle.ends - self.config.be_lease - AT_ONCE <= now < cycle.ends - AT_ONCE:
+            return None
+        return cycle
 
     def _hurried(self, view: View, roles: Roles, cycle: Cycle) -> frozenset[int]:
         """Waiting jobs that lose their deadline, or all time to be profiled for it, if nothing is decided before the next cycle.
 
-        Each is tried once a cycle: if leases of best-effort jobs end early and it still cannot run, so it was before.
+        Each is tried once a cycle: if it cannot run although leases may end early, it will not do so a moment later.
         """
         if not self.config.interrupt:
             return frozenset()

@@ -9,6 +9,7 @@ import numpy as np
 from ..arrays import Bools, Floats, Ints
 from ..contract import Jobs, Phase, View
 from ..deadlines import has_deadline, next_deadline, reward
+from ..resumption import execution_time
 from .config import MAXIMUM, UniSchedConfig
 
 AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
@@ -93,6 +94,4 @@ def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:
 def _with_suspensions(roles: Roles, config: UniSchedConfig) -> Floats:
     if not config.resumption_aware:
         return roles.left
-    from ..resumption import execution_time
-
     return execution_time(roles.left, config.be_lease, np.inf, np.minimum(roles.overhead, config.be_lease))

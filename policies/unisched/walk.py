@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..arrays import Bools, Ints
+from ..arrays import Bools, Ints, among
 from ..contract import View
 from ..placement import Placement
 from .modelling import Standing
@@ -20,22 +20,19 @@ def walk(view: View, roles: Roles, standing: Standing, order: Ints, before: Coll
     placement.take(np.flatnonzero(aside))
     for row in np.flatnonzero(standing.expired).tolist():
         placement.release_soon(jobs.allocation(row).tolist())
-    first = np.flatnonzero(np.isin(jobs.id, list(before)))
+    first = np.flatnonzero(among(jobs.id, before))
     first = first[np.lexsort((-roles.wants[first], ~standing.expired[first]))]  # those that stay, then the largest
-    holds = standing.expired
     failed: set[tuple[int, float]] = set()
     chosen: list[int] = []
     for row in [*first.tolist(), *order.tolist()]:
-        if holds[row]:
-            gpus: tuple[int, ...] | None = tuple(jobs.allocation(row).tolist())
-            if not placement.has_soon(gpus or ()):
-                continue
-        else:
-            size = int(roles.wants[row]), float(jobs.gpu_memory[row])
-            gpus = None if size in failed else placement.find_any(size[0], memory=size[1])
-            if gpus is None:
-                failed.add(size)
-                continue
-        placement.take(gpus or ())
-        chosen.append(int(jobs.id[row]))
+        size = int(roles.wants[row]), float(jobs.gpu_memory[row])
+        gpus: tuple[int, ...] | None = None
+        if standing.expired[row]:
+            own = tuple(jobs.allocation(row).tolist())
+            gpus = own if placement.has_soon(own) else None
+        elif size not in failed and (gpus := placement.find_any(size[0], memory=size[1])) is None:
+            failed.add(size)
+        if gpus is not None:
+            placement.take(gpus)
+            chosen.append(int(jobs.id[row]))
     return [job for job in chosen if job not in before]
