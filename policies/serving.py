@@ -91,9 +91,6 @@ class _Queue:
         self.alive &= self.gpus <= gpus
 
 
-_NOBODY = np.zeros(0, dtype=np.int64)
-
-
 class _Tick:
     """One plan in the making."""
 
@@ -103,10 +100,7 @@ class _Tick:
         self.key = np.zeros(len(jobs)) if ranking.key is None else ranking.key
         self.claim = np.zeros(len(jobs)) if ranking.claim is None else ranking.claim
         self.hold = self.claim if ranking.hold is None else ranking.hold
-        possible = self._possible(pending)
-        all_possible = np.count_nonzero(possible) == len(pending)
-        self.impossible = _NOBODY if all_possible else pending[~possible]
-        rows = pending if all_possible else pending[possible]
+        rows = pending[self._possible(pending)]
         if ranking.key is not None:
             rows = rows[self.key[rows].argsort(kind="stable")]
         self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows])
@@ -115,9 +109,9 @@ class _Tick:
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
         self.failed: set[tuple[int, float]] = set()
 
-    def _possible(self, pending: Ints) -> Bools:
-        """Which waiting jobs the pool could ever hold."""
-        n, memory = self.jobs.gpus_min[pending], self.jobs.gpu_memory[pending]
+    def _possible(self, rows: Ints) -> Bools:
+        """Which of these jobs the pool could ever hold."""
+        n, memory = self.jobs.gpus_min[rows], self.jobs.gpu_memory[rows]
         possible: Bools = n <= self.placement.capacity()
         for least in np.unique(memory[memory > 0]).tolist() if np.count_nonzero(memory) else ():
             possible &= (memory != least) | (n <= self.placement.capacity(memory=least))
@@ -240,4 +234,6 @@ class _Tick:
 
     def _why(self) -> Ints:
         never = Why.IMPOSSIBLE if len(self.view.gpus) else Why.NO_GPUS
-        return why_unserved(self.unserved, self.impossible, never, self.claim, self.ranking.blocking)
+        # A displaced job may turn out to need more memory than the GPUs have that it began on.
+        impossible = self.unserved[~self._possible(self.unserved)]
+        return why_unserved(self.unserved, impossible, never, self.claim, self.ranking.blocking)

@@ -67,6 +67,14 @@ def test_an_impossible_job_blocks_nobody():
     assert set(reasons(answer).values()) == {"impossible"}
 
 
+def test_a_displaced_job_that_outgrew_the_pool_is_told_so():
+    # 1 began on four GPUs before it was known to need 48 GiB on each; displaced by 2, it can start nowhere any more.
+    jobs = [Job(1, gpus=4, held=(0, 1, 2, 3), memory=48 * GIB, remaining=9000), Job(2, remaining=10)]
+    answer = plan("srtf", make_view([4], jobs, memory=[24 * GIB] * 4))
+    assert given_gpus(answer) == {2: (0,)}
+    assert reasons(answer) == {1: "impossible"}
+
+
 def test_without_a_runner_the_reason_says_so():
     assert reasons(plan("fifo", make_view([], [Job(1), Job(2, gpus=4)]))) == {1: "no-gpus", 2: "no-gpus"}
 
