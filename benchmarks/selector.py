@@ -68,7 +68,7 @@ def cycle(jobs: int, gpus: int, seed: int) -> Problem:
             now_reward[job] = 1.0 / leases
         tier_start.append(len(tier_leases))
     return Problem(
-        capacity=gpus, busy=np.zeros(0, dtype=np.int64), cells=np.array([0, 0, 0, gpus // 8]), lease=np.ones(jobs, dtype=np.int64),
+        capacity=gpus, busy=np.zeros(0, dtype=np.int64), cells=np.array([[0, 0, 0, gpus // 8]]), lease=np.ones(jobs, dtype=np.int64),
         may_start=np.ones(jobs, dtype=bool), option_start=np.array(option_start), option_gpus=np.array(option_gpus),
         option_cells=np.array(option_cells), option_leases=np.array(option_leases), option_bonus=np.zeros(len(option_gpus)),
         tier_start=np.array(tier_start), tier_leases=np.array(tier_leases, dtype=np.int64), tier_reward=np.array(tier_reward),

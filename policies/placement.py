@@ -76,9 +76,15 @@ class Placement:
         found = self.find(n, memory=memory, relaxed=relaxed)
         return found if found is not None or self._soon is self._now else self.find_soon(n, memory=memory, relaxed=relaxed)
 
-    def free_soon_by_node(self) -> Ints:
-        """The same on each node."""
-        return self._soon.per_node()
+    def free_soon_by_node(self, *, memory: float = 0.0) -> Ints:
+        """The same on each node, of GPUs with at least ``memory`` bytes."""
+        fitting = self._fitting(memory)
+        return self._soon.per_node() if fitting is None else self._soon.masked(fitting).per_node()
+
+    def large_enough(self, memory: float) -> Bools:
+        """One a GPU: whether it has at least ``memory`` bytes, as far as is known."""
+        fitting = self._fitting(memory)
+        return np.ones(len(self.gpus), dtype=bool) if fitting is None else fitting
 
     def has_soon(self, gpus: Iterable[int]) -> bool:
         """Whether all of these will be free soon."""

@@ -212,13 +212,16 @@ class Jobs:
 
 
 def rank_of(jobs: Jobs) -> int | None:
-    """Process of a rank of the newest lease, None: there is none yet."""
+    """Process of a rank of the newest lease, None: there is none yet. By the directory of its run: other tests have leases too."""
+    newest = jobs.sql("SELECT run_dir FROM workers ORDER BY lease_id DESC LIMIT 1")
+    if not newest:
+        return None
+    run = f"STOKER_RUN_DIR={newest[0][0]}".encode()
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        newest = jobs.sql("SELECT coalesce(max(id), 0) FROM leases")[0][0] if b"stoker.runners.worker" in command else None
-        if f"STOKER_LEASE_ID={newest}".encode() in environment and any(word.startswith(b"RANK=") for word in environment):
+        if b"stoker.runners.worker" in command and run in environment and any(word.startswith(b"RANK=") for word in environment):
             return int(path.name)
     return None

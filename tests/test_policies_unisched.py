@@ -23,7 +23,7 @@ from stoker.policies.profiles import Throughput
 from stoker.policies.unisched.modelling import model, standing_of
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
-from views import NOW, Job, given, make_view, reasons, views
+from views import GIB, NOW, Job, given, make_view, reasons, views
 
 BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s
 END = BOUNDARY + 300.0
@@ -337,6 +337,39 @@ def test_a_gang_that_has_cells_enough_but_no_whole_node_moves_who_renews():
     check(answer, view)
     assert len({gpu // 4 for gpu in answer.allocations[3].gpus}) == 1
     assert len({*answer.allocations[1].gpus, *answer.allocations[2].gpus, *answer.allocations[3].gpus}) == 6
+
+
+def test_gpus_with_much_memory_are_for_who_needs_them():
+    """Both strict jobs need the node with 80 GiB, where there is room for one. The best-effort jobs could run anywhere, and came first."""
+    memory = [24 * GIB] * 4 + [80 * GIB] * 4
+    jobs = [Job(n, remaining=100.0, submitted=0.0) for n in range(1, 5)]
+    picky = [dataclasses.replace(strict(n, 4, 1000, 1300), memory=48 * GIB, submitted=9.0) for n in (5, 6)]
+    view = make_view([4, 4], [*jobs, *picky], memory=memory)
+    answer = plan("unisched", view)
+    runs = all_given(answer, view)
+    (started,) = runs.keys() & {5, 6}
+    assert set(runs[started]) == {4, 5, 6, 7}
+    assert {gpu for job in range(1, 5) for gpu in runs[job]} == {0, 1, 2, 3}
+    (waits,) = {5, 6} - {started}
+    assert reasons(answer) == {waits: "crowded"}, "it is not promised GPUs that are too small for it"
+
+
+def test_who_renews_makes_room_on_large_gpus():
+    memory = [24 * GIB] * 4 + [80 * GIB] * 4
+    small = Job(1, remaining=900.0, held=(4,), lease_time=300.0, lease_end=NOW)
+    view = make_view([4, 4], [small, dataclasses.replace(strict(2, 4, 1000, 1300), memory=48 * GIB)], memory=memory)
+    answer = plan("unisched", view)
+    check(answer, view)
+    assert set(answer.allocations[2].gpus) == {4, 5, 6, 7}
+    assert set(answer.allocations[1].gpus) <= {0, 1, 2, 3}
+
+
+def test_more_memory_than_any_gpu_has_is_impossible():
+    view = make_view([2], [Job(1, memory=48 * GIB), Job(2, remaining=60.0)], memory=[24 * GIB, 0.0])
+    assert given(plan("unisched", view)).keys() == {1, 2}, "a GPU whose memory is not known may do"
+    view = make_view([2], [Job(1, memory=48 * GIB), Job(2, remaining=60.0)], memory=[24 * GIB] * 2)
+    answer = plan("unisched", view)
+    assert given(answer).keys() == {2} and reasons(answer) == {1: "impossible"}
 
 
 def test_a_profiling_run_is_not_renewed_and_a_job_on_other_than_its_gang_gives_way():

@@ -45,7 +45,7 @@ def make_problem(jobs: list[Job], capacity: int, cells: tuple[int, ...] | None =
     return Problem(
         capacity=capacity,
         busy=ints(*busy),
-        cells=ints(*(cells or (0, 0, 0, capacity // NODE))),
+        cells=ints(*(cells or (0, 0, 0, capacity // NODE)))[None],
         lease=ints(*(job.lease for job in jobs)),
         may_start=np.array([job.first == 0 for job in jobs], dtype=bool),
         option_start=np.cumsum([0, *(len(job.options) for job in jobs)]),
@@ -97,6 +97,15 @@ def small_problems(draw: st.DrawFn, most: int = 8) -> Problem:
     return make_problem(jobs, nodes * NODE, (*(free if busy_now else (0, 0, 0)), top if cells or busy_now else nodes), busy)
 
 
+@st.composite
+def mixed_problems(draw: st.DrawFn, most: int = 8) -> Problem:
+    """On some of the whole nodes GPUs have much memory, which some of the jobs ask for."""
+    problem = draw(small_problems(most))
+    large = draw(st.integers(0, int(problem.cells[0, -1])))
+    memory = draw(st.lists(st.integers(0, 1), min_size=len(problem), max_size=len(problem)))
+    return dataclasses.replace(problem, cells=np.vstack([problem.cells, ints(0, 0, 0, large)]), memory=ints(*memory))
+
+
 def slots_used(problem: Problem, solution: Solution) -> np.ndarray:
     """GPUs in each slot by the leases of the schedule, recounted from the answer alone."""
     horizon = 64
@@ -124,8 +133,10 @@ def assert_true(problem: Problem, solution: Solution) -> None:
     assert (slots_used(problem, solution)[1:] <= problem.capacity).all()
     running = np.flatnonzero(solution.now)
     assert problem.may_start[running].all()
-    taken = from_level(problem.option_cells)[solution.option[running]].sum(axis=0)
-    assert (taken <= problem.supply).all()
+    memory = np.zeros(len(problem), dtype=np.int64) if problem.memory is None else problem.memory
+    for least, cells in enumerate(problem.cells):
+        taken = problem.option_cells[solution.option[solution.now & (memory >= least)]].sum(axis=0)
+        assert (from_level(taken) <= from_level(cells)).all()
     for job in range(len(problem)):
         option, tier, leases = int(solution.option[job]), int(solution.tier[job]), solution.leases[job]
         assert (np.diff(leases) > 0).all()
@@ -144,7 +155,7 @@ def largest_reward(problem: Problem) -> float:
     return max(float(part.max(initial=0.0)) for part in (problem.tier_reward, problem.now_reward, problem.option_bonus))
 
 
-@given(small_problems())
+@given(small_problems() | mixed_problems())
 def test_it_is_within_one_per_cent_of_the_plain_program_and_its_bound_is_above_it(problem: Problem) -> None:
     solution, plain = solve(problem), solve_plain(problem, PROOF)
     assert plain.optimal
@@ -154,7 +165,7 @@ def test_it_is_within_one_per_cent_of_the_plain_program_and_its_bound_is_above_i
     assert solution.status == OPTIMAL
 
 
-@given(small_problems(most=14))
+@given(small_problems(most=14) | mixed_problems(most=14))
 def test_an_answer_is_what_it_says(problem: Problem) -> None:
     assert_true(problem, solve(problem))
 
@@ -247,7 +258,7 @@ def free_positions(problem: Problem) -> set[int]:
     """Positions of free GPUs, node by node, from the free cells."""
     free, at = set[int](), 0
     for level in reversed(range(4)):
-        for _ in range(int(problem.cells[level])):
+        for _ in range(int(problem.cells[0, level])):
             free |= set(range(at, at + (1 << level)))
             at += 1 << level
     return free
@@ -387,6 +398,8 @@ BROKEN: dict[str, Callable[[Problem], Problem]] = {
     "tier_reward": lambda p: dataclasses.replace(p, tier_reward=p.tier_reward * math.nan),
     "busy": lambda p: dataclasses.replace(p, busy=ints(99)),
     "tier_start": lambda p: dataclasses.replace(p, tier_start=ints(0, 2)),
+    "cells": lambda p: dataclasses.replace(p, cells=p.cells[0]),
+    "memory": lambda p: dataclasses.replace(p, memory=ints(*[0] * (len(p) + 1))),
     "option_cells": lambda p: dataclasses.replace(p, option_cells=p.option_cells[:, :3]),
     "first": lambda p: dataclasses.replace(p, first=ints(1)),
     "now_reward": lambda p: dataclasses.replace(p, now_reward=np.zeros(3)),

@@ -650,7 +650,7 @@ def add_setting(tx: Transaction, batch: Sequence[str]) -> list[None]:
 
 def test_growth_of_the_process_is_noticed(target: Target) -> None:
     with pytest.raises(LimitExceeded, match="MiB of memory"):
-        run_query(target.con.cursor, ENDLESS[2], Limits(seconds=60, memory=-1), target.tables)
+        run_query(target.con.cursor, ENDLESS[0], Limits(seconds=60, memory=-1), target.tables)
 
 
 def test_statements_take_turns(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,27 +32,28 @@ class Columns:
     pattern: Ints  #: (c,) row of ``patterns``; all zeros for who does not run now
     jobs: Ints  #: jobs that have columns, ascending
     start: Ints  #: (jobs + 1,) their columns
-    patterns: Floats  #: (patterns, levels) use of the rows of slot 0
+    patterns: Floats  #: (patterns, cells) use of the rows of slot 0
     due: Floats  #: (kinds, spans) slots in which the job must run before each end
     ends: Ints  #: (spans,)
-    room: Floats  #: (levels + spans,) capacities of all rows
+    room: Floats  #: (cells + spans,) capacities of all rows
 
     def __len__(self) -> int:
         return len(self.job)
 
     @property
-    def levels(self) -> int:
+    def cells(self) -> int:
+        """Rows of slot 0."""
         return int(self.patterns.shape[1])
 
     def prices(self, multipliers: Floats) -> Floats:
         """(c,) value less what its use of rows costs."""
-        slot0 = self.patterns @ multipliers[: self.levels]
-        work = self.due @ multipliers[self.levels :]
+        slot0 = self.patterns @ multipliers[: self.cells]
+        work = self.due @ multipliers[self.cells :]
         reduced: Floats = self.value - slot0[self.pattern] - self.gpus * work[self.kind]
         return reduced
 
     def use(self, chosen: Ints) -> Floats:
-        """(len(chosen), levels + spans)"""
+        """(len(chosen), cells + spans)"""
         return np.concatenate([self.patterns[self.pattern[chosen]], self.gpus[chosen, None] * self.due[self.kind[chosen]]], axis=1)
 
     def total(self, chosen: Ints, weights: Floats | None = None) -> Floats:
@@ -173,13 +174,13 @@ def _capacity(problem: Problem, ends: Ints) -> Ints:
 
 
 def from_warm(columns: Columns, warm: Warm | None) -> Floats:
-    """(levels + spans,) multipliers to start with: those of the last cycle, one slot earlier, each for the end nearest to its own."""
+    """(cells + spans,) multipliers to start with: those of the last cycle, one slot earlier, each for the end nearest to its own."""
     start = np.zeros(len(columns.room))
     if warm is None:
         return start
-    levels = min(columns.levels, len(warm.cells))
-    start[:levels] = warm.cells[:levels]
+    cells = min(columns.cells, len(warm.cells))
+    start[:cells] = warm.cells[:cells]
     if len(columns.ends):
         nearest = np.abs(columns.ends[None, :] - (warm.slots[:, None] - 1)).argmin(axis=1)
-        np.add.at(start, columns.levels + nearest, warm.work)
+        np.add.at(start, columns.cells + nearest, warm.work)
     return start

@@ -66,7 +66,9 @@ class _Modelling:
         self.view, self.jobs, self.roles, self.standing, self.config = view, view.jobs, roles, standing, config
         self.open, self.grid = open_gpus, grid_of(view.gpus)
         self.capacity = int(np.count_nonzero(open_gpus))
-        self.rows = self._rows()
+        memory, self.large_enough = _memory_classes(view, open_gpus)
+        self.rows = self._rows(np.array([np.count_nonzero(gpus) for gpus in self.large_enough])[memory])
+        self.memory = memory[self.rows]
         self.role = roles.role[self.rows]
         self.lease = np.where(self.role == Role.SLO, config.slo_leases, 1)
         bound = standing.bound[self.rows]
@@ -75,8 +77,11 @@ class _Modelling:
         self.left = np.maximum(roles.left[self.rows] - held_for, 0.0)
         self.begin = view.now + self.first * config.be_lease
 
-    def _rows(self) -> Ints:
-        """Who takes part: all that may be given GPUs now, and jobs with deadlines that hold some but will need more."""
+    def _rows(self, capacity: Ints) -> Ints:
+        """Who takes part: all that may be given GPUs now, and jobs with deadlines that hold some but will need more.
+
+        ``capacity``: GPUs that each job could have if all were free.
+        """
         roles, standing, jobs = self.roles, self.standing, self.jobs
         takes_part = (jobs.phase == Phase.PENDING) | standing.expired
         if self.config.best_effort == SRTF:
@@ -85,7 +90,7 @@ class _Modelling:
             takes_part &= roles.role != Role.PROFILER
         needs_more = roles.left > standing.until - self.view.now
         takes_part |= standing.bound & (roles.role == Role.SLO) & needs_more
-        takes_part &= roles.wants <= self.capacity
+        takes_part &= roles.wants <= capacity
         return np.flatnonzero(takes_part)
 
     def model(self) -> Model:
@@ -97,7 +102,7 @@ class _Modelling:
         problem = Problem(
             capacity=self.capacity,
             busy=self._busy,
-            cells=self._cells(self.open & self._available()),
+            cells=self._cells(self._available()),
             lease=self.lease,
             may_start=self.first == 0,
             option_start=start,
@@ -110,6 +115,7 @@ class _Modelling:
             tier_reward=tier_reward,
             now_reward=self._now_reward(),
             first=self.first,
+            memory=self.memory,
         )
         return Model(problem, self.rows, slowdown > 1.0)
 
@@ -122,10 +128,13 @@ class _Modelling:
         return ~held
 
     def _cells(self, available: Bools) -> Ints:
-        """How many cells of each level they make when every cell is as large as can be."""
+        """(classes, levels) how many cells they make when every cell is as large as can be."""
+        return np.array([self._cells_of(available & gpus) for gpus in self.large_enough])
+
+    def _cells_of(self, gpus: Bools) -> Ints:
         grid = self.grid
         whole = np.zeros(grid.nodes * grid.width, dtype=bool)
-        whole[grid.node * grid.width + grid.index] = available
+        whole[grid.node * grid.width + grid.index] = gpus
         counts = []
         for _ in range(grid.levels):
             pairs = whole[: len(whole) if len(whole) > grid.nodes else 0]  # a node is no half of anything
@@ -160,10 +169,10 @@ class _Modelling:
         cells = np.zeros((start[-1], levels), dtype=np.int64)
         slowdown, bonus = np.ones(start[-1]), np.zeros(start[-1])
         supply = from_level(self._cells(self.open))
-        shape = cache(lambda n: _compact(n, levels, supply))
+        shape = cache(lambda n, memory: _compact(n, levels, supply[memory]))
         at = start[:-1]
-        for option, n in zip(at[compact].tolist(), wants[compact].tolist(), strict=True):
-            cells[option] = shape(n)
+        for option, n, memory in zip(at[compact].tolist(), wants[compact].tolist(), self.memory[compact].tolist(), strict=True):
+            cells[option] = shape(n, memory)
         second = (at + compact)[scattered]
         cells[second, 0] = wants[scattered]
         slowdown[second] = slower[scattered]
@@ -269,6 +278,22 @@ class _Modelling:
         time = next_deadline(self.jobs, self.view.now + self.roles.left)[self.rows] - self.view.now
         tight = np.clip(self.roles.left[self.rows] / np.maximum(time, 1.0), 0.0, 1.0)
         return self.config.urgency * tight**4 * self.roles.wants[self.rows]
+
+
+def _memory_classes(view: View, open_gpus: Bools) -> tuple[Ints, list[Bools]]:
+    """The class of each job of the view, and the open GPUs that each class may have: class 0 all, every further one fewer.
+
+    A GPU or a job whose memory is not known goes with anything.
+    """
+    known, asked = view.gpus.memory, view.jobs.gpu_memory
+    steps = np.unique(known[open_gpus & (known > 0)])
+    # Who asks for no more than the smallest has may have any; beyond the largest nothing is left but what is not known.
+    memory: Ints = np.searchsorted(steps, asked, side="left")
+    of_class, memory = np.unique(np.append(memory, 0), return_inverse=True)
+    bounds = [asked_for if asked_for < len(steps) else None for asked_for in of_class.tolist()]
+    large_enough = [open_gpus & ((known <= 0) | (known >= (np.inf if step is None else steps[step]))) for step in bounds]
+    large_enough[0] = open_gpus
+    return memory[:-1], large_enough
 
 
 def _compact(n: int, levels: int, supply: Ints) -> Ints:

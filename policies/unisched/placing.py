@@ -90,33 +90,48 @@ class _Placing:
             self._start(row, relaxed=False)
 
     def _start_chosen(self) -> None:
-        """The largest first, as in the proof of Remark 5.1: large cells are handed out before they are split."""
-        heap = [(-int(self.roles.wants[row]), row) for row in self.pending[self.chosen].tolist()]
+        """The largest first, as in the proof of Remark 5.1: large cells are handed out before they are split.
+
+        Before that, who needs the GPUs with much memory, which the others can do without.
+        """
+        heap = [self._precedence(row) for row in self.pending[self.chosen].tolist()]
         heapq.heapify(heap)
         while heap:
-            _, row = heapq.heappop(heap)
+            *_, row = heapq.heappop(heap)
             relaxed = self.cycle.chosen[int(self.jobs.id[row])]
             if not self._start(row, relaxed=False):
                 for other in self._make_room(row):
-                    heapq.heappush(heap, (-int(self.roles.wants[other]), other))
+                    heapq.heappush(heap, self._precedence(other))
                 self._start(row, relaxed=relaxed)
         self.preempted += [row for row in self.moving if row not in self.given]
 
+    def _precedence(self, row: int) -> tuple[float, int, int]:
+        scarce = self._picky and float(self.jobs.gpu_memory[row])
+        return -scarce, -int(self.roles.wants[row]), row
+
+    @cached_property
+    def _picky(self) -> bool:
+        """Whether there are GPUs that are too small for some job."""
+        memory = self.view.gpus.memory
+        return bool((memory[memory > 0] < self.jobs.gpu_memory.max(initial=0.0)).any())
+
     def _make_room(self, row: int) -> list[int]:
-        """Take their GPUs from jobs that were renewed, and are smaller, so that this one finds its nodes; who they are."""
-        n = int(self.roles.wants[row])
+        """Take their GPUs from jobs that were renewed, and come later, so that this one finds its nodes; who they are."""
+        n, memory = int(self.roles.wants[row]), float(self.jobs.gpu_memory[row])
         if self.roles.role[row] == Role.PROFILER:
             return []
-        node, usable, movable = self.view.gpus.node, self.view.gpus.usable, dict[int, list[tuple[int, int]]]()
+        node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
+        fits = self.view.gpus.usable & self.main.large_enough(memory)
         for other, gpus in self.given.items():
-            if self.standing.expired[other] and len(gpus) < n:
-                for where, count in Counter(node[[gpu for gpu in gpus if usable[gpu]]].tolist()).items():
+            if self.standing.expired[other] and self._precedence(other)[:2] > self._precedence(row)[:2]:
+                for where, count in Counter(node[[gpu for gpu in gpus if fits[gpu]]].tolist()).items():
                     movable.setdefault(where, []).append((other, count))
-        going = movers(shares(n, np.bincount(node)), self.main.free_soon_by_node(), movable) or []
+        sizes = np.bincount(node[fits], minlength=int(node.max()) + 1)
+        going = movers(shares(n, sizes), self.main.free_soon_by_node(memory=memory), movable) or []
         for other in going:
             self.main.release_soon(self.given[other])
-        if not going or self.main.find_soon(n, memory=float(self.jobs.gpu_memory[row])) is None:
-            for other in going:  # in nodes of several sizes, or with little memory, there is less room than was counted
+        if not going or self.main.find_soon(n, memory=memory) is None:
+            for other in going:  # in nodes of several sizes there is less room than was counted
                 self.main.take(self.given[other])
             return []
         for other in going:

@@ -88,9 +88,9 @@ def _product(model: cp_model.CpModel, first: cp_model.IntVar, second: cp_model.I
 
 def _add_capacity(model: cp_model.CpModel, problem: Problem, jobs: list[_Job]) -> None:
     """(5.14) in slot 0, the GPUs in all later ones."""
-    demand, first = problem.demand, problem.first_slot
+    demand, supply, first = problem.demand, problem.supply, problem.first_slot
     slots: defaultdict[int, list[cp_model.LinearExprT]] = defaultdict(list)
-    cells: list[list[cp_model.LinearExprT]] = [[] for _ in problem.cells]
+    cells: list[list[cp_model.LinearExprT]] = [[] for _ in supply]
     for row, job in enumerate(jobs):
         lease = int(problem.lease[row])
         for option, uses in zip(_span(problem.option_start, row), job.uses, strict=True):
@@ -99,13 +99,13 @@ def _add_capacity(model: cp_model.CpModel, problem: Problem, jobs: list[_Job]) -
                 for slot in range(begin, begin + lease):
                     slots[slot].append(int(problem.option_gpus[option]) * use)
             if problem.may_start[row] and uses:
-                for level, amount in enumerate(demand[option].tolist()):
-                    cells[level].append(amount * uses[0])
+                for row_of_cells, amount in enumerate(demand[option].tolist()):
+                    cells[row_of_cells].append(amount * uses[0])
     slots.pop(0, None)
     for slot, terms in slots.items():
         busy = int(problem.busy[slot]) if slot < len(problem.busy) else 0
         model.add(sum(terms) <= problem.capacity - busy)
-    for limit, terms in zip(problem.supply.tolist(), cells, strict=True):
+    for limit, terms in zip(supply.tolist(), cells, strict=True):
         model.add(sum(terms) <= limit)
 
 

@@ -25,7 +25,9 @@ class Problem:
 
     capacity: int  #: usable GPUs M
     busy: Ints  #: (H,) GPUs in slots 0 to H - 1 under leases that go on and may not be touched; later slots have none
-    cells: Ints  #: (levels,) buddy cells of 2**level GPUs that may be given in slot 0, as few and as large as they can be
+    #: (classes, levels) buddy cells of 2**level GPUs that may be given in slot 0, as few and as large as they can be: of all GPUs,
+    #: then of fewer and fewer of them, those with the memory that a class of jobs asks for
+    cells: Ints
     lease: Ints  #: (n,) slots of one lease of each job
     may_start: Bools  #: (n,) may be given slot 0
     option_start: Ints  #: (n + 1,) CSR of the allocation options of each job
@@ -38,11 +40,13 @@ class Problem:
     tier_reward: Floats  #: (t,) V, at least 0
     now_reward: Floats  #: (n,) reward for running in slot 0, whatever comes later
     first: Ints | None = None  #: (n,) slot of the first lease that can still be given; None: 0 for who may start, 1 for the others
+    memory: Ints | None = None  #: (n,) class of each job, a row of ``cells``; None: 0, any GPU will do
 
     def __post_init__(self) -> None:
         n, k, t = len(self.lease), len(self.option_gpus), len(self.tier_leases)
         _require(self.capacity >= 0, "capacity", "is not negative")
-        _require(self.option_cells.shape == (k, len(self.cells)), "option_cells", "has one row an option and one column a level")
+        _require(self.cells.ndim == 2 and len(self.cells) > 0, "cells", "has one row a class of memory and one column a level")
+        _require(self.option_cells.shape == (k, self.cells.shape[1]), "option_cells", "has one row an option and one column a level")
         for name, rows, length in (("option_start", self.option_start, k), ("tier_start", self.tier_start, t)):
             good = len(rows) == n + 1 and rows[0] == 0 and rows[-1] == length and bool((np.diff(rows) >= 0).all())
             _require(good, name, f"ascends from 0 to {length} in {n + 1} steps")
@@ -50,6 +54,7 @@ class Problem:
             ("may_start", self.may_start, n),
             ("now_reward", self.now_reward, n),
             ("first", self.first, n),
+            ("memory", self.memory, n),
             ("tier_reward", self.tier_reward, t),
             ("option_leases", self.option_leases, k),
             ("option_bonus", self.option_bonus, k),
@@ -74,13 +79,21 @@ class Problem:
 
     @property
     def demand(self) -> Ints:
-        """(k, levels) what each option takes in the rows of (5.14): GPUs in cells of the level or larger ones."""
-        return from_level(self.option_cells)
+        """(k, classes * levels) what each option takes in the rows of (5.14): GPUs in cells of the level or larger ones.
+
+        The rows stand once for each class of memory: what asks for much counts there, and wherever less would do. With one class
+        they are exact; with several they are what must hold, and rarely not enough: a large gang and a picky one may want one node.
+        """
+        use = from_level(self.option_cells)
+        memory = np.zeros(len(self), dtype=np.int64) if self.memory is None else self.memory
+        counts = np.repeat(memory, np.diff(self.option_start))[:, None] >= np.arange(len(self.cells))
+        rows: Ints = (counts[:, :, None] * use[:, None, :]).reshape(len(use), self.cells.size)
+        return rows
 
     @property
     def supply(self) -> Ints:
-        """(levels,) the right sides of these rows."""
-        return from_level(self.cells)
+        """(classes * levels,) the right sides of these rows."""
+        return from_level(self.cells).ravel()
 
 
 def from_level(cells: Ints) -> Ints:
@@ -121,7 +134,7 @@ class Limits:
 class Warm:
     """What the next cycle starts from: the prices of GPUs."""
 
-    cells: Floats  #: (levels,) reward for a GPU of slot 0, by row of (5.14)
+    cells: Floats  #: (classes * levels,) reward for a GPU of slot 0, by row of (5.14)
     slots: Ints  #: (rows,) ends, in slots, of the spans of time that were priced
     work: Floats  #: (rows,) reward for a GPU for one slot before that end
 

@@ -80,8 +80,8 @@ def solve(problem: Problem, limits: Limits = Limits(), warm: Warm | None = None)
     status = OPTIMAL if search.done else TIMEOUT if search.over() else FEASIBLE
     schedule, search.counts["filled"] = fill(search.best, reduced, search.over)
     search.mark("fill")
-    levels = columns.levels
-    prices = Warm(multipliers[:levels], columns.ends, multipliers[levels:])
+    cells = columns.cells
+    prices = Warm(multipliers[:cells], columns.ends, multipliers[cells:])
     return _answer(search, schedule, OPTIMAL if schedule.value >= search.enough else status, prices)
 
 
@@ -110,7 +110,7 @@ def _search(search: _Search, multipliers: Floats, warm: Warm | None) -> tuple[Fl
 def _choose_core(search: _Search, reduced: Floats, size: int, share: float) -> None:
     columns, limits = search.columns, search.limits
     room = columns.room.copy()
-    room[columns.levels :] *= share
+    room[columns.cells :] *= share
     planned = replace(columns, room=room)
     core = make_core(planned, reduced, size)
     found, bound = choose(planned, core, limits.gap / 2, limits.nodes, search.left)
