@@ -33,7 +33,8 @@ def running(job: int, **changes: Any) -> dict[str, Any]:
 def waiting(job: int, position: int | None, **changes: Any) -> dict[str, Any]:
     return {
         "id": job, "name": f"job-{job}", "owner": "bob", "position": position, "priority": 0, "gpus_min": 2, "gpus_max": 2, "waited": 61.0,
-        "est_start": NOW + 180, "reason": "needs 2 GPUs on one node; too few are free", "array_id": None, **changes,
+        "est_start": NOW + 180, "reason": "needs 2 GPUs on one node; too few are free", "array_id": None,
+        "deadline_risk": None, **changes,
     }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def snapshot() -> dict[str, Any]:
             running(4, name="ünïcode-名前", progress=None, step=None),
         ],
         "queue": [
-            waiting(9, 1, name="urgent"),
+            waiting(9, 1, name="urgent", deadline_risk="missed"),
             *(waiting(20 + i, None, name=f"sweep[{i}]", array_id=20, reason=CAPPED, est_start=None) for i in range(5)),
         ],
         "counts": {"running": 2, "pending": 6, "completed": 40},
@@ -82,7 +83,7 @@ def test_everything_is_there(width: int, height: int) -> None:
     assert "█████     62%" in bert and "in 11m" in bert and "at risk" in bert
     assert "ünïcode-名前" in text
     urgent = next(line for line in lines if "urgent" in line)
-    assert "needs 2 GPUs on one node" in urgent
+    assert "needs 2 GPUs on one node" in urgent and "missed" in urgent
     assert "sweep[5 tasks]" in text and "its array may run 2 tasks at once" in text
     assert lines[-1].startswith("q quit")
 

@@ -139,6 +139,7 @@ def queued(now: float) -> list[Column]:
         Column("PRIO", "priority", right=True, rank=3),
         Column("WAITED", lambda row: fmt.duration(row["waited"]), right=True, rank=2),
         Column("STARTS", lambda row: fmt.expected(row["est_start"], now), rank=1),
+        Column("DEADLINE", lambda row: row["deadline_risk"] or "", style=risk_style, rank=2),
         Column("USER", "owner", rank=4),
         Column("REASON", lambda row: row["reason"] or "", flexible=True, least=32),
     ]

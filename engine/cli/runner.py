@@ -14,6 +14,7 @@ from .. import format as fmt
 from ..errors import Conflict, NotFound
 from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
+from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
 from .up import runner_argv
 
@@ -111,7 +112,7 @@ def forget(app: App, node: str) -> Answer:
 @click.argument("node", type=NODE)
 @_NOW
 @click.option("--wait", is_flag=True, help="Return when its last job has ended.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=86_400.0, help="Seconds to wait at most.")
+@click.option("--timeout", type=FiniteRange(min=0), default=86_400.0, help="Seconds to wait at most.")
 @json_option
 @pass_app
 @examples("stoker drain gpu1", "stoker drain gpu1 --wait --timeout 3600", "stoker drain gpu1 --now")

@@ -14,6 +14,7 @@ import click
 from .. import format as fmt
 from ..errors import NotFound, UsageError, nearest
 from .command import App, Command, examples, pass_app
+from .numbers import FiniteRange
 from .output import Answer, Column, Row, clear_screen, json_option, note, print_table, section, write, write_json
 
 TABLE_ROWS = 1000  #: of a table, unless --limit says otherwise; what goes to a program is not cut
@@ -43,9 +44,9 @@ def _statement(query: str | None, file: BinaryIO | None) -> str:
 @click.option("-o", "--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", show_default=True, help="Format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: a list of objects.")
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file in place of the terminal.")
-@click.option("--watch", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Ask again every so often, until Ctrl-C.")
+@click.option("--watch", type=FiniteRange(min=0.1), metavar="SECONDS", help="Ask again every so often, until Ctrl-C.")
 @click.option("--limit", type=click.IntRange(min=1), help=f"Rows at most (default: {TABLE_ROWS} for a table, else what the daemon allows).")
-@click.option("--timeout", type=click.FloatRange(min=0.01), help="Seconds that the query may take (default: the daemon's).")
+@click.option("--timeout", type=FiniteRange(min=0.01), help="Seconds that the query may take (default: the daemon's).")
 @pass_app
 @examples(
     'stoker sql "SELECT name, state FROM jobs_now"',

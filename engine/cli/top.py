@@ -14,6 +14,7 @@ import click
 
 from ..errors import Unreachable
 from .command import App, Command, examples, pass_app
+from .numbers import FiniteRange
 from .output import console, write, write_json
 from .top_view import frame
 
@@ -98,7 +99,7 @@ def _print_frame(app: App) -> None:
 
 
 @click.command(cls=Command)
-@click.option("--interval", "-i", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--interval", "-i", type=FiniteRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print one frame; so it is in a pipe.")
 @click.option("--json", "as_json", is_flag=True, help="Print what one frame is made of as JSON.")
 @pass_app

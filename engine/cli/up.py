@@ -20,6 +20,7 @@ from ..errors import Conflict, StokerError, Unreachable, UsageError
 from ..home import Home
 from .children import Child, describe_exit
 from .command import App, Command, examples, pass_app
+from .numbers import FiniteRange
 from .output import Answer, error_line, json_option, note, write
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, n
 
 @click.command(cls=Command)
 @click.option("--workers", is_flag=True, help="Also stop the running jobs, each with its grace period, and the runners.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=120.0, show_default=True, help="Seconds to wait for the end.")
+@click.option("--timeout", type=FiniteRange(min=0), default=120.0, show_default=True, help="Seconds to wait for the end.")
 @json_option
 @pass_app
 @examples("stoker down", "stoker down --workers")
