@@ -40,6 +40,7 @@ class RetentionDays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_full: Amount = 2.0
     telemetry: Amount = 30.0
     metrics_full: Amount = 14.0
+    pipelines_full: Amount = 14.0
     decisions: Amount = 30.0
     events: Amount = 365.0
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NoReturn
 
+import msgspec
 import uvicorn
 
 from .admission import Admission
@@ -120,8 +121,7 @@ class Daemon:
             self.board.refresh()
 
     def _retain(self) -> None:
-        days = self.config.retention
-        keep = Retention(days.telemetry_full, days.telemetry, days.metrics_full, days.decisions, days.events)
+        keep = Retention(**msgspec.structs.asdict(self.config.retention))
         self.store.write(thin, keep)
         export_events(self.store, self.home, keep)
 

@@ -113,6 +113,47 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: Count | None = None  #: peak GPU memory of a rank, bytes
 
 
+Figure = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  #: a finite number
+Words = Annotated[str, msgspec.Meta(max_length=2000)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class PipelineStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stage of a data pipeline in one window, and what its tuner then set. Times are of one item of the stage."""
+
+    name: Name
+    workers: Whole  #: from now on
+    unit: Literal["workers", "MiB"] | None = None  #: of the value that can be set; None: nothing can
+    value: Whole | None = None  #: from now on
+    action: Whole | None = None  #: its change since the record before
+    wanted: Whole | None = None  #: what the controller wanted it to be
+    cpu: Figure | None = None  #: seconds of CPU time; None: no item was finished
+    wait: Figure | None = None  #: seconds that were neither CPU time nor waiting for a core
+    throughput: Figure = 0.0  #: items a second
+    starved: Figure = 0.0  #: fraction of its workers' time without input
+    blocked: Figure = 0.0  #: fraction of its workers' time with its output full
+    queue: Count = 0  #: items that wait at its output
+    queue_bytes: Count = 0
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tuner saw of a data pipeline in one window, and did (003 ch. 4.3, Table 2)."""
+
+    name: Name = "pipeline"
+    controller: Name
+    throughput: Figure  #: samples a second that reached the consumer
+    demand: Figure | None = None  #: samples a second that the consumer would take; None: without a limit
+    reward: Figure  #: 003 Eqn 1
+    cpus: Figure  #: cores that the process may use
+    cpu_used: Figure
+    memory_used: Count  #: bytes
+    memory_total: Count
+    why: Words = ""
+    refused: Words = ""  #: what the guard did not allow, and why
+    stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1, max_length=100)]
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
 
@@ -124,6 +165,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: Count | None = None  #: step of the checkpoint that has just been made durable
     memory: Count | None = None  #: peak GPU memory, bytes
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
+    pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ from .launch import CannotStart, prepare
 from .link import Outbox, Poller, greet
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
+from .shares import Shares
 from .tail import Acked, ranks
 from .telemetry import Telemetry, Worker
 
@@ -79,6 +80,7 @@ class Agent:
         self.shutdown: str | None = None
         self.leaving = False
         self._telemetry = Telemetry(devices)
+        self._shares = Shares()
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -237,11 +239,11 @@ class Agent:
             with run.isolated():
                 run.look()
                 self._stop_unwanted(run)
-        if self.desired is None:
-            return
-        for run in self.runs.values():
-            if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
-                self._try_start(run)
+        if self.desired is not None:
+            for run in self.runs.values():
+                if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
+                    self._try_start(run)
+        self._shares.tell(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -275,7 +277,8 @@ class Agent:
             return
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
-            run.start(prepare(run.dir, run.assignment, cuda))
+            share = self._shares.tell([*self._running(), run]).get(run.lease)
+            run.start(prepare(run.dir, run.assignment, cuda, cpus=share))
         except CannotStart as error:
             run.fail("start-failed", str(error))
         except OSError as error:
@@ -338,7 +341,10 @@ class Agent:
 
     def _occupied(self) -> set[str]:
         """GPUs on which a worker is, so that their memory says nothing about leftovers."""
-        return {gpu for run in self.runs.values() if run.phase in (Phase.STARTING, Phase.LIVE) for gpu in run.assignment.gpus}
+        return {gpu for run in self._running() for gpu in run.assignment.gpus}
+
+    def _running(self) -> list[Run]:
+        return [run for run in self.runs.values() if run.phase in (Phase.STARTING, Phase.LIVE)]
 
     def _note(self, gpus: Iterable[str], outbox: Outbox) -> None:
         for gpu in gpus:

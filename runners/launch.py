@@ -40,8 +40,10 @@ class CannotStart(Exception):
     """The job cannot be started as it is; in words."""
 
 
-def prepare(run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited: Mapping[str, str] | None = None) -> Launch:
-    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots.
+def prepare(
+    run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited: Mapping[str, str] | None = None, cpus: float | None = None
+) -> Launch:
+    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots; ``cpus``: its cores.
 
     Raises CannotStart for what a person has to mend: no such directory, program, env file.
     """
@@ -53,6 +55,8 @@ def prepare(run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited:
         ) from None
     cwd = _directory(assignment, spec, run)
     env = _environment(run, assignment, spec, cuda, _users(spec, cwd, os.environ if inherited is None else inherited))
+    if cpus is not None:
+        env[rundir.ENV_CPUS] = f"{cpus:g}"
     argv = _argv(assignment, spec)
     _check_program(argv[0], cwd, env)
     return Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT)

@@ -7,6 +7,7 @@
         supervisor.json                   created exclusively by the supervisor: a lease is started at most once
         output.log, output.log.1          stdout and stderr of all ranks, kept within a size limit
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
+        cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         stop.json                         written by the agent before it signals the supervisor
         stop-seen                         made by a rank whose should_stop() answered True
         exit.json                         written atomically by the supervisor when all processes are gone
@@ -28,11 +29,14 @@ PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left becaus
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
+CPUS = "cpus.json"
+
 _RUN = re.compile(r"run-(\d+)(?:\.(\d+))?")
 
 # The environment of a worker.
 ENV_JOB, ENV_NAME, ENV_LEASE = "STOKER_JOB_ID", "STOKER_JOB_NAME", "STOKER_LEASE_ID"
 ENV_RUN_DIR, ENV_CHECKPOINTS = "STOKER_RUN_DIR", "STOKER_CHECKPOINT_DIR"
+ENV_CPUS = "STOKER_CPUS"  #: what cpus.json said when the job was started
 ENV_RESUME = "STOKER_RESUME_COUNT"  #: attempts that ran before this one
 ENV_NODE_RANK = "STOKER_NODE_RANK"  #: of a gang's command: which of its nodes this is, from 0
 ENV_TAG = "STOKER_TAG"  #: '<home>:<lease>', by which leftovers are found
@@ -80,6 +84,12 @@ class RunDir:
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file of the directory so that a reader sees all of it or none, also after a crash."""
         write_atomically(self.path / name, json.dumps(content).encode())
+
+    def replace(self, name: str, content: Any) -> None:
+        """The same for what a crash of the machine may lose: without fsync, which is too slow for what is written often."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, self.path / name)
 
     @classmethod
     def find(cls, home: Path) -> list[RunDir]:

@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .rundir import ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
+from .rundir import CPUS, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -75,12 +76,32 @@ class _Reports:
             sys.stderr.write(f"stoker: {message}\n")
 
 
+class _Share:
+    """The job's share of the node's cores, read again only when the agent has put a new file in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None  #: inode and time of the file that was read
+        self._cpus: float | None = None
+
+    def cpus(self) -> float | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - asked at each step of a tuner; a Path takes three times as long
+            seen = (found.st_ino, found.st_mtime_ns)
+            if seen != self._seen:
+                self._cpus, self._seen = float(json.loads(Path(self._path).read_bytes())["cpus"]), seen
+        except (OSError, ValueError, KeyError, TypeError):  # not there yet, or a full disk has cut it short: what held still holds
+            pass
+        return self._cpus
+
+
 class _State:
     """What this process knows. Made anew in a forked child, which must not share the parent's numbering."""
 
     def __init__(self) -> None:
         self.run_dir = Path(given) if (given := os.environ.get(ENV_RUN_DIR)) else None
         self.stop_file = f"{given}/stop.json"
+        self.share = _Share(f"{given}/{CPUS}")
         self.stop = False
         self.listening = False
         self.seen = False
@@ -149,6 +170,27 @@ def report_speed(*, steps: int, compute: float, communication: float | None, tot
     (state.reports or state.open_reports(state.run_dir)).append(record)
 
 
+def report_pipeline(pipeline: Mapping[str, Any]) -> None:
+    """Report what a tuner saw of a data pipeline and did: the fields of `protocol.Pipeline`. Numbers that are not finite are left out."""
+    state = _state
+    if state.run_dir is None:
+        return
+    stages = [_known(stage) for stage in pipeline["stages"]]
+    record = {"seq": 0, "ts": time.time(), "step": 0, "pipeline": {**_known(pipeline), "stages": stages}}
+    (state.reports or state.open_reports(state.run_dir)).append(record)
+
+
+def cpu_share() -> float | None:
+    """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
+
+    The runner divides the cores over the jobs that run, by the GPUs that they hold, and does so again whenever one starts or
+    ends. Ranks that share a node divide the job's part.
+    """
+    state = _state
+    cpus = state.share.cpus() if state.run_dir is not None else None
+    return None if cpus is None else cpus / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
 def should_stop(*, sync: bool = False) -> bool:
     """Whether Stoker has asked the job to stop: finish the step, save to `checkpoint_dir`, and leave.
 
@@ -211,6 +253,13 @@ def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str,
             reports.complain(name, f"{name} is {number} at step {step}; such values are counted as 'nonfinite', not stored")
             finite["nonfinite"] = finite.get("nonfinite", 0.0) + 1.0
     return finite
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None or not finite: JSON cannot say the latter."""
+    return {
+        name: value for name, value in fields.items() if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
 
 
 def _peak_gpu_memory() -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,15 +45,12 @@ class Acked:
             return cls(run)
 
     def save(self) -> None:
-        """Without fsync, five times a second is too often for it: what a crash of the machine loses is only sent again."""
-        path = self.run.path / "acked.json"
-        temporary = path.with_name(".acked.tmp")
+        """Five times a second: what a crash of the machine loses is only sent again."""
         content = {"states": sorted(self.states), "offsets": self.offsets, "closed": self.closed}
         try:
-            temporary.write_text(json.dumps(content))
-            os.replace(temporary, path)
+            self.run.replace("acked.json", content)
         except OSError as error:
-            log.warning("cannot write %s: %s; it will be sent again after a restart", path, error)
+            log.warning("cannot write %s: %s; it will be sent again after a restart", self.run.path / "acked.json", error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,3 +98,15 @@ SELECT run_id, i AS job, 10.0 * i AS started, 10.0 * i + 60 + i * run_id AS ende
        0 AS preemptions, false AS rejected
 FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
 INSERT INTO sim_usage SELECT run_id, 10.0 * i, 8, 8, i FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
+-- The pipelines of the running jobs: a tuner that moved two workers to the stage that limits it, and was refused a third one.
+INSERT INTO pipelines BY NAME
+SELECT l.job_id, l.id AS lease_id, 0 AS rank, 100 + s AS seq, l.started_at + to_seconds(10 * s) AS ts, 'pipeline' AS pipeline, stage, position,
+       CASE stage WHEN 'udf' THEN 2 + s ELSE 1 END AS workers, unit, CASE stage WHEN 'udf' THEN 2 + s WHEN 'prefetch' THEN 64 ELSE 1 END AS value,
+       CASE WHEN stage = 'udf' AND s > 0 THEN 1 ELSE 0 END AS action, CASE stage WHEN 'udf' THEN 3 + s WHEN 'prefetch' THEN 64 ELSE 1 END AS wanted,
+       latency, latency AS cpu, CASE WHEN latency IS NULL THEN NULL ELSE 0 END AS wait, 80.0 AS items, starved, 0.05 AS blocked, 3 AS queue,
+       3000000 AS queue_bytes, 'rate' AS controller, 40.0 + 20 * s AS throughput, 100.0 AS demand, 30.0 + 15 * s AS reward, 4.0 AS cpus,
+       3.0 AS cpu_used, 4000000000 AS memory_used, 16000000000 AS memory_total, 'udf takes 80 % of the time' AS why,
+       CASE s WHEN 2 THEN 'udf: a fifth worker would leave 1 % of the memory' END AS refused
+FROM leases l, range(3) r(s),
+     (VALUES ('read', 0, 'workers', 0.002, 0.6), ('udf', 1, 'workers', 0.02, 0.0), ('prefetch', 2, 'MiB', NULL, 0.0)) v(stage, position, unit, latency, starved)
+WHERE l.state = 'running' OR l.id = 1;

@@ -157,6 +157,8 @@ BAD: list[tuple[list[str], int, str]] = [
     (["show"], 2, "JOB"),
     (["show", "1", "--events", "-1"], 2, "--events"),
     (["explain"], 2, "JOB"),
+    (["pipeline"], 2, "JOB"),
+    (["pipeline", "1", "--plot", "plot.pdf"], 2, "--plot: plot.pdf must end in .png"),
     (["logs"], 2, "JOB"),
     (["cancel"], 2, "JOB"),
     (["hold"], 2, "JOB"),
@@ -209,7 +211,7 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 
 NEEDS_DAEMON = [
-    "ps", "status", "show 1", "explain 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
+    "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy list", "policy show fifo", "policy set fifo", "token create a --role read", "token list",

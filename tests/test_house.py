@@ -21,6 +21,7 @@ PARTS = ("engine", "policies", "runners")
 MAY_IMPORT = {
     "": ("runners.script",),
     "__main__": ("engine.cli.main",),
+    "loaders": ("runners.loaders",),
     "policies": ("policies",),
     "runners": ("", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.protocol", "engine.spec.model"),
     "engine": ("", "engine", "policies"),
@@ -70,7 +71,7 @@ def module_name(path: Path) -> str:
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the package."""
-    paths = [ROOT / "__init__.py", ROOT / "__main__.py", *(path for part in PARTS for path in sorted((ROOT / part).rglob("*.py")))]
+    paths = [*sorted(ROOT.glob("*.py")), *(path for part in PARTS for path in sorted((ROOT / part).rglob("*.py")))]
     return {module_name(path): path for path in paths}
 
 

@@ -391,3 +391,25 @@ def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
     code = "import sys, stoker.engine.report as r; assert 'matplotlib' not in sys.modules; import stoker.engine.report.plots; " \
            "assert 'matplotlib.pyplot' not in sys.modules and 'duckdb' not in sys.modules"  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
+    made = small()
+    whole = {"pipeline": "pipeline", "controller": "rate", "reward": 5.0, "cpus": 2.0, "cpu_used": 1.0, "memory_used": 1, "memory_total": 4}
+    for job, start in ((1, 10.0), (2, 60.0)):
+        for seq in range(1, 5):
+            for position, (stage, unit) in enumerate((("udf", "workers"), ("prefetch", "MiB"))):
+                made.add("pipelines", job_id=job, lease_id=job, rank=0, seq=seq, ts=start + seq, stage=stage, position=position, workers=1,
+                         unit=unit, value=seq, action=1, wanted=seq, items=9.0, starved=0.0, blocked=0.0, queue=0, queue_bytes=0,
+                         throughput=9.0, refused="no" if seq == 3 else None, **whole)  # fmt: skip
+    database = Database(made)
+    page = write_report(database, tmp_path, title="Demo", now=T0 + 500)
+    assert "Of cnn #2, whose tuner told last" in page.read_text()
+    width, height = png_size((tmp_path / "pipeline.png").read_bytes())
+    assert width == 1440 and height < 2000
+    drawn = collect(database, Scope.of(None, [1], T0 + 500)).pipeline
+    assert {step["name"] for step in drawn} == {"encoder"} and all(step["acted"] for step in drawn)
+    assert [(step["seq"], step["ts"] - T0) for step in drawn if step["held"]] == [(3, 13)] and len(drawn) == 4
+    assert drawn[0]["stages"] == [
+        {"stage": "udf", "workers": 1, "unit": "workers", "value": 1}, {"stage": "prefetch", "workers": 1, "unit": "MiB", "value": 1},
+    ]  # fmt: skip

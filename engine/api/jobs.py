@@ -13,6 +13,7 @@ from ..errors import NotFound, UsageError, nearest
 from ..explain import expected
 from ..explain import explain as explain_job
 from ..logfile import read_tail
+from ..pipelines import describe
 from ..rows import objects
 from ..spec.check import MAX_PRIORITY, require_all
 from ..spec.expand import with_deadlines
@@ -134,6 +135,20 @@ async def explain(call: Call) -> dict[str, Any]:
     return await asyncio.to_thread(explain_job, call.daemon.store, job)
 
 
+async def pipeline(call: Call) -> dict[str, Any]:
+    job = await _resolve(call)
+    rank, decisions, points = call.number("rank"), call.number("decisions"), call.number("points")
+    return await asyncio.to_thread(
+        describe,
+        call.daemon.store,
+        job,
+        rank=None if rank is None else int(rank),
+        name=call.query("name"),
+        decisions=10 if decisions is None else int(decisions),
+        points=int(points or 0),
+    )
+
+
 async def logs(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
     given, offset, wait = call.number("lease"), call.number("offset"), call.number("wait") or 0.0
@@ -189,6 +204,7 @@ ENDPOINTS = [
     endpoint("/v1/jobs/{ref}", "read", show),
     endpoint("/v1/jobs/{ref}/explain", "read", explain),
     endpoint("/v1/jobs/{ref}/forecast", "read", forecast),
+    endpoint("/v1/jobs/{ref}/pipeline", "read", pipeline),
     endpoint("/v1/jobs/{ref}/logs", "read", logs),
     *(
         endpoint(f"/v1/jobs/{{ref}}/{action}", "submit", _controller(action), ["POST"])

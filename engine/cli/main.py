@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "ps": Lazy("listing:ps", "List jobs."),
         "show": Lazy("job:show", "Show everything about a job."),
         "explain": Lazy("job:explain", "Say why a job waits, or how it came to where it is."),
+        "pipeline": Lazy("pipeline:pipeline", "Show how a job's data pipeline is sized, and why."),
         "logs": Lazy("logs:logs", "Print what a job has written."),
         "cancel": Lazy("control:cancel", "Cancel jobs."),
         "hold": Lazy("control:hold", "Keep jobs from being scheduled."),

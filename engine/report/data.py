@@ -20,6 +20,7 @@ MOST_BARS = 20_000  #: bars of the Gantt chart
 MOST_POINTS = 2_000  #: points of a distribution, steps of a time line
 MOST_CURVES = 12  #: loss curves that one figure can hold
 CURVE_POINTS = 300  #: of each attempt
+PIPELINE_POINTS = 2_000  #: steps of a tuner
 ONE_BY_ONE = 30  #: up to so many jobs, waiting is shown job by job
 SLICES = 120  #: of the time, for utilisation
 SHORTEST_SLICE = 10.0  #: seconds; shorter ones would fall between two samples of a GPU
@@ -131,6 +132,7 @@ class Report:
     measured: Floats  #: the same, NaN where nothing was sampled
     queue: dict[str, Steps]  #: blocked, waiting, running
     curves: list[dict[str, Any]]
+    pipeline: list[dict[str, Any]]  #: steps of the tuner that told last
     truncated: bool
 
     @property
@@ -259,5 +261,6 @@ def collect(query: Query, scope: Scope) -> Report:
         measured=measured,
         queue=_queue(reader, begin, end),
         curves=reader.read("curves", most=MOST_CURVES, points=CURVE_POINTS).records(),
+        pipeline=reader.read("pipeline", points=PIPELINE_POINTS).records(),
         truncated=reader.truncated,
     )

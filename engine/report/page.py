@@ -19,6 +19,7 @@ SECTIONS = {
     "utilisation": ("Utilisation", "", "No runner has offered a GPU or CPU slot."),
     "queue": ("Queue length", "Jobs that wait and jobs that hold {devices}, over time.", "There is no job to show."),
     "loss": ("Loss", "", "No job has reported a loss."),
+    "pipeline": ("Data pipeline", "", "No job has told of a data pipeline that sizes itself."),
 }
 
 
@@ -80,6 +81,9 @@ def _caption(report: Report, name: str) -> str:
     if name == "utilisation":
         cpu = " The slots are CPU slots: measured is the CPU use of their workers." if report.device != "GPU" else ""
         return f"Share of the {report.device}s that leases held, and what was measured on them.{cpu}"
+    if name == "pipeline":
+        job = report.pipeline[0] if report.pipeline else {"name": "", "job_id": 0}
+        return f"Of {job['name']} #{job['job_id']}, whose tuner told last; 'stoker pipeline JOB --plot FILE' draws that of another job."
     curves = report.curves[0]["curves"] if report.curves else 0
     part = f" The {MOST_CURVES} of {curves} jobs that reported last." if curves > MOST_CURVES else ""
     return f"Training loss as rank 0 reported it; a new colour is a new attempt.{part}"

@@ -13,11 +13,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from . import gantt
+from . import gantt, pipeline_plot
 from .data import ONE_BY_ONE, Report
-from .style import BLUE, FONT, GREEN, GREY, INK, ORANGE, PALETTE, VERMILION, all_days, figure, finish, label, legend_above, time_axis, unit
+from .style import (
+    BLUE,
+    DPI,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALETTE,
+    VERMILION,
+    all_days,
+    figure,
+    finish,
+    label,
+    legend_above,
+    time_axis,
+    unit,
+)
 
-DPI = 160
 _MOST_MODELS = 15
 _COLUMNS = 3
 
@@ -216,6 +232,7 @@ FIGURES: Mapping[str, Callable[[Report], Figure | None]] = {
     "utilisation": utilisation,
     "queue": queue,
     "loss": loss,
+    "pipeline": lambda report: pipeline_plot.draw(report.pipeline),
 }
 
 

@@ -15,8 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from ...policies.contract import Floats, Ints
 from .. import format as fmt
 from .data import MOST_BARS, MOST_POINTS, Steps
-from .plots import DPI
-from .style import FONT, INK, PALETTE, figure, finish, label, legend_above, unit
+from .style import DPI, FONT, INK, PALETTE, figure, finish, label, legend_above, unit
 
 MOST_CHARTS = 6  #: policies that have a Gantt chart
 MOST_GPUS = 64  #: rows of a Gantt chart

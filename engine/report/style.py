@@ -15,6 +15,7 @@ from ...policies.contract import Floats
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#F0E442")
 BLUE, ORANGE, GREEN, VERMILION, GREY, INK = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5], "#BBBBBB", "#222222"
 WIDTH = 9.0  #: inches
+DPI = 160  #: of a PNG
 FONT = 9.0  #: points
 _DAY = 86_400.0
 _UNITS = ((2 * _DAY, _DAY, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"))

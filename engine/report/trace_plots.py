@@ -13,8 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from ...policies.contract import Floats
 from ..traces.describe import OFTEN, Description, Group, Request, by_request, cdf
-from .plots import DPI
-from .style import BLUE, GREEN, INK, ORANGE, VERMILION, figure, finish, label, legend_above, unit
+from .style import BLUE, DPI, GREEN, INK, ORANGE, VERMILION, figure, finish, label, legend_above, unit
 
 _HOUR, _DAY = 3600.0, 86_400.0
 _MOST_REQUESTS = 10

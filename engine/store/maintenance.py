@@ -69,6 +69,7 @@ class Retention:
     telemetry_full: float = 2.0  #: every sample; after that one a minute
     telemetry: float = 30.0
     metrics_full: float = 14.0  #: every record; after that every tenth step, and the last
+    pipelines_full: float = 14.0  #: every step of a tuner; after that those that set something, one an hour, and the last
     decisions: float = 30.0
     events: float = 365.0  #: then exported to Parquet and removed
 
@@ -81,6 +82,7 @@ def thin(tx: Transaction, batch: Sequence[Retention]) -> Sequence[dict[str, int]
         removed = {
             "telemetry": tx.execute("thin_telemetry", tx.now - keep.telemetry_full * day, tx.now - keep.telemetry * day),
             "metrics": tx.execute("thin_metrics", tx.now - keep.metrics_full * day),
+            "pipelines": tx.execute("thin_pipelines", tx.now - keep.pipelines_full * day),
             "decisions": tx.execute("thin_decisions", tx.now - keep.decisions * day),
         }
         answers.append({table: int(rows[0][0]) for table, rows in removed.items()})

@@ -26,7 +26,7 @@ class Catalog:
         self._next: dict[str, int] = {}
         for table, columns in self.types.items():
             key = next((name for name in ("id", "seq") if columns.get(name) == "BIGINT"), None)
-            if key and table not in ("metrics", "report_marks"):
+            if key and table not in ("metrics", "pipelines", "report_marks"):
                 self._next[table] = 1 + con.execute(f'SELECT coalesce(max("{key}"), 0) FROM "{table}"').fetchall()[0][0]
 
     def skip(self, table: str, used: int) -> None:

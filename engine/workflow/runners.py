@@ -15,6 +15,7 @@ from ..store.transaction import Transaction
 from .leases import Stop, end, stop
 from .moves import Move, move
 from .outcomes import End
+from .pipelines import rows_of
 from .speeds import learn_speeds
 
 #: ends of workers from the worst: the worst part decides what became of a gang
@@ -135,6 +136,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     moved: dict[tuple[int, int], int] = {}
     latest: dict[int, _Latest] = {}
     speeds: list[tuple[int, Speed, int | None]] = []
+    pipelines: list[dict[str, Any]] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -149,14 +151,15 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 speeds.append((records.lease, record.speed, record.total))
             if record.speed is not None or part.lease.profile:
                 continue
-            metrics += [
-                {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts,
-                 "step": record.step, "name": name, "value": value}
-                for name, value in record.values.items()
-            ]  # fmt: skip
+            source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
+            if record.pipeline is not None:
+                pipelines += rows_of(record.pipeline, source)
+                continue
+            metrics += [source | {"step": record.step, "name": name, "value": value} for name, value in record.values.items()]
             if records.rank == 0:
                 latest.setdefault(part.lease.job, _Latest(part.lease, record)).take(record)
     tx.insert("metrics", metrics)
+    tx.insert("pipelines", pipelines)
     newest = [{"lease_id": lease, "rank": rank, "seq": seq} for (lease, rank), seq in moved.items()]
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)

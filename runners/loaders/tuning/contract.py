@@ -1,0 +1,102 @@
+"""What a controller of a data pipeline is shown and what it answers: an Observation in, the values of the knobs out.
+
+The live pipeline and the simulated one hand out the same types; a controller cannot tell which it steers.
+A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, MiB where it only holds data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+Values = tuple[int, ...]  #: one value a knob, in the order of the knobs
+
+
+class Unit(StrEnum):
+    WORKERS = "workers"
+    MIB = "MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What may be set of one stage."""
+
+    stage: str  #: name of the stage
+    unit: Unit
+    low: int = 1
+    high: int = 1024
+
+    def clip(self, value: float) -> int:
+        return min(max(round(value), self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class StageReading:
+    """What was measured of a stage in the last window. Times are seconds for one item of *this* stage."""
+
+    name: str
+    workers: int
+    items: int  #: finished in the window
+    per_batch: float  #: items of this stage that make one batch of the pipeline's output
+    cpu: float  #: CPU time of an item (thread or process time, so that contention does not inflate it); nan: none finished yet
+    wait: float  #: time of an item that was neither CPU time nor waiting for a core: disk, network, sleep; nan: none finished yet
+    starved: float  #: fraction of its workers' time in which they had no input
+    blocked: float  #: fraction of its workers' time in which its output was full
+    queue: int  #: items that wait at its output
+    queue_bytes: int
+    item_bytes: float  #: mean size of an item of its output; nan: none finished yet
+    parallel: bool = True  #: more than one worker can work at once; False: a stage with one order, such as shuffle
+    processes: bool = False  #: its workers are processes, not threads
+    queue_limit: int = 0  #: items that its output holds at most; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A pipeline and its machine over the last window (003 Table 2)."""
+
+    at: float  #: seconds since the pipeline began
+    window: float  #: seconds that were measured; what followed the last change at once is not in it
+    stages: tuple[StageReading, ...]  #: in the order of the data
+    knobs: tuple[Knob, ...]
+    values: Values
+    batch_size: float  #: samples of a batch of the output
+    throughput: float  #: samples a second that reached the consumer
+    demand: float  #: samples a second that the consumer would take if it never waited: 1 / model latency; inf: it does nothing else
+    cpus: float  #: cores that this process may use, a fraction where a cgroup's quota is one
+    cpu_used: float  #: cores that the pipeline kept busy
+    memory_used: int  #: bytes, pipeline and consumer
+    memory_total: int  #: bytes that they may use
+    bandwidth: float = 0.0  #: memory bandwidth of the machine, MB/s; 0: not measured
+    clock: float = 0.0  #: of a core, GHz; 0: not known
+    resized: bool = False  #: cpus or memory_total have changed since the last observation
+
+    def latency(self) -> float:
+        """Seconds that the pipeline takes for a batch."""
+        return self.batch_size / self.throughput if self.throughput > 0 else float("inf")
+
+
+def reward(seen: Observation) -> float:
+    """003 Eqn 1: throughput × (1 − memory used / memory total), of which what the consumer cannot take counts nothing.
+
+    Without the cap, noise above the consumer's demand would drive the allocation.
+    """
+    return min(seen.throughput, seen.demand) * max(0.0, 1.0 - seen.memory_used / seen.memory_total)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The values that a controller wants, and why, in words for the table `pipelines`."""
+
+    values: Values
+    why: str = ""
+
+
+class Controller(Protocol):
+    """Steers one pipeline: called once a window, with what the window showed."""
+
+    name: ClassVar[str]
+
+    def decide(self, seen: Observation) -> Decision:
+        """What to set for the next window: one value a knob, within its bounds. Memory is the guard's business, not the controller's."""
+        ...
