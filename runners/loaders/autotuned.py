@@ -1,0 +1,225 @@
+"""A pipeline that sizes itself while the training takes batches from it: InTune's listing 1 (003 ch. 4.4) in one line."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from torch.utils.data import DataLoader, Dataset
+
+from ...engine.errors import UsageError, nearest
+from . import machine, telemetry
+from .pipeline import Pipeline
+from .staged import staged
+from .tuner import Report, Step, Tuner
+from .tuning import registry
+from .tuning.contract import Controller, Knob
+from .tuning.guard import Guard
+
+log = logging.getLogger("stoker.loaders")
+
+POLL = 0.5  #: seconds between two looks at whether the machine has changed, at most
+LEAST_BATCHES = 8  #: that a window shows, unless it is a whole interval: fewer say more of chance than of the pipeline
+PATIENCE = 5.0  #: seconds that the end of a pass waits for a step that is being taken
+
+
+def autotuned(
+    pipeline: Pipeline | DataLoader[Any] | Dataset[Any],
+    knobs: Sequence[Knob | str] | None = None,
+    *,
+    controller: str | Controller = "rate",
+    interval: float = 2.0,
+    memory: int | None = None,
+    report: Report | None = None,
+    processes: bool | None = None,
+) -> Autotuned:
+    """Iterable of the pipeline's batches whose workers and buffers are set by a controller while it is iterated.
+
+        for batch in autotuned(DataLoader(dataset, batch_size=64, shuffle=True)):
+            train(batch)
+
+    pipeline: a Pipeline, or a DataLoader or Dataset, which `staged` cuts into stages.
+    knobs: what the controller may turn, as ``pipeline["udf"].knob`` or names of stages; None: all there are.
+    controller: a name of `tuning.registry`, or a Controller.
+    interval: seconds between two steps when nothing changes, the most; the first come after an eighth of it.
+    memory: bytes that this process and its workers may use, model included; None: what the machine or its cgroup has. The guard
+        keeps below it, whatever the controller wants.
+    report: called with each step; None: the job's table ``pipelines``, nothing outside a job.
+    processes: of a DataLoader: see `staged`.
+
+    Raises UsageError for a knob, controller, interval or loader that cannot be.
+    """
+    samples = 1
+    if not isinstance(pipeline, Pipeline):
+        samples = _batch_size(pipeline)
+        pipeline = staged(pipeline, processes=processes)
+    elif processes is not None:
+        raise UsageError("processes: the stages of a Pipeline say it themselves: Map(function, processes=True)")
+    if not interval > 0:
+        raise UsageError(f"interval: {interval} is not a time above 0 s; leave it out for 2 s")
+    if memory is not None and memory <= 0:
+        raise UsageError(f"memory: {memory} bytes leave no room for anything; leave it out for what the machine has")
+    if isinstance(controller, str):
+        controller = registry.create(controller)
+    free = _chosen(pipeline.knobs, knobs)
+    report = report or partial(telemetry.report, name=pipeline.name)
+    guard = Guard(memory=memory)
+    return Autotuned(pipeline, Tuner(pipeline, controller, guard, free=free, interval=interval, report=report, samples=samples))
+
+
+def _batch_size(loader: object) -> int:
+    """Samples of an item of a staged loader's source; 1 when its batches differ."""
+    sizes = (getattr(place, "batch_size", None) for place in (loader, getattr(loader, "batch_sampler", None)))
+    return next((size for size in sizes if isinstance(size, int)), 1)
+
+
+def _chosen(there: tuple[Knob, ...], wanted: Sequence[Knob | str] | None) -> tuple[Knob, ...]:
+    if wanted is None:
+        return there
+    stages = {knob.stage for knob in there}
+    names = [knob if isinstance(knob, str) else knob.stage for knob in wanted]
+    for name in names:
+        if name not in stages:
+            raise UsageError(f"knobs: stage {name!r} has none{nearest(name, stages)}; there are {', '.join(sorted(stages))}")
+    return tuple(knob for knob in there if knob.stage in names)
+
+
+class Autotuned:
+    """A pipeline with its tuner. Iterate it as often as you like: what was learned stays. Close it, or use it in a ``with``."""
+
+    def __init__(self, pipeline: Pipeline, tuner: Tuner) -> None:
+        self.pipeline = pipeline
+        self._tuner = tuner
+        self._watch: Watch | None = None
+        self._cpu = self._wall = 0.0
+
+    @property
+    def history(self) -> list[Step]:
+        """The last 4096 steps: (observation, decision, values given, refusal)."""
+        return list(self._tuner.history)
+
+    @property
+    def failed(self) -> str:
+        """How the controller failed; the values have stayed since. Empty: it did not."""
+        return self._tuner.failed
+
+    @property
+    def overhead(self) -> float:
+        """Processor time of the tuner as a share of the passes that have ended: 0.01 is 1 % of a core."""
+        return self._cpu / self._wall if self._wall else 0.0
+
+    def __len__(self) -> int:
+        return len(self.pipeline)
+
+    def __bool__(self) -> bool:
+        return True  # not the length, which a pipeline may not have
+
+    def __iter__(self) -> Iterator[Any]:
+        self._end(self._watch)
+        self._tuner.begin()
+        batches = iter(self.pipeline)  # now and not at the first batch: samplers draw their seed here, as those of a DataLoader do
+        return self._pass(batches)
+
+    def _pass(self, batches: Iterator[Any]) -> Iterator[Any]:
+        watch = self._watch = Watch(self._tuner)
+        watch.start()
+        try:
+            for batch in batches:
+                watch.delivered += 1
+                watch.wanted = False
+                yield batch
+                watch.wanted = True
+        finally:
+            self._end(watch)
+
+    def _end(self, watch: Watch | None) -> None:
+        if watch is not None and watch.end():
+            self._cpu += watch.cpu
+            self._wall += watch.wall
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is, and the values that were found."""
+        return {"pipeline": self.pipeline.state_dict(), "values": list(self.pipeline.values)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; values of a pipeline with other knobs are left out."""
+        self.pipeline.load_state_dict(state["pipeline"])
+        if len(state["values"]) == len(self.pipeline.knobs):
+            self.pipeline.set(tuple(knob.clip(value) for knob, value in zip(self.pipeline.knobs, state["values"], strict=True)))
+
+    def close(self) -> None:
+        """End the tuner and every worker. A pass that goes on ends."""
+        self._end(self._watch)
+        self.pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Watch:
+    """The thread that steps a tuner while one pass goes on."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.delivered = 0  #: batches of this pass that the training has been given
+        self.wanted = True  #: the training waits for one
+        self.cpu = self.wall = 0.0  #: seconds, once it has ended
+        self._tuner = tuner
+        self._leave, self._ending = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="stoker-tuner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> bool:
+        """Whether it was this call that ended it."""
+        with self._ending:
+            if self._leave.is_set():
+                return False
+            self._leave.set()
+        self._thread.join(PATIENCE)  # a controller that hangs must not keep the training
+        if self._thread.is_alive():
+            self._tuner.give_up(f"a step has not ended in {PATIENCE:g} s")
+            log.warning("%s; the training goes on without it", self._tuner.failed)
+        return True
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            while self._due():
+                if transition := self._tuner.step():
+                    self._leave.wait(transition)
+                    self._tuner.discard()
+        except Exception:
+            log.exception("the tuner has ended; the pipeline keeps the values that it has")
+        self.cpu, self.wall = time.thread_time(), time.monotonic() - began
+
+    def _due(self) -> bool:
+        """Wait until a step is worth taking; False: the pass has ended, and the next one goes on waiting.
+
+        A window in which nothing was delivered shows nothing while the training does something else, such as a validation. While it
+        waits for a batch, the window shows a pipeline that is too slow.
+        """
+        tuner, size = self._tuner, machine_size()
+        began, before = time.monotonic() - tuner.waited, self.delivered - tuner.batches
+        while True:
+            elapsed, seen = time.monotonic() - began, self.delivered - before
+            enough = (elapsed >= tuner.gap and seen >= LEAST_BATCHES) or (elapsed >= tuner.interval and (seen or self.wanted))
+            if enough or machine_size() != size:
+                tuner.waited, tuner.batches = 0.0, 0
+                return True
+            if self._leave.wait(min(POLL, tuner.gap / 2)):
+                tuner.waited, tuner.batches = elapsed, seen
+                return False
+
+
+def machine_size() -> tuple[float, int]:
+    """Cores and bytes that this process may use."""
+    return machine.cpus(), machine.memory_total()

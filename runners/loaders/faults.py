@@ -1,0 +1,65 @@
+"""What goes wrong inside a pipeline, told with the stage and the item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...engine.errors import StokerError
+
+
+class StageError(StokerError):
+    """A stage cannot go on; the message names the stage and the position of the item."""
+
+    def __init__(self, stage: str, positions: Sequence[int], what: str) -> None:
+        super().__init__(f"stage {stage!r}, {words(positions)}: {what}")
+        self.stage = stage
+        self.positions = tuple(positions)
+
+
+class Ended(StokerError):
+    """The pass that is iterated was ended from elsewhere: by close(), or by another iteration of the same pipeline."""
+
+
+class Ragged(ValueError):
+    """Samples of one batch whose shapes differ; ``index`` counts within the batch."""
+
+    def __init__(self, index: int, what: str) -> None:
+        super().__init__(what)
+        self.index = index
+        self.what = what
+
+
+class Drained(Exception):
+    """The source has no more items."""
+
+
+class Stopped(Exception):
+    """The pass has been stopped, by its end, a fault, or close()."""
+
+
+class Leave(Exception):
+    """The stage has more workers than it is to have."""
+
+
+def words(positions: Sequence[int]) -> str:
+    """'item 7', or 'items 0 to 31' for a batch: positions count the items of the source from 0 in each pass."""
+    if len(positions) == 1:
+        return f"item {positions[0]}"
+    return f"items {min(positions)} to {max(positions)}" if positions else "no item"
+
+
+def located(error: BaseException, stage: str, positions: Sequence[int]) -> BaseException:
+    """The error as the consumer is to see it: itself, with a note of where; a StageError where it could not be raised as itself."""
+    if isinstance(error, StageError):
+        return error
+    if isinstance(error, Ragged):
+        position = positions[error.index] if error.index < len(positions) else error.index
+        raised = StageError(stage, [position], error.what)
+        raised.__cause__ = error
+        return raised
+    if isinstance(error, StopIteration | GeneratorExit):  # a for loop would take it for the end of the data
+        raised = StageError(stage, positions, f"the function raised {type(error).__name__}")
+        raised.__cause__ = error
+        return raised
+    error.add_note(f"in stage {stage!r} of the pipeline, {words(positions)}")
+    return error

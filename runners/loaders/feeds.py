@@ -1,0 +1,161 @@
+"""What a stage's workers take next: the serial part of a stage, done by one worker at a time.
+
+A feed keeps what it has gathered between two calls, so that a worker that leaves in the middle loses nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from .channel import SKIP, Channel, Item
+from .faults import Drained
+
+Leaving = Callable[[], bool]
+
+
+class Feed(Protocol):
+    def take(self, leave: Leaving) -> Item:
+        """What to work on next. Drained: nothing is left. Leave: ``leave`` said so while it waited."""
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Items and bytes that it holds."""
+
+
+class Positions:
+    """Positions of the source from ``start``, and whether each is to be read or was delivered by an earlier run.
+
+    Args:
+        delivered: whether a position below ``high`` was.
+        show: positions that are not to be read still flow, as SKIP, since a shuffle's order depends on them.
+    """
+
+    def __init__(self, high: int, pending: frozenset[int], *, show: bool) -> None:
+        self._high, self._pending, self._show = high, pending, show
+
+    def skips(self, position: int) -> bool:
+        return position < self._high and position not in self._pending
+
+    def hidden(self, position: int) -> bool:
+        """Nothing is to be seen of it downstream."""
+        return not self._show and self.skips(position)
+
+
+class Indices:
+    """Of a source that is read by index: the workers read, this only says what."""
+
+    def __init__(self, indices: Iterator[Any], positions: Positions) -> None:
+        self._indices = enumerate(indices)
+        self._positions = positions
+
+    def take(self, leave: Leaving) -> Item:
+        for position, index in self._indices:
+            if not self._positions.hidden(position):
+                return Item((position,), SKIP if self._positions.skips(position) else index, 0)
+        raise Drained
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Iteration:
+    """Of a source that is iterated, by its only worker: `read` is that worker's function, so that its time is measured."""
+
+    def __init__(self, iterator: Iterator[Any], positions: Positions) -> None:
+        self._iterator = iterator
+        self._positions = positions
+        self._position = 0
+
+    def take(self, leave: Leaving) -> Item:
+        while self._positions.hidden(self._position):
+            self.read(None)
+            self._position += 1
+        position, self._position = self._position, self._position + 1
+        if self._positions.skips(position):
+            self.read(None)
+            return Item((position,), SKIP, 0)
+        return Item((position,), None, 0)
+
+    def read(self, _: None) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise Drained from None
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Passing:
+    """One item after another."""
+
+    def __init__(self, source: Channel) -> None:
+        self._source = source
+
+    def take(self, leave: Leaving) -> Item:
+        return self._source.get(leave)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class Shuffling:
+    """A random one of a buffer that is kept full."""
+
+    def __init__(self, source: Channel, buffer: int, seed: str) -> None:
+        self._source = source
+        self._buffer = buffer
+        self._random = random.Random(seed)
+        self._items: list[Item] = []
+        self._bytes = 0
+
+    def take(self, leave: Leaving) -> Item:
+        try:
+            while len(self._items) < self._buffer:
+                item = self._source.get(leave)
+                self._items.append(item)
+                self._bytes += item.size
+        except Drained:
+            if not self._items:
+                raise
+        place = self._random.randrange(len(self._items))
+        self._items[place], self._items[-1] = self._items[-1], self._items[place]
+        item = self._items.pop()
+        self._bytes -= item.size
+        return item
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return len(self._items), self._bytes
+
+
+class Grouping:
+    """Lists of ``size`` items after another."""
+
+    def __init__(self, source: Channel, size: int, *, drop_last: bool) -> None:
+        self._source = source
+        self._size, self._drop_last = size, drop_last
+        self._items: list[Item] = []
+
+    def take(self, leave: Leaving) -> Item:
+        try:
+            while len(self._items) < self._size:
+                self._items.append(self._source.get(leave))
+        except Drained:
+            if not self._items or self._drop_last:
+                self._items = []
+                raise
+        group, self._items = self._items, []
+        positions = tuple(position for item in group for position in item.positions)
+        payload = [item.payload for item in group]
+        # A batch was delivered as a whole, so in the same order it is skipped as a whole.
+        return Item(positions, SKIP if payload[0] is SKIP else payload, sum(item.size for item in group))
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return len(self._items), sum(item.size for item in self._items)

@@ -1,0 +1,129 @@
+"""What workers spend their time on: CPU, waiting inside their function, waiting for input, waiting for room."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class Phase(IntEnum):
+    STARVED = 0  #: has no input
+    WORKING = 1
+    BLOCKED = 2  #: its output is full
+
+
+class Totals(NamedTuple):
+    """Since a worker began, or summed over workers. Times in seconds."""
+
+    items: int = 0
+    cpu: float = 0.0  #: of everything that it did, the queues included
+    wait: float = 0.0  #: inside the function, neither CPU time nor waiting for a core
+    bytes: int = 0
+    starved: float = 0.0
+    working: float = 0.0
+    blocked: float = 0.0
+
+    def __add__(self, other: tuple[Any, ...]) -> Totals:
+        return Totals._make(mine + yours for mine, yours in zip(self, other, strict=True))
+
+    def __sub__(self, other: Totals) -> Totals:
+        return Totals._make(mine - yours for mine, yours in zip(self, other, strict=True))
+
+
+class Spent(NamedTuple):
+    """One call of a function."""
+
+    cpu: float
+    wait: float
+
+
+class RunDelay:
+    """Seconds that the calling thread was ready to run and had no core, from Linux's schedstat; always 0 where there is none.
+
+    It is what separates a function that waits for a disk from one that waits for its turn on a full machine.
+    Waiting for Python's interpreter lock looks like any other wait: the kernel cannot tell it from a sleep.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def read(self) -> float:
+        if self._file < 0:
+            return 0.0
+        return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class Stopwatch:
+    """Times calls in the thread that made it. ``cpu_clock``: thread_time, or process_time where a process is one worker."""
+
+    _NOTICEABLE = 20e-6  #: seconds; a wait below this is not worth reading the run delay again
+
+    def __init__(self, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        self._cpu_clock = cpu_clock
+        self._delay = RunDelay()
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, Spent]:
+        delay, cpu, wall = self._delay.read(), self._cpu_clock(), time.perf_counter()
+        result = function(argument)
+        wall, cpu = time.perf_counter() - wall, self._cpu_clock() - cpu
+        wait = wall - cpu
+        if wait > self._NOTICEABLE:
+            wait -= self._delay.read() - delay
+        return result, Spent(cpu, max(0.0, wait))
+
+    def close(self) -> None:
+        self._delay.close()
+
+
+class Meter:
+    """One worker's. It alone writes; anybody reads. Each write replaces a whole tuple, so a reader sees one moment of it."""
+
+    __slots__ = ("_born", "_done", "_elsewhere", "_phases", "at_work_on")
+
+    def __init__(self) -> None:
+        self._born = time.thread_time()
+        self._elsewhere = 0.0
+        self._done: tuple[int, float, float, int] = (0, 0.0, 0.0, 0)
+        self._phases: tuple[float, float, float, Phase, float] = (0.0, 0.0, 0.0, Phase.STARVED, time.perf_counter())
+        self.at_work_on: tuple[int, ...] = ()  #: positions
+
+    def enter(self, phase: Phase) -> None:
+        now = time.perf_counter()
+        starved, working, blocked, was, since = self._phases
+        if was is Phase.STARVED:
+            starved += now - since
+        elif was is Phase.WORKING:
+            working += now - since
+        else:
+            blocked += now - since
+        self._phases = (starved, working, blocked, phase, now)
+
+    def finished(self, size: int, wait: float, cpu_elsewhere: float) -> None:
+        """An item is through. ``cpu_elsewhere``: CPU time that another process spent on it."""
+        items, _, waited, passed = self._done
+        self._elsewhere += cpu_elsewhere
+        self._done = (items + 1, time.thread_time() - self._born + self._elsewhere, waited + wait, passed + size)
+
+    def read(self, now: float) -> Totals:
+        """Up to ``now``: the phase that goes on counts as far as it has come."""
+        starved, working, blocked, phase, since = self._phases
+        phases = [starved, working, blocked]
+        phases[phase] += max(0.0, now - since)
+        items, cpu, wait, size = self._done
+        return Totals(items, cpu, wait, size, *phases)
+
+    def working_for(self, now: float) -> float:
+        """Seconds that it has been at its present item."""
+        phase, since = self._phases[3:]
+        return now - since if phase is Phase.WORKING else 0.0

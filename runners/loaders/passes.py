@@ -1,0 +1,178 @@
+"""One pass over the source: channels, crews, and what the consumer has been given."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .channel import SKIP, Bound, Channel, Item
+from .faults import Drained, Stopped
+from .feeds import Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
+from .processes import ProcessHand, ProcessPool
+from .progress import Progress
+from .stages import MIB, Batch, Map, Prefetch, Shuffle, Source, Stage, Working
+from .threads import Crew, Hand, ThreadHand
+
+log = logging.getLogger("stoker.loaders")
+
+_CLOSING = 1.0  #: seconds that close() waits for threads whose function is still at work
+_LOOK = 0.25  #: seconds between looks at the limits of items
+
+
+class Pass:
+    """Threads and processes at work until `stop`.
+
+    Args:
+        pools: of the stages with processes, by index.
+        sizes: workers of each stage that has them, by index; MiB of each Prefetch.
+        progress: where to begin; told of what is delivered by the consumer.
+        source: what the Source's `begin` gave.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        pools: Mapping[int, ProcessPool],
+        sizes: Mapping[int, int],
+        progress: Progress,
+        source: Iterator[Any],
+        *,
+        ordered: bool,
+        queue: Bound,
+        name: str,
+    ) -> None:
+        self.progress = progress
+        self.began = time.perf_counter()
+        self._stages, self._pools, self._sizes = stages, pools, dict(sizes)
+        self._ordered, self._queue, self._name = ordered, queue, name
+        self._source = source
+        self._failure: BaseException | None = None
+        self._stopped = threading.Event()
+        self._completed = False
+        self._lock = threading.Lock()
+        self.crews: dict[int, Crew] = {}
+        self.channels: dict[int, Channel] = {}  #: behind each stage
+        self._build()
+        self.output = self.channels[len(stages) - 1]
+        self._limited = any(isinstance(stage, Working) and stage.limit is not None for stage in stages)
+
+    def start(self) -> None:
+        for pool in self._pools.values():
+            pool.begin()
+        try:
+            for index, crew in self.crews.items():
+                crew.resize(self._sizes[index])
+        except BaseException:
+            self.stop()
+            raise
+
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        for index, size in sizes.items():
+            if self._sizes[index] != size:
+                self._sizes[index] = size
+                if index in self.crews and not self._stopped.is_set():
+                    self.crews[index].resize(size)
+                self.channels[index].rebound(self.bound(index))
+
+    def next(self) -> Item:
+        """What comes next for the consumer.
+
+        Raises:
+            Drained: the pass is over. Stopped: it was stopped by another. Else what went wrong in a stage.
+        """
+        while True:
+            try:
+                item = self.output.get(tick=self._look if self._limited else None, every=_LOOK if self._limited else None)
+            except Drained:
+                self._completed = True
+                raise
+            except Stopped:
+                if self._failure is not None:
+                    raise self._failure from self._failure.__cause__
+                raise
+            if item.payload is not SKIP:
+                return item
+
+    def stop(self) -> None:
+        """End all threads; processes end too unless the pass came to its natural end."""
+        with self._lock:
+            self._stopped.set()
+        for channel in self.channels.values():
+            channel.stop()
+        if not self._completed:
+            for pool in self._pools.values():
+                pool.end()
+        until = time.monotonic() + _CLOSING
+        late = [crew.name for crew in self.crews.values() if not crew.join(until)]
+        if late:
+            log.warning("%s: ended while workers of %s are at an item; they end with it", self._name, ", ".join(late))
+
+    def fail(self, error: BaseException) -> None:
+        """The first fault stops everything and is the consumer's to see."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._failure = error
+            self._stopped.set()
+        for channel in self.channels.values():
+            channel.stop()
+        for pool in self._pools.values():
+            pool.end()
+
+    def bound(self, index: int) -> Bound:
+        """Of the queue behind a stage: a Prefetch's if one follows, else wide enough that its workers need not wait for one another."""
+        if isinstance(self._stages[index], Prefetch):
+            index -= 1
+        if self.prefetched(index):
+            return Bound(1 << 40, self._sizes[index + 1] * MIB)
+        return Bound(max(self._queue.items, 2 * self._sizes[index]), self._queue.bytes)
+
+    def prefetched(self, index: int) -> bool:
+        """Whether the queue behind a stage is that of a Prefetch."""
+        return index + 1 < len(self._stages) and isinstance(self._stages[index + 1], Prefetch)
+
+    def _look(self) -> None:
+        now = time.perf_counter()
+        for crew in self.crews.values():
+            crew.check_limit(now)
+
+    def _build(self) -> None:
+        source: Channel | None = None
+        for index, stage in enumerate(self._stages):
+            if isinstance(stage, Prefetch):
+                assert source is not None
+                self.channels[index] = source  # it only bounds the queue behind the stage before it
+                continue
+            output = Channel(self.bound(index), ordered=self._ordered)
+            feed, hire = self._plan(index, stage, source)
+            limit = stage.limit if isinstance(stage, Working) else None
+            self.crews[index] = Crew(stage.name, feed, source, output, hire, self.fail, limit=limit)
+            self.channels[index] = source = output
+
+    def _plan(self, index: int, stage: Stage, source: Channel | None) -> tuple[Feed, Callable[[], Hand] | None]:
+        """What the workers of a stage take, and who does the work."""
+        if isinstance(stage, Source):
+            return self._reading(index, stage)
+        assert source is not None
+        if isinstance(stage, Map):
+            return Passing(source), self._hire(index, stage.function)
+        if isinstance(stage, Batch):
+            return Grouping(source, stage.size, drop_last=stage.drop_last), self._hire(index, stage.collate)
+        assert isinstance(stage, Shuffle)
+        return Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}"), None
+
+    def _reading(self, index: int, stage: Source) -> tuple[Feed, Callable[[], Hand] | None]:
+        shuffled = any(isinstance(other, Shuffle) for other in self._stages)
+        positions = Positions(self.progress.high, frozenset(self.progress.pending), show=self._ordered and shuffled)
+        if stage.indexed:
+            return Indices(self._source, positions), self._hire(index, stage.data.__getitem__)
+        feed = Iteration(self._source, positions)
+        return feed, lambda: ThreadHand(feed.read)
+
+    def _hire(self, index: int, function: Callable[[Any], Any]) -> Callable[[], Hand]:
+        if (pool := self._pools.get(index)) is not None:
+            return lambda: ProcessHand(pool)
+        return lambda: ThreadHand(function)

@@ -1,0 +1,261 @@
+"""A pipeline of stages that work beside the training, sized while it runs (003 ch. 4).
+
+    pipeline = Pipeline([Source(dataset), Shuffle(10_000), Map(decode, workers=4), Batch(256), Prefetch(mib=128)])
+    for batch in pipeline: ...
+
+The order of the paper is read, shuffle, UDF, batch, prefetch; any order that begins with a Source will do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ...engine.errors import UsageError
+from .channel import Bound
+from .faults import Drained, Ended, Stopped
+from .passes import Pass
+from .processes import ProcessPool
+from .progress import Progress
+from .readings import Readings
+from .stages import MIB, MOST_WORKERS, Batch, Map, Prefetch, Shuffle, Source, Stage, Working
+from .tuning.contract import Knob, Observation, Unit, Values
+
+
+class Tunable(NamedTuple):
+    """A stage of a pipeline, as a tuner is told of it."""
+
+    knob: Knob
+
+
+class Pipeline:
+    """Stages that run beside the consumer, each with its own workers.
+
+    Args:
+        stages: the first is a Source, and no other is.
+        ordered: items come out in the order of the source, as if one worker did everything; False: as they finish.
+        queue_items: that wait between two stages; more where a stage has more workers than half of it.
+        queue_mib: bytes that wait between two stages. A larger item passes alone.
+
+    One pass over the source for each ``iter()``; a second one ends the first. Breaking out of the loop, a fault and close() end all
+    threads and processes; processes outlive a pass that came to its natural end, so that the next need not start them.
+
+    Threads do not survive a fork: a pipeline is to be used in the process that made it.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], *, ordered: bool = True, name: str = "pipeline", queue_items: int = 32, queue_mib: int = 64
+    ) -> None:
+        self.name, self.ordered = name, ordered
+        self.stages = _checked(name, stages)
+        self._queue = Bound(_positive(name, "queue_items", queue_items), _positive(name, "queue_mib", queue_mib) * MIB)
+        self._pools = {
+            index: ProcessPool(stage.name, _function(stage))
+            for index, stage in enumerate(self.stages)
+            if isinstance(stage, Working) and stage.processes
+        }
+        self._sizes = {
+            index: stage.mib if isinstance(stage, Prefetch) else stage.workers_to_begin_with for index, stage in enumerate(self.stages)
+        }
+        self._tunable = [index for index, stage in enumerate(self.stages) if _is_tunable(stage)]
+        self.knobs: tuple[Knob, ...] = tuple(_knob(self.stages[index]) for index in self._tunable)
+        self._sizing = threading.Lock()  #: a tuner sets while the consumer begins a pass
+        self._pass: Pass | None = None
+        self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
+        self._iterations = 0
+        self._readings = Readings(self.stages)
+        self._process = os.getpid()
+        self._all_pools = tuple(self._pools.values())
+        weakref.finalize(self, _end, self._all_pools)
+
+    @property
+    def values(self) -> Values:
+        """Of the knobs, in their order."""
+        return tuple(self._sizes[index] for index in self._tunable)
+
+    def set(self, values: Values) -> None:
+        """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place."""
+        if len(values) != len(self.knobs):
+            raise UsageError(
+                f"{self.name}: {len(values)} values for {len(self.knobs)} knobs ({', '.join(knob.stage for knob in self.knobs)})"
+            )
+        for knob, value in zip(self.knobs, values, strict=True):
+            if not knob.low <= value <= knob.high:
+                raise UsageError(f"{self.name}: {value} {knob.unit} for stage {knob.stage!r}: give {knob.low} to {knob.high}")
+        with self._sizing:
+            self._sizes.update(zip(self._tunable, values, strict=True))
+            if self._pass is not None:
+                self._pass.resize(self._sizes)
+
+    def __getitem__(self, name: str) -> Tunable:
+        """A stage by its name, for its knob: ``pipeline["udf"].knob`` (003 listing 1)."""
+        for knob in self.knobs:
+            if knob.stage == name:
+                return Tunable(knob)
+        raise KeyError(f"{self.name}: no stage {name!r} with a knob; there are {', '.join(knob.stage for knob in self.knobs)}")
+
+    def __iter__(self) -> Iterator[Any]:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"{self.name}: made in process {self._process}, used in {os.getpid()}: threads do not survive a fork; make it here"
+            )
+        self._end_pass()
+        source = self.stages[0]
+        assert isinstance(source, Source)
+        try:
+            begun = source.begin()
+        except Exception as error:
+            error.add_note(f"in stage {source.name!r} of the pipeline, before its first item")
+            raise
+        return self._run(begun, self._iterations)
+
+    def __len__(self) -> int:
+        """Items of a pass; TypeError when the source does not say how many it has."""
+        source = self.stages[0]
+        assert isinstance(source, Source)
+        length = source.length()
+        if length is None:
+            raise TypeError(f"{self.name}: its source has no length")
+        for stage in self.stages:
+            if isinstance(stage, Batch):
+                length = length // stage.size if stage.drop_last else math.ceil(length / stage.size)
+        return length
+
+    def __bool__(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """End the pass, all threads and all processes; a consumer that waits for an item gets Ended. It may be iterated again."""
+        self._end_pass()
+        _end(self._all_pools)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def observe(self) -> Observation:
+        """The window since the last call, or since `discard_window`."""
+        return self._readings.observe(self._sizes, self.knobs, self.values)
+
+    def discard_window(self) -> None:
+        """Measure from now on: what a change has just stirred up is not what it leads to."""
+        self._readings.begin_window()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the consumer is, in plain values. What was prefetched and not delivered is not in it, and is produced again."""
+        return {**self._progress.state(), "stages": _signature(self.stages), "ordered": self.ordered}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass goes on where the state was taken, over the same source.
+
+        Ordered, it continues exactly. Unordered, each sample that was not delivered comes once.
+        """
+        made_by = (state["stages"], state["ordered"])
+        if made_by != (_signature(self.stages), self.ordered):
+            raise UsageError(f"{self.name}: the state is of other stages ({made_by[0]}) than this pipeline's ({_signature(self.stages)})")
+        self._end_pass()
+        self._progress, self._begun = Progress.of(state), False
+
+    def _end_pass(self) -> None:
+        """What has been iterated until now gives nothing more."""
+        self._iterations += 1
+        if self._pass is not None:
+            self._pass.stop()
+
+    def _run(self, source: Iterator[Any], iteration: int) -> Iterator[Any]:
+        running = self._begin(source, iteration)
+        try:
+            while True:
+                asked = time.perf_counter()
+                try:
+                    item = running.next()
+                except Drained:
+                    self._progress, self._begun = Progress(running.progress.number + 1), False
+                    return
+                except Stopped:
+                    raise self._ended() from None
+                running.progress.deliver(item.positions)
+                samples, box, given = len(item.positions), [item.payload], time.perf_counter()
+                self._readings.delivered(samples, given - asked)
+                del item
+                yield box.pop()  # the consumer's alone, so that it is freed when the consumer drops it
+                self._readings.consumed(samples, time.perf_counter() - given)
+        finally:
+            running.stop()
+            self._readings.end_pass(running)
+
+    def _begin(self, source: Iterator[Any], iteration: int) -> Pass:
+        if iteration != self._iterations:
+            raise self._ended()
+        if self._begun:
+            self._progress = Progress(self._progress.number + 1)
+        self._begun = True
+        with self._sizing:
+            running = self._pass = Pass(
+                self.stages, self._pools, self._sizes, self._progress, source, ordered=self.ordered, queue=self._queue, name=self.name
+            )
+            self._readings.begin_pass(running)
+            running.start()
+        return running
+
+    def _ended(self) -> Ended:
+        return Ended(f"{self.name}: this pass was ended by close(), or by another iteration")
+
+
+def _checked(name: str, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    if not stages or not isinstance(stages[0], Source):
+        raise UsageError(f"{name}: the first stage must be a Source")
+    if any(isinstance(stage, Source) for stage in stages[1:]):
+        raise UsageError(f"{name}: only the first stage may be a Source")
+    for stage in stages:
+        if not isinstance(stage, Source | Map | Shuffle | Batch | Prefetch):
+            raise UsageError(f"{name}: {stage!r} is not a stage; stages are Source, Map, Shuffle, Batch and Prefetch")
+    names = Counter(stage.name for stage in stages)
+    if twice := [stage_name for stage_name, count in names.items() if count > 1]:
+        raise UsageError(f"{name}: two stages are called {twice[0]!r}; give one a name of its own")
+    for first, second in pairwise(stages):
+        if isinstance(first, Prefetch) and isinstance(second, Prefetch):
+            raise UsageError(f"{name}: {first.name!r} and {second.name!r} follow one another; one Prefetch is enough")
+    return tuple(stages)
+
+
+def _positive(name: str, option: str, value: int) -> int:
+    if value < 1:
+        raise UsageError(f"{name}: {option}={value}: give 1 or more")
+    return value
+
+
+def _function(stage: Working) -> Any:
+    if isinstance(stage, Source):
+        return stage.data.__getitem__
+    return stage.collate if isinstance(stage, Batch) else stage.function  # type: ignore[attr-defined]
+
+
+def _is_tunable(stage: Stage) -> bool:
+    return isinstance(stage, Prefetch | Map | Batch) or (isinstance(stage, Source) and stage.indexed)
+
+
+def _knob(stage: Stage) -> Knob:
+    if isinstance(stage, Prefetch):
+        return Knob(stage.name, Unit.MIB, 1, stage.most)
+    return Knob(stage.name, Unit.WORKERS, 1, MOST_WORKERS)
+
+
+def _signature(stages: Sequence[Stage]) -> list[str]:
+    """What the order of the output depends on."""
+    words = {Shuffle: "{0.name} {0.buffer} seed {0.seed}", Batch: "{0.name} {0.size} drop_last {0.drop_last}"}
+    return [words.get(type(stage), "{0.name}").format(stage) for stage in stages if not isinstance(stage, Prefetch)]
+
+
+def _end(pools: tuple[ProcessPool, ...]) -> None:
+    for pool in pools:
+        pool.end()

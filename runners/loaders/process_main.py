@@ -1,0 +1,113 @@
+"""What runs in a worker process: one call after another, until the socket closes. Imported by the fork server, so it is light."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import ipc
+from .meters import Stopwatch
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    result: Any
+    cpu: float
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: BaseException
+
+
+def main(parent: socket.socket) -> None:
+    """Take the function, then items. The parent ends it by closing the socket, or by a signal."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the consumer decides what it means
+    with contextlib.suppress(ipc.Closed):
+        function = _first(parent)
+        stopwatch = Stopwatch(time.process_time)
+        while function is not None:
+            _serve(parent, function, stopwatch)
+
+
+def _first(parent: socket.socket) -> Callable[[Any], Any] | None:
+    try:
+        function: Callable[[Any], Any] = ipc.receive(parent)
+        _seed()
+    except ipc.Closed:
+        raise
+    except BaseException as error:
+        _answer(parent, Raised(_portable(error)))
+        return None
+    _answer(parent, Answer(None, 0.0, 0.0))
+    return function
+
+
+def _serve(parent: socket.socket, function: Callable[[Any], Any], stopwatch: Stopwatch) -> None:
+    try:
+        result, spent = stopwatch.call(function, ipc.receive(parent))
+        answer: Answer | Raised = Answer(result, spent.cpu, spent.wait)
+        del result
+    except ipc.Closed:
+        raise
+    except BaseException as error:
+        answer = Raised(_portable(error))
+    _answer(parent, answer)
+
+
+def _answer(parent: socket.socket, answer: Answer | Raised) -> None:
+    try:
+        data, views = ipc.dumps(answer)
+    except Exception as error:
+        data, views = ipc.dumps(Raised(TypeError(f"what the function returned cannot be sent from a worker process: {error}")))
+    ipc.send(parent, data, views)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error with the traceback of this process as a note, if it survives pickling, else its words."""
+    remote = "in a worker process:\n" + "".join(traceback.format_exception(error)).rstrip()
+    error.add_note(remote)
+    error.__traceback__ = None
+    with contextlib.suppress(Exception):
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+    stand_in.add_note(remote)
+    return stand_in
+
+
+def _die_with_parent() -> None:
+    """The fork server ends when the process that uses the pipeline does, however that ends; then the kernel kills this one."""
+    server = os.getppid()
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server or server == 1:
+        os._exit(1)
+
+
+def _seed() -> None:
+    """Forks of one server would all draw the same random numbers. And one thread each: the workers are the parallelism."""
+    random.seed()
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.seed()
+        torch.set_num_threads(1)
+    gc.freeze()  # what the server imported stays shared with it

@@ -1,0 +1,245 @@
+"""Worker processes of a stage: started ahead, replaced when they are killed, ended for certain.
+
+Each is driven by a worker thread of the stage, so that growing, shrinking, order and back-pressure are those of threads; a thread
+starts its process before it takes an item, so a start never stops the flow.
+
+They are started by `forkserver`, not `fork`: a fork of a process that has threads (this pipeline is made of them, and torch's OpenMP
+pool, which hangs in the child at its first parallel operation) copies locks that nobody will release. And not `spawn`, which imports
+everything anew for each process, seconds with torch; the server imports once, has no threads, and forks in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+from ...engine.errors import StokerError, UsageError
+from . import ipc, process_main
+from .channel import Item
+from .faults import StageError, Stopped
+from .meters import Spent
+
+_STARTING = threading.Lock()  #: multiprocessing starts one at a time
+_PATIENCE = 1.0  #: seconds that an idle process has to leave by itself
+
+
+class Died(Exception):
+    """A worker process has ended in the middle of an item."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class WorkerProcess:
+    """One process and the socket to it. Used by one thread at a time; `kill` may come from any."""
+
+    def __init__(self, stage: str, function: tuple[bytes, list[memoryview]]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        heavy = [name for name in ("numpy", "torch") if name in sys.modules]
+        context.set_forkserver_preload(["__main__", *heavy, process_main.__name__])
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._process: ForkServerProcess = context.Process(target=process_main.main, args=(theirs,), name=f"stoker-{stage}", daemon=True)
+        try:
+            with _STARTING:
+                self._process.start()
+        except (AssertionError, EOFError, OSError, RuntimeError) as error:
+            self._socket.close()
+            raise StokerError(
+                f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__});"
+                " is what the script does guarded by `if __name__ == '__main__':`?"
+            ) from error
+        finally:
+            theirs.close()
+        self._stage = stage
+        self._greet(function)
+
+    def call(self, payload: Any) -> tuple[Any, Spent]:
+        """The function's result in that process, and its cost there. Its exception is raised. Died: the process has."""
+        try:
+            data, views = ipc.dumps(payload)
+        except Exception as error:
+            raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
+        return self._ask(data, views)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Let it leave, kill it if it does not, and reap it."""
+        if at_once:
+            self._process.kill()
+        self._socket.close()
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_PATIENCE)
+        if not self._process.is_alive():
+            self._process.close()
+
+    def _greet(self, function: tuple[bytes, list[memoryview]]) -> None:
+        try:
+            self._ask(*function)
+        except BaseException as error:
+            self.end(at_once=True)
+            if isinstance(error, Died):
+                raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}") from error
+            raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
+
+    def _ask(self, data: bytes, views: list[memoryview]) -> tuple[Any, Spent]:
+        try:
+            ipc.send(self._socket, data, views)
+            # A process that the function itself forked may hold the socket open after its parent was killed.
+            if not ipc.wait_for(self._socket, self._process.sentinel):
+                raise ipc.Closed
+            answer = ipc.receive(self._socket)
+        except ipc.Closed:
+            raise Died(self._how()) from None
+        if isinstance(answer, process_main.Raised):
+            raise answer.error
+        return answer.result, Spent(answer.cpu, answer.wait)
+
+    def _how(self) -> str:
+        self._process.join(_PATIENCE)
+        code = self._process.exitcode
+        if code is None:
+            return "it closed its socket"
+        if code == -signal.SIGKILL:
+            return "killed by signal 9, by hand or because memory ran out"
+        return f"killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+
+
+class ProcessPool:
+    """The processes of one stage, kept from pass to pass.
+
+    Args:
+        attempts: how often an item is given to a new process when the one that worked on it was killed.
+    """
+
+    def __init__(self, stage: str, function: Callable[[Any], Any], *, attempts: int = 3) -> None:
+        self.stage, self.attempts = stage, attempts
+        try:
+            self._function = ipc.dumps(function)
+        except Exception as error:
+            raise UsageError(
+                f"stage {stage!r}: its function cannot be sent to worker processes ({error});"
+                " define it at the top level of a module, not as a lambda or inside a function, or use processes=False"
+            ) from error
+        self._lock = threading.Lock()
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._ending = False
+        self._owner = os.getpid()
+
+    def acquire(self) -> WorkerProcess:
+        """An idle process, else a new one. Stopped: the pool is being ended."""
+        with self._lock:
+            if self._ending:
+                raise Stopped
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive():
+                    self._busy.add(process)
+                    return process
+                process.end(at_once=True)
+        process = WorkerProcess(self.stage, self._function)
+        if not self._admitted(process):
+            process.end(at_once=True)
+            raise Stopped
+        return process
+
+    def _admitted(self, process: WorkerProcess) -> bool:
+        with self._lock:
+            if not self._ending:
+                self._busy.add(process)
+            return not self._ending
+
+    def release(self, process: WorkerProcess, *, keep: bool) -> None:
+        """The caller needs it no more. ``keep``: as a spare, for the next growth or pass; else one spare at most is kept."""
+        with self._lock:
+            self._busy.discard(process)
+            if not self._ending and process.alive() and (keep or not self._idle):
+                self._idle.append(process)
+                return
+        process.end()
+
+    def discard(self, process: WorkerProcess) -> None:
+        """It has died."""
+        with self._lock:
+            self._busy.discard(process)
+        process.end(at_once=True)
+
+    def pids(self) -> list[int]:
+        with self._lock:
+            return [process.pid for process in (*self._idle, *self._busy) if process.pid is not None]
+
+    @property
+    def ending(self) -> bool:
+        with self._lock:
+            return self._ending
+
+    def begin(self) -> None:
+        """A new pass may use it, after `end`."""
+        with self._lock:
+            self._ending = False
+
+    def end(self) -> None:
+        """Kill those at work, whose threads then reap them, and end the idle. In a fork of this process: they are not its own."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._ending = True
+            idle, self._idle = self._idle, []
+            for process in self._busy:
+                process.kill()
+        for process in idle:
+            process.end()
+
+
+class ProcessHand:
+    """Has the work of one worker thread done by a process."""
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
+        self._process: WorkerProcess | None = pool.acquire()
+
+    def call(self, item: Item) -> tuple[Any, Spent, float]:
+        """Again by another process when one is killed, at most ``attempts`` times."""
+        how = ""
+        for _ in range(self._pool.attempts):
+            if self._process is None:
+                self._process = self._pool.acquire()
+            try:
+                result, spent = self._process.call(item.payload)
+            except Died as death:
+                self._pool.discard(self._process)
+                self._process = None
+                how = death.how
+                if self._pool.ending:
+                    raise Stopped from None
+            else:
+                return result, spent, spent.cpu
+        times = (
+            f"{self._pool.attempts} worker processes that worked on it have died"
+            if self._pool.attempts > 1
+            else "its worker process has died"
+        )
+        raise StageError(self._pool.stage, item.positions, f"{times}, the last: {how}")
+
+    def let_go(self, *, drained: bool) -> None:
+        if self._process is not None:
+            self._pool.release(self._process, keep=drained)

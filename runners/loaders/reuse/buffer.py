@@ -1,0 +1,525 @@
+"""A shuffle buffer that counts references: each decoded sample is used exactly r times, and never twice in one batch (004 ch. 4.4.2).
+
+How a batch of B samples is chosen, with r uses a sample, and why:
+
+* *About B/r samples of a batch are first uses, the others were used before.* Then the decoder has the same work in every
+  step, and the loss on first uses (the one that does not mislead) rests on the same number of samples in every step.
+* *Used samples rest.* With N used samples in the buffer, the mean number of batches between two uses of one sample is
+  N / (B - B/r) whatever the rule is (Little's law); only the spread and the mixing are ours to choose. A uniform draw makes
+  the gap geometric: many uses in successive batches. First in, first out makes it constant, but keeps those together that
+  were together before. Here a used sample rests for half of the mean gap, and batches are drawn uniformly from the rested
+  half: no short gaps, and batches of mixed ages.
+* *A sample is decoded in the batch that uses it first*, so that all of the buffer serves the gaps. Where the source is not
+  in a random order (``shuffle_first``), 1/r of the buffer holds samples not yet used, and first uses are drawn from them.
+* *The rest can always be drained.* When a stream ends, U uses are left in the buffer; they fill ceil(U / B) batches, all but
+  the last one full, if and only if no sample has more uses left than there are batches left, and those with as many fit in
+  the last one (Gale-Ryser, for equal columns and a short one). Before the end is known, enough is decoded that U >= r B after
+  each batch, from which this follows; after it, whatever has to be taken is taken first. A buffer of three batches or more
+  has the room for it; a smaller one may end with several short batches. Each sample has its r uses in any case.
+
+Memory is bounded in samples and in bytes at every moment: a sample is decoded only while the largest one seen so far would
+fit. One that turns out larger is put aside undecoded and decoded again when there is room.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+
+from ....engine.errors import UsageError
+from ..sizes import nbytes
+
+_T = TypeVar("_T")
+
+
+class Decoded(Protocol):
+    """Where samples come from: the positions of one rank's stream, each decoded when it is taken."""
+
+    def take(self) -> tuple[int, Any]:
+        """The next position and its sample. Raises StopIteration at the end of a finite stream, and from then on."""
+        ...
+
+    def again(self, position: int) -> Any:
+        """The sample of a position that was taken before, decoded once more."""
+        ...
+
+
+class Use(NamedTuple):
+    """One sample of a batch."""
+
+    position: int
+    sample: Any
+    use: int  #: how often it was used before: 0 is the first use
+
+
+class BufferState(TypedDict):
+    """What `ReuseBuffer.state_dict` returns: numbers, lists of numbers and strings, no samples."""
+
+    repeat: int
+    batches: int
+    taken: int
+    first_uses: int
+    uses: int
+    dropped: int
+    carry: float
+    largest: int
+    ended: bool
+    random: tuple[Any, ...]
+    positions: list[int]
+    left: list[int]  #: uses that each of them has left
+    last: list[int]  #: the batch of its last use, 0 for none
+    rested: list[bool]
+    parked: list[tuple[int, int, int]]  #: position, uses left, bytes (0: not known) of those that wait undecoded for room
+
+
+class _Slot:
+    __slots__ = ("identity", "last", "left", "position", "sample", "size")
+
+    def __init__(self, position: int, sample: Any, left: int, last: int, size: int, identity: Hashable) -> None:
+        self.position, self.sample, self.left, self.last, self.size, self.identity = position, sample, left, last, size, identity
+
+
+class _Pool:
+    """The slots with the same number of uses left: those rested, in no order, and those at rest, by their last use."""
+
+    __slots__ = ("ready", "resting")
+
+    def __init__(self) -> None:
+        self.ready: list[_Slot] = []
+        self.resting: deque[_Slot] = deque()
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.resting)
+
+    def wake(self, before: int) -> None:
+        """Those last used before batch ``before`` have rested."""
+        while self.resting and self.resting[0].last < before:
+            self.ready.append(self.resting.popleft())
+
+    def pop(self, index: int) -> _Slot:
+        ready = self.ready
+        ready[index], ready[-1] = ready[-1], ready[index]
+        return ready.pop()
+
+
+class _Parked(NamedTuple):
+    position: int
+    left: int
+    size: int
+
+
+class ReuseBuffer:
+    """Batches in which each position of ``decoded`` occurs exactly ``repeat`` times, at most once a batch.
+
+    ``capacity_samples`` and ``capacity_bytes`` bound what is held between and within calls of `next`; what `next` has handed out
+    is the caller's. ``identity`` says which positions are the same sample of the data (of two passes over it): they do not meet
+    in a batch either, except where the buffer holds too few different ones. ``repeat=1`` is the stream itself, nothing is held.
+    ``measure`` gives the bytes of a sample. Not thread-safe.
+
+    Raises UsageError for settings that cannot work, and from `next` when the memory is below one batch of such samples; it never
+    does where ``capacity_bytes`` is at least ``batch_size`` times the largest sample.
+    """
+
+    def __init__(
+        self,
+        decoded: Decoded,
+        *,
+        batch_size: int,
+        repeat: int,
+        capacity_samples: int,
+        capacity_bytes: int,
+        seed: int = 0,
+        identity: Callable[[int], Hashable] | None = None,
+        shuffle_first: bool = False,
+        drop_last: bool = False,
+        measure: Callable[[Any], int] = nbytes,
+    ) -> None:
+        _check(batch_size, repeat, capacity_samples, capacity_bytes)
+        self._decoded, self._identity, self._measure = decoded, identity, measure
+        self.batch_size, self.repeat, self.drop_last = batch_size, repeat, drop_last
+        self.capacity_samples, self.capacity_bytes = capacity_samples, capacity_bytes
+        self._reserve = min(capacity_samples // repeat, capacity_samples - batch_size) if shuffle_first and repeat > 1 else 0
+        self._random = random.Random(seed)
+        self.taken = 0  #: positions taken from the stream
+        self.first_uses = 0
+        self.uses = 0
+        self.dropped = 0  #: uses left out by ``drop_last``
+        self.held_bytes = 0
+        self._batches = 0
+        self._carry = 0.0  #: the part of a first use that is still owed
+        self._ended = False
+        self._largest = 0
+        self._live = 0
+        self._uses_left = 0
+        self._pools = [_Pool() for _ in range(repeat + 1)]  #: by uses left
+        self._parked: deque[_Parked] = deque()
+
+    def __len__(self) -> int:
+        """Samples held."""
+        return self._live
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions that have uses left, those parked included."""
+        return [slot.position for slot in self._slots()] + [parked.position for parked in self._parked]
+
+    def unused(self, count: int) -> list[tuple[int, Any]]:
+        """Up to ``count`` samples held that were never used, lowest positions first; nothing changes."""
+        fresh = sorted(self._pools[self.repeat].ready, key=lambda slot: slot.position)
+        return [(slot.position, slot.sample) for slot in fresh[:count]]
+
+    def __iter__(self) -> Iterator[list[Use]]:
+        return self
+
+    def __next__(self) -> list[Use]:
+        return self.next()
+
+    def next(self) -> list[Use]:
+        """The next batch. Raises StopIteration when a finite stream has been used up.
+
+        Whatever ``decoded`` raises comes through, and the batch can be asked for again: nothing is counted before all is there.
+        """
+        if self.repeat == 1:
+            return self._plain()
+        self._wake()
+        first = self._stock()
+        batch = self._drain() if self._ended and not self._parked else self._mix(first)
+        if len(batch) < self.batch_size and self.drop_last:
+            self._drop(batch)
+        if not batch:
+            raise StopIteration
+        self._random.shuffle(batch)
+        return self._hand_out(batch)
+
+    def _plain(self) -> list[Use]:
+        batch: list[Use] = []
+        try:
+            while len(batch) < self.batch_size and (decoded := self._decode()):
+                batch.append(Use(*decoded[:2], 0))
+        except Exception:
+            self._parked.extendleft(_Parked(use.position, 1, 0) for use in reversed(batch))  # for when the batch is asked for again
+            raise
+        if not batch or (self.drop_last and len(batch) < self.batch_size):
+            self.dropped += len(batch)
+            raise StopIteration
+        self._batches += 1
+        self.first_uses += len(batch)
+        self.uses += len(batch)
+        return batch
+
+    # --- what comes in ---
+
+    def _wake(self) -> None:
+        per_batch = self.batch_size - self.batch_size / self.repeat
+        used = self._live - len(self._pools[self.repeat])
+        rest = int(used / per_batch / 2)  # half of the mean gap
+        for pool in self._pools:
+            pool.wake(self._batches + 1 - rest)
+
+    def _stock(self) -> int:
+        """Decode what the next batch needs. Returns how many first uses it is to have; draws nothing yet."""
+        fresh = self._pools[self.repeat]
+        while self._parked and self._admit():
+            pass
+        first, carry = self._first_uses_due()
+        undrainable = (self.repeat + 1) * self.batch_size - self._uses_left
+        enough = max(first + self._reserve, len(fresh) + math.ceil(undrainable / self.repeat))
+        while len(fresh) < enough and self._admit():
+            pass
+        while self._live < self.batch_size and self._more():
+            self._admit(must=True)
+        self._carry = carry
+        return min(first, len(fresh))
+
+    def _more(self) -> bool:
+        return bool(self._parked) or not self._ended
+
+    def _first_uses_due(self) -> tuple[int, float]:
+        """About B/r: more while the buffer is below its capacity, fewer while it is above what leaves room for them. And the carry."""
+        size, even = self.batch_size, self.batch_size / self.repeat
+        used = self._live - len(self._pools[self.repeat])
+        by_bytes = self.capacity_bytes * self._live // self.held_bytes if self.held_bytes else self.capacity_samples
+        capacity = max(size, min(self.capacity_samples, by_bytes) - self._reserve)
+        room = capacity - used
+        due = even + (room - even) * size / capacity + self._carry
+        rested = sum(len(pool.ready) for pool in self._pools[1 : self.repeat])
+        first = max(math.floor(due), min(size - rested, room), size - used)
+        return max(0, min(first, size)), min(1.0, max(0.0, due - first))
+
+    def _admit(self, *, must: bool = False) -> bool:
+        """Decode one more sample, if there is room for it. ``must``: the batch cannot be made without it."""
+        if not self._more() or self._live >= self.capacity_samples:
+            return False
+        parked = self._parked[0] if self._parked else None
+        expected = (parked.size if parked else 0) or self._largest
+        if not must and self.held_bytes + expected > self.capacity_bytes:
+            return False
+        if (decoded := self._decode()) is None:
+            return False
+        position, sample, left = decoded
+        size = self._measure(sample)
+        self._largest = max(self._largest, size)
+        if self.held_bytes + size <= self.capacity_bytes:
+            self._hold(position, sample, left, size)
+            return True
+        self._parked.appendleft(_Parked(position, left, size))
+        if must:
+            raise UsageError(
+                f"reuse.memory: {self.capacity_bytes} bytes hold {self._live} of the {self.batch_size} samples of a batch; "
+                f"give at least {self.batch_size * self._largest} (a sample here has {self._largest})"
+            )
+        return False
+
+    def _decode(self) -> tuple[int, Any, int] | None:
+        """Position, sample and uses left of what comes next; None at the end of the stream."""
+        if self._parked:
+            parked = self._parked[0]
+            sample = self._decoded.again(parked.position)
+            self._parked.popleft()
+            return parked.position, sample, parked.left
+        if self._ended:
+            return None
+        try:
+            position, sample = self._decoded.take()
+        except StopIteration:
+            self._ended = True
+            return None
+        self.taken += 1
+        return position, sample, self.repeat
+
+    def _hold(self, position: int, sample: Any, left: int, size: int, last: int = 0, *, rested: bool = True) -> None:
+        slot = _Slot(position, sample, left, last, size, self._identity(position) if self._identity else position)
+        (self._pools[left].ready if rested else self._pools[left].resting).append(slot)
+        self._live += 1
+        self._uses_left += left
+        self.held_bytes += size
+
+    # --- what goes out ---
+
+    def _mix(self, first: int) -> list[_Slot]:
+        """``first`` first uses, and for the rest samples used before that have rested."""
+        fresh, used = self._pools[self.repeat : self.repeat + 1], self._pools[1 : self.repeat]
+        draw = _Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        draw.at_random(fresh, first)
+        draw.at_random(used, self.batch_size)
+        draw.longest_at_rest(used)
+        draw.at_random(fresh, self.batch_size)
+        return self._completed(draw)
+
+    def _drain(self) -> list[_Slot]:
+        """Those first without which the uses left would not fit into the batches left; for the rest any that have rested."""
+        batches = math.ceil(self._uses_left / self.batch_size)
+        draw = _Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        for left in range(self.repeat, max(1, batches - 1) - 1, -1):
+            draw.at_random(self._pools[left : left + 1], self.batch_size)
+            draw.longest_at_rest(self._pools[left : left + 1])
+        draw.at_random(self._pools, self.batch_size)
+        draw.longest_at_rest(self._pools)
+        return self._completed(draw)
+
+    def _completed(self, draw: _Draw) -> list[_Slot]:
+        """With too few different samples held, the same sample of two passes may meet: the stream would else stand still."""
+        for slot in draw.clashed:
+            if len(draw.batch) < self.batch_size:
+                draw.batch.append(slot)
+            else:
+                self._pools[slot.left].ready.append(slot)
+        return draw.batch
+
+    def _drop(self, batch: list[_Slot]) -> None:
+        self.dropped += self._uses_left
+        batch.clear()
+        self._clear()
+
+    def _hand_out(self, batch: list[_Slot]) -> list[Use]:
+        self._batches += 1
+        out = [Use(slot.position, slot.sample, self.repeat - slot.left) for slot in batch]
+        for slot in batch:
+            self.first_uses += slot.left == self.repeat
+            slot.left -= 1
+            slot.last = self._batches
+            if slot.left:
+                self._pools[slot.left].resting.append(slot)
+            else:
+                self._live -= 1
+                self.held_bytes -= slot.size
+        self.uses += len(batch)
+        self._uses_left -= len(batch)
+        return out
+
+    # --- the end of reuse, and the state ---
+
+    def leave(self) -> list[int]:
+        """Give up reuse: the positions that were taken and never used, in order. The buffer is empty then."""
+        left = [slot.position for slot in self._pools[self.repeat].ready]
+        left += [parked.position for parked in self._parked if parked.left == self.repeat]
+        self._clear()
+        return sorted(left)
+
+    def _clear(self) -> None:
+        self._pools = [_Pool() for _ in range(self.repeat + 1)]
+        self._parked.clear()
+        self._live = self._uses_left = self.held_bytes = 0
+
+    def _slots(self) -> Iterator[_Slot]:
+        for pool in self._pools:
+            yield from pool.ready
+            yield from pool.resting
+
+    def state_dict(self) -> BufferState:
+        """What `load_state_dict` needs; O(samples held). The stream's own place is not in it: ``taken`` says how far it was read."""
+        held = list(self._slots())
+        return BufferState(
+            repeat=self.repeat,
+            batches=self._batches,
+            taken=self.taken,
+            first_uses=self.first_uses,
+            uses=self.uses,
+            dropped=self.dropped,
+            carry=self._carry,
+            largest=self._largest,
+            ended=self._ended,
+            random=self._random.getstate(),
+            positions=[slot.position for slot in held],
+            left=[slot.left for slot in held],
+            last=[slot.last for slot in held],
+            rested=[rested for pool in self._pools for rested in [True] * len(pool.ready) + [False] * len(pool.resting)],
+            parked=[(parked.position, parked.left, parked.size) for parked in self._parked],
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: its samples are decoded again. What no longer fits (a smaller buffer) waits undecoded for room."""
+        if state["repeat"] != self.repeat:
+            raise UsageError(f"reuse.repeat: the checkpoint was made with {state['repeat']}, not {self.repeat}; go on with that")
+        self._clear()
+        self._batches, self._carry, self._ended = int(state["batches"]), float(state["carry"]), bool(state["ended"])
+        self.taken, self.first_uses, self.uses = int(state["taken"]), int(state["first_uses"]), int(state["uses"])
+        self._random.setstate(_as_tuple(state["random"]))
+        self._largest, self.dropped = int(state["largest"]), int(state["dropped"])
+        for position, left, last, rested in zip(state["positions"], state["left"], state["last"], state["rested"], strict=True):
+            if self._parked or self._live >= self.capacity_samples:
+                self._parked.append(_Parked(position, left, 0))
+                continue
+            sample = self._decoded.again(position)
+            size = self._measure(sample)
+            if self.held_bytes + size > self.capacity_bytes:
+                self._parked.append(_Parked(position, left, size))
+            else:
+                self._hold(position, sample, left, size, last, rested=rested)
+        self._parked.extend(_Parked(*parked) for parked in state["parked"])
+
+
+class _Draw:
+    """A batch while it is drawn: up to ``size`` slots, taken out of their pools."""
+
+    def __init__(self, generator: random.Random, size: int, *, by_identity: bool) -> None:
+        self._random, self._size = generator, size
+        self.batch: list[_Slot] = []
+        self.clashed: list[_Slot] = []  #: taken out of their pools too: the batch has the same sample of another pass
+        self._seen: set[Hashable] | None = set() if by_identity else None
+
+    def at_random(self, pools: Sequence[_Pool], count: int) -> None:
+        """Up to ``count`` of the rested ones, each equally likely."""
+        ready = sum(len(pool.ready) for pool in pools)
+        while count and ready and len(self.batch) < self._size:
+            index = self._random.randrange(ready)
+            for pool in pools:
+                if index < len(pool.ready):
+                    break
+                index -= len(pool.ready)
+            count -= self._add(pool.pop(index))
+            ready -= 1
+
+    def longest_at_rest(self, pools: Sequence[_Pool]) -> None:
+        """Fill up with those whose rest is not over, the longest at rest first."""
+        while len(self.batch) < self._size and (waiting := [pool for pool in pools if pool.resting]):
+            self._add(min(waiting, key=lambda pool: pool.resting[0].last).resting.popleft())
+
+    def _add(self, slot: _Slot) -> bool:
+        if self._seen is not None:
+            if slot.identity in self._seen:
+                self.clashed.append(slot)
+                return False
+            self._seen.add(slot.identity)
+        self.batch.append(slot)
+        return True
+
+
+def deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[BufferState]:
+    """The buffers' states of a gang that now has ``ranks`` ranks: every position with the uses it has left, in exactly one of them.
+
+    Positions must be those of the job's one stream, not of a rank's. They are dealt round, so that each rank gets its share of
+    every rank's samples; a rank takes the generator of the old rank of its number, or one derived from the first.
+    """
+    held = [one for group in _rounds([_held(state) for state in states]) for one in group]
+    parked: list[tuple[int, int, int]] = [one for state in states for one in state["parked"]]
+    total = {name: sum(int(state[name]) for state in states) for name in ("taken", "first_uses", "uses", "dropped")}
+    dealt = []
+    for rank in range(ranks):
+        # Back into the order of the pools: by uses left, the rested first, those at rest by their last use.
+        mine = sorted(held[rank::ranks], key=lambda one: (one[1], not one[3], one[2]))
+        dealt.append(
+            BufferState(
+                repeat=int(states[0]["repeat"]),
+                batches=max(int(state["batches"]) for state in states),
+                taken=_share(total["taken"], rank, ranks),
+                first_uses=_share(total["first_uses"], rank, ranks),
+                uses=_share(total["uses"], rank, ranks),
+                dropped=_share(total["dropped"], rank, ranks),
+                carry=0.0,
+                largest=max(int(state["largest"]) for state in states),
+                ended=all(bool(state["ended"]) for state in states),
+                random=_generator(states, rank),
+                positions=[position for position, _, _, _ in mine],
+                left=[left for _, left, _, _ in mine],
+                last=[last for _, _, last, _ in mine],
+                rested=[rested for _, _, _, rested in mine],
+                parked=parked[rank::ranks],
+            )
+        )
+    return dealt
+
+
+def _held(state: Mapping[str, Any]) -> list[tuple[int, int, int, bool]]:
+    return list(zip(state["positions"], state["left"], state["last"], state["rested"], strict=True))
+
+
+def _rounds(held: Sequence[Sequence[_T]]) -> Iterator[list[_T]]:
+    """The first of each, the second of each, and so on, as long as one has any."""
+    for index in range(max(map(len, held))):
+        yield [of_rank[index] for of_rank in held if index < len(of_rank)]
+
+
+def _share(total: int, rank: int, ranks: int) -> int:
+    return total // ranks + (rank < total % ranks)
+
+
+def _generator(states: Sequence[Mapping[str, Any]], rank: int) -> tuple[Any, ...]:
+    if rank < len(states):
+        return _as_tuple(states[rank]["random"])
+    source = random.Random()
+    source.setstate(_as_tuple(states[0]["random"]))
+    return random.Random(f"{source.getrandbits(64)} {rank}").getstate()
+
+
+def _as_tuple(state: Sequence[Any]) -> tuple[Any, ...]:
+    """A state of random.Random, which may have gone through JSON."""
+    version, internal, gauss = state
+    return version, tuple(internal), gauss
+
+
+def _check(batch_size: int, repeat: int, capacity_samples: int, capacity_bytes: int) -> None:
+    if batch_size < 1:
+        raise UsageError(f"batch_size: {batch_size} samples make no batch; give at least 1")
+    if repeat < 1:
+        raise UsageError(f"reuse.repeat: {repeat} uses of a sample are not possible; give 1 (no reuse) or more")
+    if repeat > 1 and capacity_samples < batch_size:
+        raise UsageError(
+            f"reuse.shuffle_buffer: {capacity_samples} samples hold less than one batch; "
+            f"give at least {batch_size} samples, better {3 * batch_size}"
+        )
+    if repeat > 1 and capacity_bytes < 1:
+        raise UsageError(f"reuse.memory: {capacity_bytes} bytes hold no sample; give the bytes of at least one batch")

@@ -1,0 +1,193 @@
+"""An ordinary DataLoader as a pipeline of stages: the same batches in the same order, from workers that can be resized.
+
+    Source "read"    dataset[index] for the indices of a batch, which come from the sampler
+    Map    "batch"   collate_fn
+    Prefetch         finished batches, in MiB
+
+An item is a whole batch, as for the DataLoader's own workers: a data set's ``__getitems__``, batches of different sizes and any
+batch sampler stay what they are, and a queue is crossed once a batch, not once a sample. Worker processes collate what they have
+read, as the DataLoader's do, so that one batch of tensors comes back and not its samples one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe
+
+from ...engine.errors import UsageError
+from .. import rng
+from .pipeline import Pipeline
+from .stages import Map, Prefetch, Source, Stage
+
+
+def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = None) -> Pipeline:
+    """Pipeline that gives what ``loader`` gives. A data set alone gives its samples, as ``DataLoader(dataset, batch_size=None)``.
+
+    processes: workers are processes, for code that holds the interpreter's lock; None: as the loader has them, that is where
+        its num_workers is not 0. In processes the global generators are seeded for each batch by the loader's seed and the number
+        of the batch, so that random augmentation does not depend on how many workers there are.
+
+    Raises UsageError for what cannot be cut into stages, with what to do instead.
+    """
+    if isinstance(loader, Dataset):
+        loader = DataLoader(loader, batch_size=None)
+    _check(loader)
+    if processes is None:
+        processes = loader.num_workers > 0
+    if loader.worker_init_fn is not None and loader.num_workers and not processes:
+        raise UsageError("processes: worker_init_fn prepares a worker process; give processes=True, or a loader without it")
+    stages = _iterable(loader, processes) if isinstance(loader.dataset, IterableDataset) else _map_style(loader, processes)
+    if loader.pin_memory and torch.accelerator.is_available():
+        stages.append(Map(_pin, name="pin"))
+    return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader")
+
+
+def _map_style(loader: DataLoader[Any], processes: bool) -> list[Stage]:
+    read, sampler = Read(loader), _indices(loader)
+    if processes:
+        return [Source(InProcess(read, loader), sampler=sampler, name="read", processes=True)]
+    return [Source(read, sampler=sampler, name="read"), Map(loader.collate_fn, name="batch")]
+
+
+def _indices(loader: DataLoader[Any]) -> Indices:
+    try:
+        len(loader)
+    except TypeError:
+        return Indices(loader)
+    return CountedIndices(loader)
+
+
+def _iterable(loader: DataLoader[Any], processes: bool) -> list[Stage]:
+    return [Source(Samples(loader), name="read"), Map(loader.collate_fn, name="batch", processes=processes)]
+
+
+def _check(loader: object) -> None:
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"loader: {type(loader).__name__} is neither a Pipeline nor a DataLoader nor a Dataset; build a Pipeline of it: "
+            "Pipeline([Source(iterable), Map(function, name='udf'), Batch(size), Prefetch()])"
+        )
+    dataset = loader.dataset
+    if type(loader).__iter__ is not DataLoader.__iter__ or type(loader)._get_iterator is not DataLoader._get_iterator:
+        raise UsageError(
+            f"loader: {type(loader).__name__} iterates in a way of its own, which stages would leave out; "
+            "give a plain DataLoader, or use it as Source(loader) of a Pipeline"
+        )
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise UsageError("loader: a DataPipe is seeded by the DataLoader's own workers; give a plain Dataset, or use Source(loader)")
+    if isinstance(dataset, IterableDataset) and loader.num_workers:
+        raise UsageError(
+            f"loader: each of num_workers={loader.num_workers} workers reads its own share of an IterableDataset, and shares cannot be "
+            "resized; give num_workers=0 (one reader) and do what is costly in collate_fn, or in a Map stage after Source(dataset)"
+        )
+
+
+class Draw(NamedTuple):
+    """One item of the source: what to read, and the seed of whatever it draws."""
+
+    wanted: Any  #: index, or a list of them
+    seed: int
+
+
+class Indices:
+    """What a pass reads, drawn exactly as the DataLoader draws it; begun by the thread that iterates."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Draw]:
+        loader = self._loader
+        sampler = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        seed = _base_seed(loader)
+        # A sampler draws its own seed when its first index is wanted. Wanted here and not in the source's thread, what the
+        # training draws meanwhile cannot come in between.
+        first = list(islice(sampler, 1))
+        return (Draw(wanted, (seed + number) % 2**63) for number, wanted in enumerate(chain(first, sampler)))
+
+
+class CountedIndices(Indices):
+    """The same of a sampler that says how many there are."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class Samples:
+    """The batches of an iterable data set, uncollated; called once a pass."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __call__(self) -> Iterator[Any]:
+        _base_seed(self._loader)  # the DataLoader draws one too: what is drawn after it is the same
+        samples = iter(self._loader.dataset)
+        size = self._loader.batch_size
+        return samples if size is None else _batches(samples, size, self._loader.drop_last)
+
+
+def _batches(samples: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    while (batch := list(islice(samples, size))) and not (drop_last and len(batch) < size):
+        yield batch
+
+
+def _base_seed(loader: DataLoader[Any]) -> int:
+    """Drawn from the loader's generator before the sampler draws from it, as torch.utils.data does."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+
+
+class Read:
+    """A map-style data set, by batches of indices or, where the loader does not batch, by one."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.dataset: Any = loader.dataset
+        self._batches = loader.batch_sampler is not None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, draw: Draw) -> Any:
+        if not self._batches:
+            return self.dataset[draw.wanted]
+        if at_once := getattr(self.dataset, "__getitems__", None):
+            return at_once(draw.wanted)
+        return [self.dataset[index] for index in draw.wanted]
+
+
+class InProcess:
+    """Reads and collates in a worker process, under a seed of the batch's own."""
+
+    def __init__(self, read: Read, loader: DataLoader[Any]) -> None:
+        self._read = read
+        self._collate = loader.collate_fn
+        self._begin, self._workers = loader.worker_init_fn, loader.num_workers
+        self._begun_in = 0  #: process
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def __getitem__(self, draw: Draw) -> Any:
+        rng.seed_all(draw.seed)
+        if self._begun_in != os.getpid():
+            self._begun_in = os.getpid()
+            self._start(draw.seed)
+        return self._collate(self._read[draw])
+
+    def _start(self, seed: int) -> None:
+        """What the DataLoader's worker does before its first batch. Workers come and go: a number is no place among ``num_workers``."""
+        from torch.utils.data._utils import worker
+
+        number = os.getpid()
+        worker._worker_info = worker.WorkerInfo(id=number, num_workers=self._workers, seed=seed, dataset=self._read.dataset)
+        if self._begin is not None:
+            self._begin(number)
+
+
+def _pin(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)  # type: ignore[no-untyped-call]

@@ -1,0 +1,147 @@
+"""The stages that a pipeline is described by. They hold no state of a pass; `feeds.py` and `crew.py` run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...engine.errors import UsageError
+from .collate import default_collate
+
+MIB = 1 << 20
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    name: str
+
+    @property
+    def workers_to_begin_with(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Working(Stage):
+    """A stage whose workers may be many.
+
+    Attributes:
+        workers: to begin with.
+        processes: workers are processes, for functions that hold the interpreter's lock; the function is pickled.
+        limit: seconds for one item; longer is an error that names the stage. None: no limit.
+    """
+
+    workers: int = 1
+    processes: bool = False
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise UsageError(f"stage {self.name!r}: workers={self.workers}: give 1 to {MOST_WORKERS}")
+        if self.limit is not None and self.limit <= 0:
+            raise UsageError(f"stage {self.name!r}: limit={self.limit}: give seconds above 0, or None for no limit")
+
+    @property
+    def workers_to_begin_with(self) -> int:
+        return self.workers
+
+
+@dataclass(frozen=True)
+class Source(Working):
+    """Where samples come from.
+
+    Args:
+        data: a data set with ``__getitem__`` and ``__len__``, read by any number of workers; any other iterable, or a function
+            that returns one for each pass, read by one worker.
+        sampler: indices of the data set in the order to read, iterated anew in each pass; None: 0, 1, 2 ….
+    """
+
+    data: Any
+    name: str = field(default="read", kw_only=True)
+    sampler: Iterable[Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.indexed:
+            if not callable(self.data) and not isinstance(self.data, Iterable):
+                raise UsageError(f"stage {self.name!r}: {type(self.data).__name__} can be neither indexed, nor iterated, nor called")
+            for option, given in (("sampler", self.sampler is not None), ("workers", self.workers > 1), ("processes", self.processes)):
+                if given:
+                    raise UsageError(
+                        f"stage {self.name!r}: {option} needs a data set with __getitem__ and __len__; this one is only iterated"
+                    )
+
+    @property
+    def indexed(self) -> bool:
+        """Whether samples can be read by index, and so in parallel."""
+        kind = type(self.data)
+        return hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and not isinstance(self.data, Mapping)
+
+    def indices(self) -> Iterable[Any]:
+        return range(len(self.data)) if self.sampler is None else self.sampler
+
+    def begin(self) -> Iterator[Any]:
+        """Indices of a pass, or what it iterates. Called by the consumer's thread: a sampler may draw from global generators."""
+        if self.indexed:
+            return iter(self.indices())
+        return iter(self.data() if callable(self.data) else self.data)
+
+    def length(self) -> int | None:
+        """Samples of a pass, None when the source does not say."""
+        counted = self.indices() if self.indexed else self.data
+        return len(counted) if isinstance(counted, Sized) else None
+
+
+@dataclass(frozen=True)
+class Map(Working):
+    """A function of one item: the paper's UDF. It runs in several workers at once: keep no state in it."""
+
+    function: Callable[[Any], Any]
+    name: str = field(default="map", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function):
+            raise UsageError(f"stage {self.name!r}: {self.function!r} cannot be called")
+
+
+@dataclass(frozen=True)
+class Shuffle(Stage):
+    """Each item leaves from a random place of a buffer. The order follows from ``seed``, the pass and the order that comes in."""
+
+    buffer: int
+    name: str = field(default="shuffle", kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1:
+            raise UsageError(f"stage {self.name!r}: buffer={self.buffer}: give 1 or more items")
+
+
+@dataclass(frozen=True)
+class Batch(Working):
+    """``size`` items after another become one, by ``collate`` of their list."""
+
+    size: int
+    name: str = field(default="batch", kw_only=True)
+    collate: Callable[[list[Any]], Any] = field(default=default_collate, kw_only=True)
+    drop_last: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 1:
+            raise UsageError(f"stage {self.name!r}: size={self.size}: give 1 or more items")
+
+
+@dataclass(frozen=True)
+class Prefetch(Stage):
+    """Room for what is ready. It has no workers: its MiB bound the queue behind the stage before it."""
+
+    mib: int = 64
+    name: str = field(default="prefetch", kw_only=True)
+    most: int = field(default=1 << 20, kw_only=True)  #: MiB that a tuner may set
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mib <= self.most:
+            raise UsageError(f"stage {self.name!r}: mib={self.mib}: give 1 to {self.most}")

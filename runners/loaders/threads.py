@@ -1,0 +1,237 @@
+"""The workers of one stage during one pass: threads, as many as are wanted now.
+
+Growing starts threads; when there are too many, whoever has put its item away leaves. A worker thread is a daemon, so that a
+function that never returns keeps neither close() nor the interpreter's exit waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ...engine.errors import StokerError
+from .channel import SKIP, Channel, Item
+from .faults import Drained, Leave, StageError, Stopped, located
+from .feeds import Feed
+from .meters import Meter, Phase, Spent, Stopwatch, Totals
+from .sizes import nbytes
+
+log = logging.getLogger("stoker.loaders")
+
+
+class Hand(Protocol):
+    """Does the work of one worker, in its thread."""
+
+    def call(self, item: Item) -> tuple[Any, Spent, float]:
+        """Result, what it cost, and how many seconds of its CPU time another process spent."""
+
+    def let_go(self, *, drained: bool) -> None:
+        """The worker leaves; ``drained``: because nothing is left to do, not because it is one too many."""
+
+
+class ThreadHand:
+    """The function is called in the worker's own thread."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._stopwatch = Stopwatch()
+
+    def call(self, item: Item) -> tuple[Any, Spent, float]:
+        result, spent = self._stopwatch.call(self._function, item.payload)
+        return result, spent, 0.0
+
+    def let_go(self, *, drained: bool) -> None:
+        self._stopwatch.close()
+
+
+class Crew:
+    """Workers of one stage in one pass.
+
+    Args:
+        hire: makes the hand of a worker, in its thread; None: items pass as they are.
+        waits_on: the channel that `feed` takes from, to wake those who are to leave; None: it does not wait.
+        failed: told what went wrong, by the worker that it happened to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        feed: Feed,
+        waits_on: Channel | None,
+        output: Channel,
+        hire: Callable[[], Hand] | None,
+        failed: Callable[[BaseException], None],
+        *,
+        limit: float | None = None,
+    ) -> None:
+        self.name = name
+        self.output = output
+        self._feed, self._waits_on, self._hire, self._failed = feed, waits_on, hire, failed
+        self._limit = limit
+        self._turn = threading.Lock()  #: of taking, so that items get their numbers in the order of the feed
+        self._taken = 0
+        self._lock = threading.Lock()  #: of what follows
+        self._wanted = self._alive = self._started = 0
+        self._at_work = 0  #: items taken and not yet put
+        self._drained = False
+        self._threads: set[threading.Thread] = set()
+        self._meters: set[Meter] = set()
+        self._gone = Totals()  #: of workers that have left
+
+    def resize(self, workers: int) -> None:
+        """Have so many from now on; those who are too many leave when they have put their item away."""
+        with self._lock:
+            self._wanted = workers
+            while self._alive < self._wanted and not self._drained:
+                self._start()
+        if self._waits_on is not None:
+            self._waits_on.wake()
+
+    def totals(self, now: float) -> Totals:
+        with self._lock:
+            return sum((meter.read(now) for meter in self._meters), self._gone)
+
+    def kept(self) -> tuple[int, int]:
+        """Items and bytes that the feed holds, such as a shuffle's buffer."""
+        return self._feed.kept
+
+    def check_limit(self, now: float) -> None:
+        """Fail when a worker has been at one item for longer than the limit."""
+        if self._limit is None:
+            return
+        with self._lock:
+            late = next((meter for meter in self._meters if meter.working_for(now) > self._limit), None)
+        if late is not None:
+            self._failed(StageError(self.name, late.at_work_on, f"its function has not returned within the limit of {self._limit:g} s"))
+
+    def join(self, until: float) -> bool:
+        """Whether all workers have ended by ``until`` (time.monotonic)."""
+        with self._lock:
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self.name}-{self._started}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if self._alive == 0:
+                raise StokerError(f"stage {self.name!r}: cannot start a thread ({error}): the limit of threads is reached") from error
+            log.warning("stage %r: cannot start a thread (%s); it goes on with %d", self.name, error, self._alive)
+            self._wanted = self._alive
+            return
+        self._threads.add(thread)
+        self._started += 1
+        self._alive += 1
+
+    def _work(self) -> None:
+        hand: Hand | None = None
+        meter: Meter | None = None
+        try:
+            hand = self._hired()
+            meter = self._measured()  # from now: until its process is there, a worker neither works nor waits
+            while True:
+                try:
+                    self._pass_on(*self._take(), hand, meter)
+                except Leave:
+                    if self._may_leave():
+                        return
+        except (Drained, Leave, Stopped):
+            pass
+        except BaseException as error:  # whatever it is, it is the consumer's to see
+            self._failed(error)
+        finally:
+            if hand is not None:
+                hand.let_go(drained=self._drained)
+            self._end(meter)
+
+    def _hired(self) -> Hand | None:
+        """Leave: it cannot be had, and there are others; growing is no reason to end a training."""
+        try:
+            return self._hire() if self._hire is not None else None
+        except StokerError as error:
+            with self._lock:
+                if self._alive == 1:
+                    raise
+                self._alive -= 1
+                self._wanted = min(self._wanted, self._alive)
+            log.warning("%s; the stage goes on with %d", error, self._alive)
+            raise Leave from error
+
+    def _measured(self) -> Meter:
+        meter = Meter()
+        with self._lock:
+            self._meters.add(meter)
+        return meter
+
+    def _take(self) -> tuple[int, Item]:
+        with self._turn:
+            if self._too_many():
+                raise Leave
+            try:
+                item = self._feed.take(self._too_many)
+            except Drained:
+                self._drained = True
+                raise
+            except (Leave, Stopped):
+                raise
+            except BaseException as error:
+                raise self._fault(error, (self._taken,)) from None
+            number, self._taken = self._taken, self._taken + 1
+            with self._lock:
+                self._at_work += 1
+            return number, item
+
+    def _pass_on(self, number: int, item: Item, hand: Hand | None, meter: Meter) -> None:
+        wait = elsewhere = 0.0
+        try:
+            if hand is not None and item.payload is not SKIP:
+                meter.at_work_on = item.positions
+                meter.enter(Phase.WORKING)
+                payload, spent, elsewhere = hand.call(item)
+                wait = spent.wait
+                item = Item(item.positions, payload, nbytes(payload))
+            meter.enter(Phase.BLOCKED)
+            self.output.put(number, item)
+            meter.enter(Phase.STARVED)
+            meter.finished(item.size, wait, elsewhere)
+        except Drained:
+            self._drained = True
+            raise
+        except Stopped:
+            raise
+        except BaseException as error:
+            raise self._fault(error, item.positions) from None
+        finally:
+            with self._lock:
+                self._at_work -= 1
+
+    def _fault(self, error: BaseException, positions: tuple[int, ...]) -> Stopped:
+        self._failed(located(error, self.name, positions))
+        return Stopped()
+
+    def _too_many(self) -> bool:
+        return self._alive > self._wanted
+
+    def _may_leave(self) -> bool:
+        """Whether the calling worker is one too many; it then no longer counts."""
+        with self._lock:
+            if self._alive <= self._wanted:
+                return False
+            self._alive -= 1
+            return True
+
+    def _end(self, meter: Meter | None) -> None:
+        with self._lock:
+            if meter is not None:
+                self._meters.discard(meter)
+                self._gone += meter.read(time.perf_counter())
+            self._threads.discard(threading.current_thread())
+            over = self._drained and self._at_work == 0
+        if over:
+            self.output.close()

@@ -1,0 +1,171 @@
+"""One step of tuning: look at the pipeline, ask the controller, let the guard have the last word, set. No thread, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from .tuning.contract import Controller, Decision, Knob, Observation, Values
+
+log = logging.getLogger("stoker.loaders")
+
+_FIRST = 8  #: the first step comes after this part of the interval: a pipeline that begins badly is not left so for long
+_SLOWER = 1.5  #: by which the time to the next step grows, up to the interval
+_SHORT = 24  #: short steps at most until some have changed nothing: a controller that never settles must not cost a core
+_STEPS = 4096  #: of the history
+
+
+class Sizable(Protocol):
+    """What a tuner needs of a pipeline."""
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]: ...
+    @property
+    def values(self) -> Values: ...
+    def set(self, values: Values) -> None: ...
+    def observe(self) -> Observation: ...
+    def discard_window(self) -> None: ...
+
+
+class Limits(Protocol):
+    """The guard: what of the wanted values may be set, and what it refused, in words (empty: nothing)."""
+
+    def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]: ...
+
+
+Report = Callable[[Observation, str, Decision, Values, str], None]
+
+
+class Step(NamedTuple):
+    """What was seen, what the controller wanted and why, what was set, and what the guard refused (empty: nothing)."""
+
+    seen: Observation
+    wanted: Decision
+    given: Values
+    refused: str
+
+
+def _unreported(*_: object) -> None:
+    """After a report that failed."""
+
+
+class Tuner:
+    """Steers one pipeline. A controller that fails is replaced by the values that are set: training never sees it fail.
+
+    Args:
+        free: knobs that the controller may turn.
+        interval: seconds between two steps at most.
+        samples: of an item of the pipeline's source; more than 1 where the source gives whole batches.
+    """
+
+    def __init__(
+        self,
+        pipeline: Sizable,
+        controller: Controller,
+        guard: Limits,
+        *,
+        free: Sequence[Knob],
+        interval: float,
+        report: Report,
+        samples: int = 1,
+    ) -> None:
+        self.history: deque[Step] = deque(maxlen=_STEPS)
+        self.gap = interval / _FIRST  #: seconds to the next step
+        self.waited, self.batches = 0.0, 0  #: seconds and batches since the last step, of passes that have ended
+        self._short = _SHORT
+        self._pipeline, self._controller, self._guard, self._report = pipeline, controller, guard, report
+        self._free = frozenset((knob.stage, knob.unit) for knob in free)
+        self.interval = interval  #: seconds between two steps at most
+        self._samples = samples
+        self._failed = ""
+
+    @property
+    def failed(self) -> str:
+        """How the controller failed; since then the values stay. Empty: it did not."""
+        return self._failed
+
+    def give_up(self, why: str) -> None:
+        """Ask the controller no more, and do not do what it may still answer."""
+        self._failed = f"controller {self._controller.name!r} failed: {why}"
+
+    def begin(self) -> None:
+        """Hold the values that the pipeline begins with to what the guard allows: the first window is the riskiest (tf.data #62821)."""
+        seen = self._observe()
+        given, refused = self._guard.allow(seen, seen.values)
+        if given != seen.values:
+            self._pipeline.set(given)
+            log.warning("the pipeline begins with %s instead of %s: %s", given, seen.values, refused)
+
+    def step(self) -> float:
+        """Take one; seconds of transition that are to be left out of the next window."""
+        seen = self._observe()
+        wanted = self._decide(seen)
+        given, refused = self._guard.allow(seen, wanted.values)
+        if given != seen.values:
+            self._pipeline.set(given)
+        self._pace(changed=given != seen.values, resized=seen.resized)
+        self.history.append(Step(seen, wanted, given, refused))
+        self._tell(seen, wanted, given, refused)
+        return self._transition(seen) if given != seen.values else 0.0
+
+    def discard(self) -> None:
+        """Leave out of the next window what has been measured until now."""
+        self._pipeline.discard_window()
+
+    def _observe(self) -> Observation:
+        seen, samples = self._pipeline.observe(), self._samples
+        if samples == 1:
+            return seen
+        return dataclasses.replace(
+            seen, batch_size=seen.batch_size * samples, throughput=seen.throughput * samples, demand=seen.demand * samples
+        )
+
+    def _decide(self, seen: Observation) -> Decision:
+        if not self._failed:
+            try:
+                wanted = self._asked(seen)
+            except Exception as error:
+                self.give_up(f"{type(error).__name__}: {error}")
+                log.exception("%s; the pipeline keeps its values %s", self._failed, seen.values)
+            else:
+                if not self._failed:  # it was not given up while it thought
+                    return wanted
+        return Decision(seen.values, self._failed)
+
+    def _asked(self, seen: Observation) -> Decision:
+        """The controller's decision, with the knobs that it may not turn at their values."""
+        knobs = tuple(
+            knob if (knob.stage, knob.unit) in self._free else dataclasses.replace(knob, low=value, high=value)
+            for knob, value in zip(seen.knobs, seen.values, strict=True)
+        )
+        wanted = self._controller.decide(dataclasses.replace(seen, knobs=knobs))
+        values = tuple(knob.clip(value) for knob, value in zip(knobs, wanted.values, strict=True))
+        return wanted if values == wanted.values else Decision(values, wanted.why)
+
+    def _tell(self, seen: Observation, wanted: Decision, given: Values, refused: str) -> None:
+        try:
+            self._report(seen, "fixed" if self._failed else self._controller.name, wanted, given, refused)
+        except Exception:
+            log.exception("a step of the tuner could not be reported; it goes on unreported")
+            self._report = _unreported
+
+    def _pace(self, *, changed: bool, resized: bool) -> None:
+        """Short steps while there is something to find, long ones when it is found."""
+        if resized:
+            self._short = _SHORT
+        if resized or (changed and self._short > 0):
+            self.gap = self.interval / _FIRST
+            self._short -= 1
+        else:
+            self.gap = min(self.gap * _SLOWER, self.interval)
+            self._short = min(self._short + (not changed), _SHORT)
+
+    def _transition(self, seen: Observation) -> float:
+        """Time in which all that the pipeline holds, queued or in a worker's hands, leaves it: until then it shows the values of before."""
+        waiting = sum((stage.queue + stage.workers) / stage.per_batch for stage in seen.stages if stage.per_batch > 0)
+        drained = waiting * seen.latency()
+        return min(drained, self.interval) if math.isfinite(drained) else self.interval

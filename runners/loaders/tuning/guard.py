@@ -1,0 +1,216 @@
+"""The memory guard, outside every controller: it predicts what the wanted values may take, and refuses what does not fit.
+
+Memory is a cliff, not a slope, and no reward keeps an agent that explores from it. The guard takes a pipeline for a base, plus at most so
+much for each worker of a stage, plus its queues; it does not know how much, and so takes the least of what it can be sure of:
+
+* queues may come to hold their limits times the size of their items, however empty they are now;
+* a worker that was never measured takes `GuardOptions.worker` and some items (the one assumption: say so where workers take more);
+* if no stage gets more than r times its workers, what is in use grows to r times at most, base included;
+* where an allocation grew, memory grew by all new workers together: none of them took more than that, and as many again take no more.
+
+That, with a margin, must stay below a fraction of the memory. What is refused is reduced: buffers first, then workers, each towards what
+they are now, and below it where even that is too much. Memory in use is taken with each observation, so what grows by itself counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .contract import Observation, StageReading, Unit, Values
+from .costs import MIB, worker_knobs
+from .options import tunable
+
+QUEUED_PER_WORKER = 2  #: items behind a stage for each of its workers, where its limit is not told
+BISECTIONS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GuardOptions:
+    fraction: float = tunable(0.85, "of the memory that may be used", low=0.05, high=1.0)
+    margin: float = tunable(0.2, "added to predicted growth, for items that are larger than those seen", low=0.0, high=10.0)
+    worker: int = tunable(1 << 30, "bytes that a worker takes at most, beside its items, before it was measured", low=0)
+    unmeasured: int = tunable(2, "workers a stage before the size of any item is known", low=1, high=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Memory in use without the queues, at these workers."""
+
+    workers: dict[str, int]
+    bytes: float
+
+    def grown_from(self, other: _Held) -> dict[str, int]:
+        """Workers that came to each stage, if some came to one and none went from another; else nothing."""
+        steps = {name: count - other.workers.get(name, count) for name, count in self.workers.items()}
+        return {name: step for name, step in steps.items() if step} if min(steps.values()) >= 0 else {}
+
+
+class Guard:
+    """Lets values pass or reduces them. One for each pipeline; call `allow` once a window, in the order of the windows.
+
+    ``memory``: bytes that pipeline and consumer may use; None: what the observation says. It bounds the first allocation too: until an item
+    has been seen, a stage is given few workers and a buffer what it has.
+    """
+
+    def __init__(self, options: GuardOptions | None = None, *, memory: int | None = None) -> None:
+        self.options = options or GuardOptions()
+        self.memory = memory
+        self._item_bytes: dict[str, float] = {}  # the largest mean size of late
+        self._now: _Held | None = None
+        self._before: _Held | None = None  # at the allocation before this one
+        self._smallest: _Held | None = None
+        self._learned: dict[str, float] = {}  # bytes that a worker of a stage takes at most, from growth that is over
+
+    def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]:
+        """The values that may be set, and what was refused in words; "" where nothing was. ValueError: not one value a knob."""
+        if len(wanted) != len(seen.knobs):
+            raise ValueError(f"wanted: {len(wanted)} values for {len(seen.knobs)} knobs")
+        wanted = tuple(knob.clip(value) for knob, value in zip(seen.knobs, wanted, strict=True))
+        self._learn(seen)
+        limit = self.options.fraction * (seen.memory_total if self.memory is None else min(self.memory, seen.memory_total))
+        given, predicted = self._reduced(seen, wanted, limit)
+        if given == wanted:
+            return wanted, ""
+        return given, self._words(seen, wanted, given, predicted, limit)
+
+    # -- what is known
+
+    def _learn(self, seen: Observation) -> None:
+        for reading in seen.stages:
+            if reading.item_bytes > 0:  # not nan either
+                old = self._item_bytes.get(reading.name, 0.0)
+                self._item_bytes[reading.name] = max(reading.item_bytes, old + 0.05 * (reading.item_bytes - old))
+        if not any(reading.items for reading in seen.stages):
+            return  # nothing runs: what is in use says nothing of what workers take
+        queued = sum(reading.queue_bytes for reading in seen.stages)
+        workers = {reading.name: reading.workers for reading in seen.stages}
+        now = _Held(workers, max(0.0, float(seen.memory_used - queued)))
+        if self._now is not None and self._now.workers != workers:
+            self._learned, self._before = self._bounds(self._now), self._now
+        self._now = now
+        if self._smallest is None or now.bytes <= self._smallest.bytes:
+            self._smallest = now
+        self._check(now)
+
+    def _bounds(self, now: _Held) -> dict[str, float]:
+        """Bytes that a worker takes at most: no more than all that came with it."""
+        bounds = dict(self._learned)
+        for earlier in (self._before, self._smallest):
+            came = now.grown_from(earlier) if earlier is not None else {}
+            for name, step in came.items():
+                assert earlier is not None
+                bounds[name] = min(bounds.get(name, math.inf), (now.bytes - earlier.bytes) / step)
+        return bounds
+
+    def _check(self, now: _Held) -> None:
+        """Forgets bounds that what has just come does not keep: costs, or what else runs in the process, have changed."""
+        came = now.grown_from(self._before) if self._before is not None else {}
+        if came and self._before is not None:
+            allowed = sum(step * self._worker(name, self._learned) for name, step in came.items())
+            if now.bytes - self._before.bytes > allowed * (1.0 + self.options.margin):
+                self._learned, self._smallest = {}, now
+
+    def _worker(self, name: str, bounds: dict[str, float]) -> float:
+        """Bytes of one more worker, what it has in hand included."""
+        in_hand = 2 * self._item_bytes.get(name, 0.0)  # what it takes and what it makes
+        return max(bounds.get(name, self.options.worker + in_hand), in_hand)
+
+    def predict(self, seen: Observation, values: Values) -> float:
+        """The most that these values may take, in bytes; inf where nothing is known yet of what would grow."""
+        places = worker_knobs(seen)
+        counts = {r.name: values[places[r.name]] if r.name in places else r.workers for r in seen.stages}
+        if self._now is None:
+            few = all(counts[r.name] <= max(self.options.unmeasured, r.workers) for r in seen.stages)
+            return float(seen.memory_used) if few and not _more_buffer(seen, values) else math.inf
+        queues = sum(self._queue(seen, reading, counts[reading.name], values) for reading in seen.stages)
+        more = {name: counts[name] - workers for name, workers in self._now.workers.items() if counts.get(name, 0) > workers}
+        return self._now.bytes + self._growth(self._now, more) * (1.0 + self.options.margin) + queues
+
+    def _growth(self, now: _Held, more: dict[str, int]) -> float:
+        """The least of the bounds of what so many more workers take."""
+        if not more:
+            return 0.0
+        bounds = self._bounds(now)
+        one_by_one = sum(count * self._worker(name, bounds) for name, count in more.items())
+        in_proportion = now.bytes * max(count / max(1, now.workers[name]) for name, count in more.items())
+        return min(one_by_one, in_proportion, *(self._as_before(now, earlier, more) for earlier in (self._before, self._smallest)))
+
+    def _as_before(self, now: _Held, earlier: _Held | None, more: dict[str, int]) -> float:
+        """As many times what came since ``earlier`` as the stage that grows most in proportion to its growth then."""
+        came = now.grown_from(earlier) if earlier is not None else {}
+        if earlier is None or not more.keys() <= came.keys():
+            return math.inf
+        again = max(count / came[name] for name, count in more.items()) * (now.bytes - earlier.bytes)
+        return max(again, sum(count * 2 * self._item_bytes.get(name, 0.0) for name, count in more.items()))
+
+    def _queue(self, seen: Observation, reading: StageReading, workers: int, values: Values) -> float:
+        """Bytes that a stage's output may come to hold."""
+        size = self._item_bytes.get(reading.name, 0.0)
+        for knob, value in zip(seen.knobs, values, strict=True):
+            if knob.stage == reading.name and knob.unit is Unit.MIB:
+                return max(value * MIB, size)  # one item always passes, however large
+        return max(_limit(reading, workers) * size, float(reading.queue_bytes))
+
+    # -- what may be given
+
+    def _reduced(self, seen: Observation, wanted: Values, limit: float) -> tuple[Values, float]:
+        """The largest values on the way from the present ones to the wanted that fit, and what was predicted of the wanted."""
+        predicted = self.predict(seen, wanted)
+        if predicted <= limit:
+            return wanted, predicted
+        floor = tuple(min(now, want) for now, want in zip(seen.values, wanted, strict=True))
+        least = tuple(knob.low for knob in seen.knobs)
+        buffers = [knob.unit is Unit.MIB for knob in seen.knobs]
+        # Workers make the throughput, so buffers give way first; then both go back to where they are; then below.
+        workers_only = _mixed(floor, wanted, buffers)
+        small_buffers = _mixed(least, floor, buffers)
+        for lower, upper in ((workers_only, wanted), (floor, workers_only), (small_buffers, floor), (least, small_buffers)):
+            if self.predict(seen, lower) <= limit:
+                return self._between(seen, lower, upper, limit), predicted
+        return least, predicted
+
+    def _between(self, seen: Observation, lower: Values, upper: Values, limit: float) -> Values:
+        """As far from ``lower`` towards ``upper`` as fits; ``lower`` fits."""
+        low, high = 0.0, 1.0
+        best = lower
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            tried = tuple(math.floor(a + middle * (b - a)) for a, b in zip(lower, upper, strict=True))
+            if self.predict(seen, tried) <= limit:
+                low, best = middle, tried
+            else:
+                high = middle
+        for place, most in enumerate(upper):  # what is in proportion only in fractions goes one by one
+            tried = (*best[:place], min(best[place] + 1, most), *best[place + 1 :])
+            if self.predict(seen, tried) <= limit:
+                best = tried
+        return best
+
+    def _words(self, seen: Observation, wanted: Values, given: Values, predicted: float, limit: float) -> str:
+        cut = ", ".join(
+            f"{knob.stage} {want} {knob.unit} (given {give})"
+            for knob, want, give in zip(seen.knobs, wanted, given, strict=True)
+            if want != give
+        )
+        if math.isinf(predicted):
+            return f"refused {cut}: how much memory an item takes is not known yet"
+        return f"refused {cut}: might take {predicted / MIB:,.0f} MiB of {limit / MIB:,.0f} MiB allowed"
+
+
+def _limit(reading: StageReading, workers: int) -> int:
+    """Items that a queue may hold with so many workers: so many for each of them, or as now where it is wider than they need."""
+    each = QUEUED_PER_WORKER if not reading.queue_limit else reading.queue_limit / max(1, reading.workers)
+    if each > QUEUED_PER_WORKER:
+        return max(reading.queue_limit, QUEUED_PER_WORKER * workers)
+    return math.ceil(each * workers)
+
+
+def _mixed(base: Values, other: Values, buffers: Sequence[bool]) -> Values:
+    """``base`` for the buffers, ``other`` for the workers."""
+    return tuple(a if is_buffer else b for a, b, is_buffer in zip(base, other, buffers, strict=True))
+
+
+def _more_buffer(seen: Observation, values: Values) -> bool:
+    return any(knob.unit is Unit.MIB and value > now for knob, value, now in zip(seen.knobs, values, seen.values, strict=True))

@@ -1,0 +1,147 @@
+"""Functions of the pipelines in tests: worker processes import them from here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+def uneven(value: int) -> int:
+    """Later items overtake earlier ones, if anything lets them."""
+    time.sleep(0.0005 * (value * 7 % 4))
+    return value
+
+
+def own_process(value: int) -> tuple[int, int]:
+    return value, os.getpid()
+
+
+class FailsAt:
+    def __init__(self, value: int, error: BaseException) -> None:
+        self.value, self.error = value, error
+
+    def __call__(self, value: int) -> int:
+        if value == self.value:
+            raise self.error
+        return value
+
+
+class Broken(Exception):
+    pass
+
+
+class Unsendable(Exception):
+    """Pickles, and cannot be built again."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def unsendable(value: int) -> int:
+    raise Unsendable(value, value)
+
+
+def returns_a_lock(value: int) -> Any:
+    return threading.Lock()
+
+
+class KillsItself:
+    """Dies at a value: each time, or, with a file to remember it by, only the first time."""
+
+    def __init__(self, value: int, once: Path | None = None) -> None:
+        self.value, self.once = value, once
+
+    def __call__(self, value: int) -> int:
+        if value == self.value and (self.once is None or not self.once.exists()):
+            if self.once is not None:
+                self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+
+class CannotBeLoaded:
+    def __call__(self, value: int) -> int:
+        return value
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("no such file here")
+
+
+def sleeps_for_ever(value: int) -> int:
+    time.sleep(3600)
+    return value
+
+
+def arrays(value: int) -> dict[str, Any]:
+    """Half a MiB in an array and two tensors, of which each number is known."""
+    return {
+        "array": np.full((128, 256), value, dtype=np.float32),
+        "tensor": torch.full((3, 256, 128), value, dtype=torch.int16),
+        "half": torch.full((64, 1024), float(value), dtype=torch.bfloat16),
+        "label": value,
+    }
+
+
+def touched(sample: dict[str, Any]) -> float:
+    """Reads all and writes into it, where it arrived."""
+    sample["array"] += 1
+    return float(sample["array"].mean()) + float(sample["tensor"].float().mean()) + float(sample["half"].float().mean())
+
+
+def named_shared_memory(_: Any) -> list[str]:
+    """What this process has of /dev/shm, mapped or open."""
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm" in line]
+    return mapped + [target for file in Path("/proc/self/fd").iterdir() if "/dev/shm" in (target := _target(file))]
+
+
+def _target(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except OSError:
+        return ""
+
+
+def draws(_: int) -> tuple[float, float]:
+    return float(np.random.rand()), float(torch.rand(()))
+
+
+def burns(seconds: float) -> float:
+    """CPU time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return seconds
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No thread or process outlives the block."""
+    threads = set(threading.enumerate())
+    yield
+    until = time.monotonic() + 20
+    while (left := set(threading.enumerate()) - threads) and time.monotonic() < until:
+        next(iter(left)).join(0.1)
+    assert not left, left
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,140 @@
+"""What may be used of the machine: affinity, quota and share; limits of cgroups v1 and v2; memory of a tree of processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from stoker.runners import cores, script
+from stoker.runners.loaders import machine
+
+MIB = 1 << 20
+
+
+def tree(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "own").write_text(own)
+    return folder, folder / "own"
+
+
+V1_NONE = "9223372036854771712\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit", "group"),
+    [
+        ("0::/job\n", {"job/memory.max": "1048576\n"}, MIB, "job"),
+        ("0::/job\n", {"job/memory.max": "max\n"}, None, None),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "2097152\n"}, 2 * MIB, "a"),
+        ("0::/a/b\n", {"a/b/memory.max": "1048576\n", "a/memory.max": "2097152\n"}, MIB, "a/b"),
+        ("0::/../../host\n", {"memory.max": "1048576\n"}, MIB, "."),
+        ("5:memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "1048576\n"}, MIB, "memory/job"),
+        ("5:memory:/job\n", {"memory/job/memory.limit_in_bytes": V1_NONE}, None, None),
+        ("5:memory:/docker/abc\n", {"memory/memory.limit_in_bytes": "1048576\n"}, MIB, "memory"),
+        ("3:cpu,cpuacct:/job\n", {"memory/job/memory.limit_in_bytes": "1048576\n"}, None, None),
+        ("", {}, None, None),
+    ],
+    ids=["v2", "v2-unlimited", "v2-above", "v2-both", "v2-container", "v1", "v1-unlimited", "v1-container", "other", "none"],
+)
+def test_memory_limits(own: str, files: dict[str, str], limit: int | None, group: str | None, tmp_path: Path) -> None:
+    folder, path = tree(tmp_path, own, files)
+    found, where = machine._limit(folder, path)
+    assert found == (machine._UNLIMITED if limit is None else limit)
+    assert where == (None if group is None else folder / group)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"memory.current": "5000000\n", "memory.stat": "anon 1\ninactive_file 2000000\n"},
+        {"memory.usage_in_bytes": "5000000\n", "memory.stat": "cache 9\ntotal_inactive_file 2000000\n"},
+    ],
+    ids=["v2", "v1"],
+)
+def test_file_cache_that_the_kernel_would_give_back_is_not_in_use(files: dict[str, str], tmp_path: Path) -> None:
+    folder, _ = tree(tmp_path, "", files)
+    assert machine._used(folder) == 3_000_000
+
+
+def test_memory_under_a_limit_is_the_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, own = tree(tmp_path, "0::/job\n", {"job/memory.max": str(64 * MIB), "job/memory.current": str(9 * MIB)})
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(own.read_text())
+    (proc / "meminfo").write_text("MemTotal: 1000000 kB\nMemFree: 1 kB\nMemAvailable: 500000 kB\n")
+    monkeypatch.setattr(machine, "_CGROUPS", folder)
+    monkeypatch.setattr(machine, "_PROC", proc)
+    assert machine.memory() == (9 * MIB, 64 * MIB)
+    assert machine.memory_total() == 64 * MIB
+
+
+def test_memory_without_a_limit_is_this_processs_and_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    used, total = machine.memory()
+    resident = psutil.Process().memory_info().rss
+    assert resident / 4 < used < 8 * resident
+    assert used < total <= psutil.virtual_memory().total
+    assert machine.memory_total() == total
+
+
+def test_memory_of_children_counts_and_shared_pages_once() -> None:
+    before = machine.tree_bytes()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "data = b'x' * (64 << 20); print('ready', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert machine.tree_bytes() - before > 60 * MIB
+    finally:
+        child.communicate(b"\n", timeout=30)
+
+
+def test_what_others_hold_moves_in_steps() -> None:
+    """Each page that another process takes is no resize of our machine."""
+    others = machine._Others()
+    host = 1600 * MIB
+    first = others.left(host, available=1000 * MIB, used=200 * MIB)
+    assert first == 1200 * MIB  # 400 MiB are held by others
+    assert [others.left(host, available=(1000 + change) * MIB, used=200 * MIB) for change in (1, 30, 90)] == [first] * 3
+    assert others.left(host, available=900 * MIB, used=200 * MIB) == 1100 * MIB
+    assert others.left(host, available=0, used=0) == 100 * MIB  # a sixteenth at least: never nothing
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    assert machine._pss(Path("/proc/999999999")) == 0
+
+
+@pytest.mark.parametrize(("share", "quota", "wanted"), [(None, 1.5, 1.5), (0.5, 1.5, 0.5), (64.0, 0.25, 0.25)])
+def test_cores_are_the_least_of_what_is_allowed(share: float | None, quota: float, wanted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable", lambda: quota)
+    monkeypatch.setattr(script, "cpu_share", lambda: share)
+    assert machine.cpus() == wanted
+
+
+def test_fewer_cores_at_once_when_the_affinity_changes() -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one core only")
+    before = machine.cpus()
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert machine.cpus() == min(1.0, before)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert machine.cpus() == before
+
+
+def test_clock_and_bandwidth_are_measured_once() -> None:
+    assert 0 <= machine.clock() < 20
+    assert 100 < machine.bandwidth() < 10_000_000
+    assert math.isclose(machine.bandwidth(), machine.bandwidth())

@@ -1,0 +1,264 @@
+"""`reuse(loader)`: what the plain loader gives, each sample r times a pass, and exact when it is taken up again."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from stoker.engine.errors import UsageError
+from stoker.runners import rng
+from stoker.runners.loaders.reuse.wrapper import ReusingLoader, reuse
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from views import settings  # noqa: F401  (loads the profile "steady")
+
+
+class Squares(Dataset[Any]):
+    """Sample i is (i, i * i); ``noisy``: and a random number drawn when it is decoded."""
+
+    def __init__(self, length: int, *, noisy: bool = False) -> None:
+        self.length, self.noisy = length, noisy
+        self.decoded: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        self.decoded.append(index)
+        number = torch.tensor(index)
+        return (number, number * number, torch.rand(())) if self.noisy else (number, number * number)
+
+
+class Counting(IterableDataset[Any]):
+    """A stream: each worker has its own part of it."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        return iter(range(info.id if info else 0, self.length, info.num_workers if info else 1))
+
+
+def tossed(sample: Any) -> Any:
+    """An augmentation that draws from all three generators."""
+    return (*sample, torch.rand(()), random.random())
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [(batch[0] if isinstance(batch, list | tuple) else batch).tolist() for batch in batches]
+
+
+def saved(loader: ReusingLoader) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.booleans(), st.booleans())
+def test_one_use_is_sample_for_sample_the_plain_loader(samples: int, batch: int, shuffle: bool, drop_last: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Squares(samples, noisy=True), batch_size=batch, shuffle=shuffle, drop_last=drop_last)
+
+    rng.seed_all(5)
+    plain = [*loader(), *loader()]
+    rng.seed_all(5)
+    wrapped = reuse(loader(), repeat=1)
+    twice = [*wrapped, *wrapped]
+    assert same(twice, plain)
+    assert 2 * len(wrapped) == len(twice) == wrapped.steps
+    assert wrapped.stage == 2
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(2, 5), st.booleans())
+def test_every_pass_uses_every_sample_exactly_r_times(samples: int, batch: int, repeat: int, shuffle: bool) -> None:
+    data = Squares(samples)
+    loader = reuse(DataLoader(data, batch_size=batch, shuffle=shuffle), repeat=repeat)
+    for number in (1, 2):
+        batches = numbers(loader)
+        assert len(batches) >= len(loader)
+        assert samples < batch or len(batches) == len(loader)
+        assert Counter(index for got in batches for index in got) == dict.fromkeys(range(samples), repeat)
+        assert all(len(set(got)) == len(got) for got in batches)
+        assert loader.fresh == number * samples
+    assert len(data.decoded) == 2 * samples
+
+
+SOURCES = {
+    "loader": lambda: DataLoader(Squares(16, noisy=True), batch_size=4, shuffle=True, generator=torch.Generator()),
+    "stream": lambda: DataLoader(Counting(16), batch_size=4),
+    "iterable": lambda: [(torch.tensor(index),) for index in range(16)],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("augment", ["each-use", "once"])
+@pytest.mark.parametrize("stop", [0, 5, 12, 15])
+def test_a_run_taken_up_again_anywhere_gives_the_identical_rest(source: str, augment: Any, stop: int) -> None:
+    transform = tossed if source != "stream" else None
+
+    def loader() -> ReusingLoader:
+        return reuse(SOURCES[source](), 3, batch_size=4, transform=transform, augment=augment, seed=11)
+
+    rng.seed_all(3)
+    first = loader()
+    batches = ([batch, list(first.uses)] for _ in range(2) for batch in first)
+    for _ in range(stop):
+        next(batches)
+    state = saved(first)
+    rest = list(batches)
+    again = loader()
+    rng.seed_all(99)
+    again.load_state_dict(state)
+    after_first_pass = [[batch, list(again.uses)] for batch in again]
+    assert same([batch for batch, _ in after_first_pass], [batch for batch, _ in rest[: len(after_first_pass)]])
+    assert [uses for _, uses in after_first_pass] == [uses for _, uses in rest[: len(after_first_pass)]]
+    assert again.fresh == first.fresh - 16 * (2 - again.epochs)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("at", [0, 1, 7, 12])
+def test_after_the_switch_the_pass_ends_with_the_samples_not_used_yet_and_the_next_are_plain(source: str, at: int) -> None:
+    loader = reuse(SOURCES[source](), 3, batch_size=4)
+    used: Counter[int] = Counter()
+    for step, batch in enumerate(loader, 1):
+        used.update(numbers([batch])[0])
+        if step == at:
+            before = set(used)
+            loader.switch()
+            state = saved(loader)
+            again = reuse(SOURCES[source](), 3, batch_size=4)
+            again.load_state_dict(state)
+            others = [index for got in numbers(again) for index in got]
+            assert again.stage == 2
+            assert sorted(others) == sorted(set(range(16)) - before)
+    assert set(used) == set(range(16))
+    loader.switch()
+    assert (loader.stage, len(loader)) == (2, 4)
+    assert Counter(index for got in numbers(loader) for index in got) == dict.fromkeys(range(16), 1)
+    assert loader.fresh == 32
+
+
+def test_a_switch_within_a_pass_uses_nothing_twice_from_then_on() -> None:
+    loader = reuse(DataLoader(Squares(40), batch_size=4, shuffle=True), 3)
+    batches = iter(loader)
+    before = {index for got in numbers(next(batches) for _ in range(6)) for index in got}
+    loader.switch()
+    after = [index for got in numbers(batches) for index in got]
+    assert len(after) == len(set(after))
+    assert sorted(before | set(after)) == list(range(40))
+    assert not before & set(after)
+
+
+def test_workers_decode_and_give_the_same_as_none() -> None:
+    def batches(workers: int) -> list[Any]:
+        rng.seed_all(1)
+        data = DataLoader(Squares(30, noisy=True), batch_size=4, shuffle=True, num_workers=workers)
+        return list(reuse(data, 3, transform=tossed, seed=2))
+
+    assert same(batches(2), batches(0))
+
+
+def test_a_stream_divided_among_workers_is_used_r_times() -> None:
+    got = numbers(reuse(DataLoader(Counting(30), batch_size=4, num_workers=2), 3))
+    assert Counter(index for batch in got for index in batch) == dict.fromkeys(range(30), 3)
+
+
+def test_augmentation_differs_at_each_use_or_is_made_once() -> None:
+    data = TensorDataset(torch.arange(20))
+
+    def looks(augment: Any) -> set[int]:
+        seen: dict[int, set[float]] = {}
+        for index, _, drawn in reuse(data, 3, batch_size=4, transform=tossed, augment=augment):
+            for one, number in zip(index.tolist(), drawn.tolist(), strict=True):
+                seen.setdefault(one, set()).add(number)
+        return {len(numbers) for numbers in seen.values()}
+
+    assert looks("each-use") == {3}
+    assert looks("once") == {1}
+
+
+def test_first_uses_of_a_batch_are_told() -> None:
+    loader = reuse(Squares(40), 3, batch_size=4)
+    seen: set[int] = set()
+    for batch in loader:
+        fresh = {index for index, use in zip(numbers([batch])[0], loader.uses, strict=True) if use == 0}
+        assert fresh == set(numbers([batch])[0]) - seen
+        seen |= set(numbers([batch])[0])
+
+
+def test_ranks_have_their_part_and_another_order_each_epoch() -> None:
+    data = Squares(24)
+    loaders = [reuse(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=2, rank=rank)), 2) for rank in range(2)]
+    orders = []
+    for epoch in (0, 1):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        parts = [[index for got in numbers(loader) for index in got] for loader in loaders]
+        orders.append(parts)
+        assert Counter(parts[0] + parts[1]) == dict.fromkeys(range(24), 2)
+        assert not set(parts[0]) & set(parts[1])
+    assert set(orders[0][0]) != set(orders[1][0])
+    iterator = iter(loaders[0])
+    next(iterator)
+    again = reuse(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, num_replicas=2, rank=0)), 2)
+    again.load_state_dict(saved(loaders[0]))
+    assert numbers(again) == numbers(iterator)
+
+
+def test_memory_is_bounded_in_bytes_for_streams_of_growing_samples() -> None:
+    samples = [torch.zeros(size, dtype=torch.uint8) for size in range(1, 40)]
+    loader = reuse(samples, 3, batch_size=1, shuffle_buffer=30, memory=64)
+    seen: Counter[int] = Counter()
+    for batch in loader:
+        seen[batch.shape[1]] += 1
+        assert loader._buffer.held_bytes <= 64
+    assert seen == dict.fromkeys(range(1, 40), 3)
+
+
+def test_an_iterator_gives_one_pass_only() -> None:
+    loader = reuse(iter([1, 2, 3, 4]), 2, batch_size=2)
+    assert sum(len(batch) for batch in loader) == 8
+    with pytest.raises(UsageError, match="an iterator gives its samples once"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repeat": 0}, r"reuse\.repeat: 0 uses"),
+        ({"shuffle_buffer": 3}, r"reuse\.shuffle_buffer: 3 samples hold less than one batch"),
+        ({"augment": "twice"}, r"reuse\.augment: 'twice'"),
+        ({"batch_size": None}, "batch_size: a data set"),
+        ({"memory": 0}, r"reuse\.memory: 0 bytes"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line_that_names_the_field(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        reuse(Squares(10), **({"batch_size": 4} | options))
+
+
+def test_a_state_with_reuse_is_not_loaded_without() -> None:
+    loader = reuse(Squares(10), 3, batch_size=2)
+    next(iter(loader))
+    with pytest.raises(UsageError, match=r"reuse\.repeat"):
+        reuse(Squares(10), 1, batch_size=2).load_state_dict(saved(loader))
