@@ -136,8 +136,8 @@ def pretrain(agent: Agent, windows: int, *, seed: int = 0, stages: int | None = 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m stoker.runners.loaders.tuning.pretrain", description=__doc__.splitlines()[0])
     parser.add_argument("--stages", type=int, help="only pipelines of so many stages (the paper's way); default: of 2 to 6")
-    parser.add_argument("--windows", type=int, default=400_000, help="of simulated pipelines (%(default)s)")
-    parser.add_argument("--updates", type=int, default=2, help=f"for every {SIDE_BY_SIDE} windows (%(default)s)")
+    parser.add_argument("--windows", type=int, default=160_000, help="of simulated pipelines (%(default)s)")
+    parser.add_argument("--updates", type=int, default=3, help=f"for every {SIDE_BY_SIDE} windows (%(default)s)")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), default="stages", help="what the agent sees (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=SHIPPED_AT, help="the weights (%(default)s)")
