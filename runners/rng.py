@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+_MASK = (1 << 64) - 1
 
 
 def seed_all(seed: int) -> None:
@@ -17,17 +19,41 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+def seed_host(*numbers: int) -> None:
+    """Seed all but the GPU's by several numbers, any change of which gives other draws."""
+    seed = mixed(*numbers)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def mixed(*numbers: int) -> int:
+    """One seed of 63 bits of several numbers, by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
 def get_state() -> dict[str, Any]:
     """Their states, as tensors and plain values, which weights_only reads."""
+    state = host_state()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def host_state() -> dict[str, Any]:
+    """The same without the GPU's, which it takes a copy from the device to read."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
+    return {
         "torch": torch.get_rng_state(),
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)],
         "python": random.getstate(),
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
 
 
 def set_state(state: Mapping[str, Any]) -> None:
@@ -47,3 +73,23 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         set_state(state)
+
+
+@contextmanager
+def host_preserved() -> Iterator[None]:
+    """The same for a block that draws on the host alone."""
+    state = host_state()
+    try:
+        yield
+    finally:
+        set_state(state)
+
+
+def draws(act: Callable[[], object]) -> bool:
+    """Whether ``act`` draws from a global generator of the host; they are left as they were."""
+    with host_preserved():
+        before = host_state()
+        act()
+        after = host_state()
+    same_numpy = torch.equal(before["numpy"][0], after["numpy"][0]) and before["numpy"][1:] == after["numpy"][1:]
+    return not (torch.equal(before["torch"], after["torch"]) and same_numpy and before["python"] == after["python"])

@@ -86,11 +86,19 @@ class Profiling:
     def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.perf_counter) -> None:
         self.trainer, self.clock = trainer, clock
         self.times = Times()
-        self.step = 0
         self.loaded: list[float] = []  #: seconds that each batch of a round took to come
 
     def run(self) -> bool:
-        """Measure. True: enough; False: asked to stop before, and told what was measured if that is worth keeping."""
+        """Measure, and close the trainer. True: enough; False: asked to stop before.
+
+        What was measured is told even then, if it is worth keeping.
+        """
+        try:
+            return self._run()
+        finally:
+            self.trainer.close()
+
+    def _run(self) -> bool:
         ranks = self.trainer.ranks
         until = self.clock() + _LONGEST
         rounds = 0
@@ -126,14 +134,13 @@ class Profiling:
         """The batches of one round, before any rank waits for another; None when asked to stop meanwhile."""
         batches = []
         self.loaded = []
-        for step in range(self.step, self.step + 2 * _ROUND):
+        for _ in range(2 * _ROUND):
             begun = self.clock()
-            part = self.trainer.part(step)
+            part = self.trainer.part()
             if part is None:
                 return None
             self.loaded.append(self.clock() - begun)
-            batches.append(part[1])
-        self.step += len(batches)
+            batches.append(part.data)
         return batches
 
     def _round(self, batches: Sequence[Any]) -> Times:

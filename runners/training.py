@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
 
 from ..engine.errors import StokerError, UsageError, nearest
-from ..engine.spec.model import Stop
+from ..engine.spec.model import PipelineOptions, Reuse, Stop
 from . import rng, script
-from .batches import Dataset, Interrupted, Loader, Order, interruptible, to_device
+from .batches import Dataset, Interrupted, Order, interruptible, to_device
 from .checkpoint import CheckpointError, Checkpoints
+from .feeds import Feed, Part, ReuseFeed, Source, State
+from .loading import Loading
 from .ranks import Ranks, any_rank
+from .reusing import Reusing
 from .speed import Watch
+from .trials import Trials
 
 __all__ = ["Interrupted", "Task", "Trainer", "interruptible"]
 
@@ -45,7 +49,12 @@ class Task:
 
     model: nn.Module
     train: Dataset
-    """Map-style: has a length, and an item by index."""
+    """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`."""
+    augment: Callable[[Any], Any] | None = None
+    """augment(train[index]): done after decoding, and done anew at each use of a decoded sample where samples are reused.
+
+    It draws from the global random generators of torch, NumPy and Python, and returns a new sample: the decoded one is kept.
+    """
     loss: Callable[[nn.Module, Any], torch.Tensor]
     """loss(model, batch): the mean over the batch. Calls the model itself, not its methods: it may be wrapped."""
     batch_size: int = 16
@@ -98,30 +107,58 @@ class Trainer:
     ``parts``: into how many parts a batch is divided, where that is not one for each rank.
     """
 
-    def __init__(self, task: Task, stop: Stop, checkpoints: Path, ranks: Ranks, parts: int | None = None) -> None:
-        self.task, self.stop, self.ranks, self.parts = task, stop, ranks, parts or ranks.size
-        task.check(self.parts)
+    def __init__(
+        self,
+        task: Task,
+        stop: Stop,
+        checkpoints: Path,
+        ranks: Ranks,
+        parts: int | None = None,
+        *,
+        reuse: Reuse | None = None,
+        pipeline: PipelineOptions | None = None,
+    ) -> None:
+        self.task, self.stop, self.ranks = task, stop, ranks
+        parts = parts or ranks.size
+        reuse = reuse if reuse is not None and reuse.repeat > 1 else None  # one use of each sample is the training as it is without
+        task.check(parts)
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop)
         self.order = Order(len(task.train), task.batch_size, task.seed)
-        self.loader = Loader(task.train, task.collate)
+        source = Source(task.train, task.augment, task.collate, task.seed)
+        self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
         self.model = task.model.to(ranks.device)
         self.optimizer = task.optimizer([parameter for parameter in self.model.parameters() if parameter.requires_grad])
         self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
+        self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
         self.saved = 0  #: the step of the newest checkpoint
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
-        self._resume()
+        if self.reusing is not None:
+            self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.share, len(task.train) // parts)
+        feeds = self._resume()
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
         self.parallel = self._parallel()
         self.watch = Watch(self.parallel, ranks)
         self._logged = time.monotonic()
+        with rng.preserved():  # a controller of a pipeline may seed what it draws from
+            self.feed = self._feed(feeds)
 
     def run(self) -> bool:
-        """Train. True: to the end; False: asked to stop, and everything is in a checkpoint."""
+        """Train, and close. True: to the end; False: asked to stop, and everything is in a checkpoint."""
+        try:
+            return self._run()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End what loads."""
+        self.feed.close()
+
+    def _run(self) -> bool:
         if any_rank(script.should_stop()):
             return self._leave(rng.get_state())
         if self.step:
@@ -130,16 +167,18 @@ class Trainer:
         while True:
             if self._evaluation_due() and not self._evaluate():
                 return self._leave(rng.get_state())
+            if self._switch_due() and not self._switch():
+                return self._leave(rng.get_state())
             if self._checkpoint_due():
                 self._save(rng.get_state())
             if self._done():
                 break
             before = rng.get_state()  # of a batch that may never be used
             begun = time.perf_counter()
-            part = self.part(self.step)
+            part = self.part()
             if any_rank(part is None or script.should_stop()) or part is None:
                 return self._leave(before)
-            self._train_step(*part)
+            self._train_step(part)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
         log.info("finished at step %d%s", self.step, self._verdict())
@@ -150,27 +189,37 @@ class Trainer:
 
     # ---- one step ----
 
-    def part(self, step: int) -> tuple[int, Any] | None:
-        """This rank's part of a batch: how many samples, and those. None when asked to stop before it came."""
-        indices = self.order.batch(step, self.ranks.rank, self.parts)
+    def part(self) -> Part | None:
+        """This rank's part of the next batch. None when asked to stop before it came."""
         try:
-            return len(indices), self.loader.fetch(indices)
+            return self.feed.fetch(first=self.reusing is not None and self.reusing.probes(self.step))
         except Interrupted:
             return None
 
-    def _train_step(self, samples: int, batch: Any) -> None:
-        # Ranks average their gradients as equals: a share puts uneven parts of a batch right.
-        share = samples * self.ranks.size / self.task.batch_size
-        loss = self.update(batch, share)
+    def _train_step(self, part: Part) -> None:
+        share = self.weight(part)
+        values: dict[str, float] = {}
+        if self.reusing is not None and self.reusing.probes(self.step):
+            values |= self.reusing.probe(self.step, self.model, part)
+        if self.reusing is not None:
+            self.reusing.before(self.optimizer)
+        loss = self.update(part.data, share)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
+        self.feed.used()
         mean = self.ranks.sum(loss.item() * share / self.ranks.size)
-        self._report({"loss": mean, "samples": float(self.step * self.task.batch_size)})
+        if self.reusing is not None:
+            values |= self.reusing.trained(self.step, part.fresh)
+        self._report({"loss": mean, "samples": float(self.step * self.task.batch_size), **values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
             log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
+
+    def weight(self, part: Part) -> float:
+        """Of this rank's part in the mean over the ranks, which average as equals: not 1 where a batch is divided unevenly."""
+        return part.samples * self.ranks.size / self.task.batch_size
 
     def update(self, batch: Any, share: float) -> torch.Tensor:
         """Compute the loss of a batch and move the weights by it, ``share`` times as much."""
@@ -206,6 +255,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Rank 0 evaluates, the others wait. False: asked to stop before it was done; it is made again after resuming."""
         interrupted = False
+        metrics: dict[str, float] = {}
         if self.ranks.first:
             assert self.task.evaluate is not None
             self.model.eval()
@@ -222,6 +272,8 @@ class Trainer:
                 log.info("step %d of %d: %s", self.step, self.total, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         if any_rank(interrupted):
             return False
+        if self.reusing is not None:
+            self.reusing.evaluated(self.ranks.gather(metrics)[0])
         self.evaluated = self.step
         self.reached = any_rank(self.reached)
         return True
@@ -241,6 +293,41 @@ class Trainer:
             return ""
         return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
 
+    # ---- from reuse to no reuse ----
+
+    def _feed(self, states: Sequence[State]) -> Feed:
+        """From the beginning, from the step, or as the ranks of the checkpoint had left theirs."""
+        if self.reusing is None:
+            return self.loading.from_step(self.step)
+        return self.loading.resumed(states) if states else self.loading.reused()
+
+    def _switch_due(self) -> bool:
+        return self.reusing is not None and self.reusing.due and not self._done()
+
+    def _switch(self) -> bool:
+        """Go on without reuse, for good. False: asked to stop before it was done; it is made again after resuming."""
+        assert self.reusing is not None and isinstance(self.feed, ReuseFeed)
+        positions, reusing = self.feed.rest(), self.reusing
+        try:
+            reusing.choose_peak(Trials(self, positions).loss)
+        except Interrupted:
+            return False
+        self.scheduler = reusing.schedule(self.optimizer, self.total - self.step, reusing.peaks)
+        self.feed.close()
+        with rng.preserved():
+            self.feed = self.loading.once(positions)
+        reusing.enter(self.step)
+        return True
+
+    def _resume_reuse(self, state: Mapping[str, Any]) -> None:
+        if ("reuse" in state) != (self.reusing is not None):
+            made = "with" if "reuse" in state else "without"
+            raise UsageError(f"the checkpoint in {self.checkpoints.path} was made {made} reuse; submit it as a new job")
+        if self.reusing is not None:
+            self.reusing.resume(state["reuse"])
+            if self.reusing.stage == 2:
+                self.scheduler = self.reusing.schedule(self.optimizer, 1, self.reusing.peaks)  # its state tells the rest
+
     # ---- leaving and resuming ----
 
     def _leave(self, generators: Mapping[str, Any]) -> bool:
@@ -258,10 +345,11 @@ class Trainer:
     def _save(self, generators: Mapping[str, Any]) -> None:
         """Rank 0 writes, the others wait: all go on only when it is durable."""
         every = self.ranks.gather(dict(generators))
+        feeds = self.ranks.gather(self.feed.state()) if self.reusing is not None else []
         failure: CheckpointError | None = None
         if self.ranks.first:
             try:
-                self.checkpoints.save(self.step, self._state(every))
+                self.checkpoints.save(self.step, self._state(every, feeds))
             except CheckpointError as error:
                 failure = error
         if any_rank(failure is not None):
@@ -269,7 +357,7 @@ class Trainer:
         self.saved = self.step
         self._report(checkpoint=self.step)
 
-    def _state(self, generators: list[Any]) -> dict[str, Any]:
+    def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
         model = self.model.state_dict()
         if not self.task.save_frozen:
             for name in self._frozen():
@@ -285,15 +373,16 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "generators": generators,
-        }
+        } | ({"reuse": self.reusing.state(), "feeds": feeds} if self.reusing is not None else {})
 
     def _frozen(self) -> set[str]:
         return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
 
-    def _resume(self) -> None:
+    def _resume(self) -> list[State]:
+        """Take up the newest checkpoint; the feeds' states of its ranks, if they have any."""
         state = self.checkpoints.load()
         if state is None:
-            return
+            return []
         for name, now in (("samples", self.order.samples), ("batch_size", self.order.batch_size), ("seed", self.order.seed)):
             if state[name] != now:
                 problem = f"the checkpoint in {self.checkpoints.path} was made with {name} {state[name]}, the task has {now}"
@@ -302,6 +391,7 @@ class Trainer:
         if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
             names = ", ".join([*missing, *unexpected][:3])
             raise UsageError(f"the checkpoint in {self.checkpoints.path} is of another model (it differs in {names}); submit a new job")
+        self._resume_reuse(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -311,3 +401,5 @@ class Trainer:
             rng.set_state(state["generators"][self.ranks.rank])
         else:  # another number of ranks: the same samples in the same order, other draws
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
+        feeds: list[State] = state.get("feeds", [])
+        return feeds

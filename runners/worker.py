@@ -45,9 +45,17 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         if not _out_of_memory(error):
+            _tell_place(error)
             return 1
         sys.stderr.write(f"{OOM_MARKER} {str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
         return OOM_EXIT
+
+
+def _tell_place(error: Exception) -> None:
+    """Where in the loading it happened, in one last line: the log's last line is the job's message."""
+    if notes := getattr(error, "__notes__", None):
+        what = " ".join(str(error).split()) or "no message"
+        sys.stderr.write(f"stoker: {type(error).__name__}: {what} ({'; '.join(notes)})\n")
 
 
 def _read() -> tuple[JobSpec, bool]:
@@ -85,10 +93,11 @@ def _train(spec: JobSpec, profile: bool) -> int:
         if any_rank(interrupted):
             return PREEMPTED_EXIT
         # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
+        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
         if profile:
-            done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min)).run()
+            done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
-            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks).run()
+            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, **loading).run()
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()

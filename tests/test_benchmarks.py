@@ -26,8 +26,11 @@ TINY = {
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
     "admission": ["--policy", "fifo", "--jobs", "5", "--rounds", "1"],
+    "intune": ["--jobs", "remote", "--ways", "uniform", "rate", "torch:0", "--rounds", "1", "--seconds", "1", "--records", "2048"],
     "iterations": ["--traces", "", "--recipes", "toy", "--steps", "60", "--maximum", "1"],
+    "perfect": ["--quick", "--jobs", "1"],
     "selector": ["--seeds", "1", "--sizes", "20x16", "--small", "10x8", "--plain", "1", "--ablate", "10x8"],
+    "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "--days", "0.25", "--traces", ""],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }

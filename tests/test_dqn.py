@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -259,6 +260,19 @@ def test_it_learns_while_it_runs_unless_told_not_to_and_says_what_it_does() -> N
     words = {decision.decide(pipe.step(pipe.values)).why for _ in range(10)}
     assert "begins with the cores divided evenly" in words
     assert any("+5" in each or "-5" in each for each in words)
+
+
+@pytest.mark.parametrize("name", ["dqn", "rate+dqn"])
+def test_it_steers_a_pipeline_whose_prefetch_has_no_workers(name: str) -> None:
+    """As a running one reads it; the simulated one has a worker that copies."""
+    pipe, controller = small(), create(name)
+    values = pipe.values
+    for _ in range(40):
+        seen = pipe.step(values)
+        holding = dataclasses.replace(seen.stages[-1], workers=0, cpu=0.0, wait=0.0, parallel=False)
+        values = controller.decide(dataclasses.replace(seen, stages=(*seen.stages[:-1], holding))).values
+        assert all(knob.low <= value <= knob.high for knob, value in zip(seen.knobs, values, strict=True))
+    assert values[0] > 1
 
 
 def test_from_scratch_it_finds_the_one_stage_that_matters() -> None:

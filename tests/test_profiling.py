@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stoker.engine.columns import rows_of
 from stoker.engine.profiles import throughput
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Speed, WorkerUpdate
-from stoker.engine.spec.model import JobSpec, Provenance, Retries, Stop, Submission
+from stoker.engine.spec.model import JobSpec, PipelineOptions, Provenance, Retries, Reuse, Stop, Submission
 from stoker.engine.states import State
 from stoker.engine.store import migrate
 from stoker.engine.view import snapshot
@@ -27,6 +27,7 @@ from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Phase
 from stoker.policies.profiles import Throughput
 from stoker.runners import script
+from stoker.runners.feeds import Part
 from stoker.runners.speed import Profiling, Times, Watch, standard_error, terms
 
 seconds = st.floats(1e-4, 1e2)
@@ -72,12 +73,12 @@ class Gang:
     def __init__(self, jitter: float = 0.0, step: float = 0.1, warming_up: float = 5.0) -> None:
         self.now, self.synchronised, self.steps = 0.0, True, 0
         self.jitter, self.step, self.warming_up = jitter, step, warming_up
-        self.trainer = SimpleNamespace(parallel=self, ranks=self, total=500, part=self.part, update=self.update)
+        self.trainer = SimpleNamespace(parallel=self, ranks=self, total=500, part=self.part, update=self.update, close=lambda: None)
         self.first = True
 
-    def part(self, step: int) -> tuple[int, str]:
+    def part(self) -> Part:
         self.now += 0.01
-        return 1, "batch"
+        return Part(1, "batch", 1)
 
     def update(self, batch: str, share: float) -> "Gang":
         self.steps += 1
@@ -230,8 +231,8 @@ def spec(**fields):
 @pytest.mark.parametrize(
     "other",
     [{"gpus_min": 2}, {"params": {"width": 9, "batch_size": 64}}, {"params": {"width": 8, "batch_size": 32}}, {"recipe": "digits"},
-     {"env": {"STOKER_THREADS": "2"}}, {"recipe": None, "entrypoint": "toy"}],
-    ids=["gang", "size", "batch", "recipe", "threads", "entrypoint"],
+     {"env": {"STOKER_THREADS": "2"}}, {"recipe": None, "entrypoint": "toy"}, {"reuse": Reuse()}, {"pipeline": PipelineOptions()}],
+    ids=["gang", "size", "batch", "recipe", "threads", "entrypoint", "reuse", "pipeline"],
 )  # fmt: skip
 def test_work_that_may_be_faster_or_slower_has_a_signature_of_its_own(other):
     assert spec(**other).signature != spec().signature

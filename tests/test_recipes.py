@@ -120,6 +120,79 @@ def test_digits_are_learned_and_resumed_exactly(tmp_path, monkeypatch):
     assert len(whole.task.train) == 4000
 
 
+# ---- images in files ----
+
+
+def test_digits_in_jpeg_files_are_learned_and_resumed_exactly(tmp_path, monkeypatch):
+    need(MNIST_5K)
+    params = {"side": 32, "eval_every": 0, "checkpoint_every": 0}
+    whole = assert_resumes_exactly(tmp_path, monkeypatch, "jpeg-cnn", 40, **params)
+    with torch.no_grad():
+        assert whole.task.evaluate(whole.model.eval())["accuracy"] > 0.5
+    assert len(whole.task.train) == 4000
+    image, label = whole.task.train[17]
+    assert image.shape == (1, 28, 28) and image.dtype == torch.uint8 and 0 <= label < 10
+    kept = image.clone()
+    shaken, same = whole.task.augment((image, label))
+    assert torch.equal(image, kept) and same == label and not torch.equal(shaken, image)
+    assert worker.build(JobSpec(name="job", recipe="jpeg-cnn", params={"side": 32, "augment": False})).augment is None
+
+
+# ---- clicks ----
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "datasets"
+
+
+def test_clicks_are_learned_and_resumed_exactly(tmp_path, monkeypatch, cache):
+    params = {"rows": 8000, "buckets": 500, "dim": 8, "batch_size": 128, "eval_every": 0, "checkpoint_every": 0}
+    whole = assert_resumes_exactly(tmp_path, monkeypatch, "dlrm", 60, **params)
+    with torch.no_grad():
+        metrics = whole.task.evaluate(whole.model.eval())
+    assert metrics["auc"] > 0.6
+    (folder,) = cache.iterdir()
+    assert [path.name for path in sorted(folder.iterdir())] == ["part-00000.npy", "part-00000.tsv"]
+
+
+def test_clicks_have_the_form_and_the_skew_of_a_log(cache):
+    from stoker.runners.recipes import clicks
+
+    train, held_out = clicks.load(9_000, 2_000, 1000)
+    assert (len(train), len(held_out)) == (9_000, 2_000)
+    lines = (train.folder / "part-00000.tsv").read_text().splitlines()
+    assert {line.count("\t") for line in lines} == {39}
+    assert 0.15 < sum(line.startswith("1") for line in lines) / len(lines) < 0.4
+    counts = Counter(line.split("\t")[39] for line in lines)
+    counts.pop("")
+    most = counts.most_common()
+    assert most[0][1] > 20 * most[100][1] and len(most) > 1000  # of the widest category: few are common, most are rare
+    dense, categories, label = held_out[1_999]
+    fields = (train.folder / "part-00001.tsv").read_text().splitlines()[999].split("\t")
+    assert label == float(fields[0])
+    assert [bool(value) for value in categories.tolist()] == [bool(field) for field in fields[14:]]
+    assert torch.allclose(dense, torch.tensor([float(field or 0) for field in fields[1:14]]).log1p())
+    assert clicks.load(9_000, 2_000, 1000)[1][1_999][1].equal(categories)
+    with pytest.raises(IndexError):
+        train[9_000]
+
+
+def test_a_data_set_is_made_whole_or_not_at_all(cache):
+    from stoker.runners.recipes.made import made_once
+
+    def half(folder):
+        (folder / "one").touch()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StokerError, match=r"cannot keep the data set numbers in .*: No space left on device; set STOKER_CACHE"):
+        made_once("numbers", half)
+    assert list(cache.iterdir()) == []
+    folder = made_once("numbers", lambda folder: (folder / "one").touch())
+    assert made_once("numbers", half) == folder and (folder / "one").exists()
+
+
 # ---- text ----
 
 TINY = {

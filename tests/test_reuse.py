@@ -59,7 +59,7 @@ def make(stream: Stream, batch: int, repeat: int, capacity: int, memory: int = G
         repeat=repeat,
         capacity_samples=capacity,
         capacity_bytes=memory,
-        **options,  # type: ignore[arg-type]
+        **{"measure": len, **options},  # type: ignore[arg-type]
     )
 
 

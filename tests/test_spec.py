@@ -6,7 +6,7 @@ import shlex
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from stoker.engine.spec.dump import dump
 from stoker.engine.spec.expand import fired, submissions
 from stoker.engine.spec.job import NAMES as FIELDS
 from stoker.engine.spec.load import load_file, load_text
-from stoker.engine.spec.model import Demand, Dependency, JobSpec, Retries, Stop, Tier
+from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
 from stoker.engine.spec.options import OPTIONS, from_options, overrides, spec_options
 from stoker.engine.spec.secrets import MASK, looks_secret, mask_argv, redact
 
@@ -66,6 +66,19 @@ after: [prepare, 17, {job: clean, mode: any}]
 hold: on
 """
 
+LOADING = """
+recipe: jpeg-cnn
+reuse:
+  repeat: 4
+  shuffle_buffer: {batches: 2.5}
+  memory: 512MiB
+  augment: once
+  switch: {plateau: {watch: accuracy, mode: max, min_epochs: 2, patience: 5, min_delta: 0.01, fraction: 0.2}}
+  schedule: cosine
+  peak: 0.05
+pipeline: {tune: rate+dqn, processes: yes, workers: {decode: 4, batch: 2}, memory: 2GiB, interval: 500ms}
+"""
+
 EXPECTED = JobSpec(
     name="bert-trec", command=("python", "train.py", "--lr", "0.10"),
     params={"lr": 0.001, "layers": [1, 2], "verbose": "yes", "seed": 7}, kind="finetune", pool="fast", user="ann", priority=-5,
@@ -79,6 +92,46 @@ EXPECTED = JobSpec(
 
 def test_every_field_is_read() -> None:
     assert one(EVERYTHING) == EXPECTED
+
+
+def test_both_blocks_of_loading_are_read() -> None:
+    plateau = Switch(on="plateau", watch="accuracy", mode="max", min_epochs=2.0, patience=5, min_delta=0.01, fraction=0.2)
+    reuse = Reuse(repeat=4, shuffle_batches=2.5, memory=512 << 20, augment="once", switch=plateau, schedule="cosine", peak=0.05)
+    pipeline = PipelineOptions(tune="rate+dqn", processes=True, workers={"decode": 4, "batch": 2}, memory=2 << 30, interval=0.5)
+    spec = one(LOADING)
+    assert (spec.reuse, spec.pipeline) == (reuse, pipeline)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "reuse", "pipeline"),
+    [
+        ("reuse: 3", Reuse(repeat=3), None),
+        ("reuse: {}", Reuse(), None),
+        ("reuse: {shuffle_buffer: 2048}", Reuse(shuffle_buffer=2048), None),
+        ("reuse: {switch: plateau, peak: search}", Reuse(peak="search"), None),
+        ("reuse: {switch: {plateau: {}}}", Reuse(), None),
+        ("reuse: {switch: {epochs: 20}}", Reuse(switch=Switch(on="epochs", epochs=20.0)), None),
+        ("reuse: {switch: {fraction: 0.3}}", Reuse(switch=Switch(on="fraction", fraction=0.3)), None),
+        ("pipeline: plumber", None, PipelineOptions(tune="plumber")),
+        ("pipeline: {}", None, PipelineOptions()),
+        ("reuse:\npipeline: ~", None, None),
+    ],
+)
+def test_forms_of_loading(text: str, reuse: Reuse | None, pipeline: PipelineOptions | None) -> None:
+    spec = one(f"recipe: jpeg-cnn\n{text}")
+    assert (spec.reuse, spec.pipeline) == (reuse, pipeline)
+
+
+def test_a_posted_block_of_a_command_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^a: reuse: is for a recipe or an entrypoint, .* a script uses stoker\.loaders"):
+        require(JobSpec(name="a", command=("x",), reuse=Reuse()))
+
+
+def test_the_tuners_of_a_spec_are_those_of_the_registry() -> None:
+    from stoker.runners.loaders.tuning import registry
+
+    assert set(get_args(Tuner)) == set(registry.NAMES)
 
 
 def test_the_least_job() -> None:
@@ -263,6 +316,17 @@ def test_options_say_what_a_file_says() -> None:
     }  # fmt: skip
     (spec,) = from_options(values, ["python", "train.py", "--lr", "0.10"], HERE)
     assert spec == msgspec.structs.replace(EXPECTED, retries=Retries(3, 60.0))
+
+
+def test_loading_by_options() -> None:
+    (short,) = from_options({"recipe": "toy", "reuse": "4", "tune": "dqn"}, [], HERE)
+    assert (short.reuse, short.pipeline) == (Reuse(repeat=4), PipelineOptions(tune="dqn"))
+    (long,) = from_options({"recipe": "toy", "reuse": "{repeat: 2, switch: {epochs: 3}}"}, [], HERE)
+    assert long.reuse == Reuse(repeat=2, switch=Switch(on="epochs", epochs=3.0))
+    with pytest.raises(UsageError, match=r"^--tune: must be one of rate, .*, not 'rat' \(did you mean 'rate'"):
+        from_options({"recipe": "toy", "tune": "rat"}, [], HERE)
+    with pytest.raises(UsageError, match=r"^--reuse: must be between 1 "):
+        from_options({"recipe": "toy", "reuse": "0"}, [], HERE)
 
 
 def test_an_array_by_options() -> None:
@@ -450,6 +514,43 @@ VALUES = st.recursive(
 )
 
 
+SHARES = st.floats(0.01, 0.99)
+SWITCHES = st.one_of(
+    st.builds(
+        Switch,
+        watch=st.none() | NAMES,
+        mode=st.sampled_from([None, "max", "min"]),
+        min_epochs=st.floats(0, 100),
+        patience=st.integers(1, 9),
+        min_delta=SHARES,
+        fraction=SHARES,
+    ),
+    st.builds(Switch, on=st.just("epochs"), epochs=st.floats(0.5, 500)),
+    st.builds(Switch, on=st.just("fraction"), fraction=SHARES),
+)
+REUSES = (
+    st.builds(
+        Reuse,
+        repeat=st.integers(1, 9),
+        memory=st.integers(1, 2**40),
+        augment=st.sampled_from(["each-use", "once"]),
+        switch=SWITCHES,
+        schedule=st.sampled_from(["onecycle", "cosine"]),
+        peak=st.sampled_from(["rule", "search"]) | st.floats(1e-6, 10),
+    )
+    | st.builds(Reuse, shuffle_buffer=st.integers(1, 10**6))
+    | st.builds(Reuse, shuffle_batches=st.floats(1, 100))
+)
+PIPELINES = st.builds(
+    PipelineOptions,
+    tune=st.sampled_from(get_args(Tuner)),
+    processes=st.booleans(),
+    workers=st.dictionaries(st.sampled_from(["decode", "augment", "batch"]), st.integers(1, 64)),
+    memory=st.none() | st.integers(1, 2**40),
+    interval=SECONDS.filter(lambda seconds: seconds >= 0.05),
+)
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> JobSpec:
     low = draw(st.integers(1, 8))
@@ -461,12 +562,14 @@ def specs(draw: st.DrawFn) -> JobSpec:
         | st.lists(TEXTS, max_size=3).map(lambda words: {"command": ("prog", *words)})
     )
     target = draw(st.floats(allow_nan=False, allow_infinity=False))
+    loading = {} if "command" in work else {"reuse": draw(st.none() | REUSES), "pipeline": draw(st.none() | PIPELINES)}
     return JobSpec(
         name=draw(NAMES),
         gpus_min=low,
         gpus_max=low + draw(st.integers(0, 4)),
         demand=demand,
         **work,
+        **loading,
         kind=draw(st.sampled_from(["train", "infer"])),
         priority=draw(st.integers(-9, 9)),
         gpu_memory=draw(st.integers(0, 2**40)),

@@ -44,7 +44,9 @@ def test_examples_are_accepted(path: Path) -> None:
 
 def test_the_examples_show_what_they_claim() -> None:
     found = {path.stem: load_file(path, context()) for path in EXAMPLES}
-    assert {"recipe", "command", "array", "deadline", "chain", "nightly"} <= found.keys()
+    assert {"recipe", "command", "array", "deadline", "chain", "nightly", "reuse", "pipeline"} <= found.keys()
+    assert found["reuse"][0].reuse is not None and found["reuse"][0].reuse.switch.on == "fraction"
+    assert found["pipeline"][0].pipeline is not None and found["pipeline"][0].pipeline.tune == "rate"
     assert [spec.demand.kind for spec in found["deadline"]] == ["strict", "soft"]
     assert len(found["array"]) == 6
     assert [dependency.job for dependency in found["chain"][2].after] == ["clean", "split"]

@@ -71,6 +71,40 @@ FIELDS = {
     "key": (RUN + "idempotency_key: ''", "f.yaml:2: idempotency_key: must be 1 to 200 printable characters"),
 }  # fmt: skip
 
+TRAIN = "entrypoint: m:f\n"
+SWITCH_FORMS = "plateau, {epochs: 20}, {fraction: 0.25} or {plateau: {watch: accuracy, patience: 3}}"
+
+LOADING = {
+    "no use": (TRAIN + "reuse: 0", "f.yaml:2: reuse.repeat: must be between 1 (no sample is used again) and 1000, not 0"),
+    "no use in a mapping": (TRAIN + "reuse:\n  repeat: 0", "f.yaml:3: reuse.repeat: must be between 1 (no sample is used again) and 1000, not 0"),
+    "reuse yes": (TRAIN + "reuse: yes", "f.yaml:2: reuse: must be a number of uses, or a mapping such as {repeat: 3, switch: plateau}, not 'yes'"),
+    "half a use": (TRAIN + "reuse: 1.5", "f.yaml:2: reuse: must be a number of uses, or a mapping such as {repeat: 3, switch: plateau}, not 1.5"),
+    "near": (TRAIN + "reuse: {repeats: 3}", "f.yaml:2: reuse.repeats: unknown field (did you mean 'repeat'?)"),
+    "of a command": (RUN + "reuse: 3", "f.yaml:2: reuse: is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)"),
+    "pipeline of a command": (RUN + "pipeline: rate", "f.yaml:2: pipeline: is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)"),
+    "empty buffer": (TRAIN + "reuse: {shuffle_buffer: 0}", "f.yaml:2: reuse.shuffle_buffer: must be between 1 and 1000000000 samples, not 0"),
+    "buffer below a batch": (TRAIN + "reuse:\n  shuffle_buffer:\n    batches: 0.5", "f.yaml:4: reuse.shuffle_buffer.batches: must be at least 1, so that a batch fits into the buffer, not 0.5"),
+    "buffer of nothing": (TRAIN + "reuse: {shuffle_buffer: {}}", "f.yaml:2: reuse.shuffle_buffer: empty; write {batches: 3}, or a number of samples"),
+    "buffer in bytes": (TRAIN + "reuse: {shuffle_buffer: 1GiB}", "f.yaml:2: reuse.shuffle_buffer: must be a number of samples, or {batches: 3}, not '1GiB'"),
+    "no memory": (TRAIN + "reuse: {memory: 0}", "f.yaml:2: reuse.memory: must be between 1 byte and 1 PiB"),
+    "augment": (TRAIN + "reuse: {augment: each use}", "f.yaml:2: reuse.augment: must be one of each-use, once, not 'each use' (did you mean 'each-use'?)"),
+    "switch": (TRAIN + "reuse: {switch: never}", f"f.yaml:2: reuse.switch: must be {SWITCH_FORMS}, not 'never'"),
+    "two switches": (TRAIN + "reuse: {switch: {epochs: 3, fraction: 0.5}}", f"f.yaml:2: reuse.switch: must be one of {SWITCH_FORMS}"),
+    "fraction": (TRAIN + "reuse:\n  switch: {fraction: 25}", "f.yaml:3: reuse.switch.fraction: must be between 0 and 1, both excluded, not 25"),
+    "least fraction": (TRAIN + "reuse: {switch: {plateau: {fraction: 1}}}", "f.yaml:2: reuse.switch.plateau.fraction: must be between 0 and 1, both excluded, not 1"),
+    "epochs": (TRAIN + "reuse: {switch: {epochs: 0}}", "f.yaml:2: reuse.switch.epochs: must be above 0, not 0"),
+    "patience": (TRAIN + "reuse: {switch: {plateau: {patience: 0}}}", "f.yaml:2: reuse.switch.plateau.patience: must be between 1 and 1000, not 0"),
+    "delta": (TRAIN + "reuse: {switch: {plateau: {min_delta: .nan}}}", "f.yaml:2: reuse.switch.plateau.min_delta: must be 0 or more and below 1, not nan"),
+    "peak": (TRAIN + "reuse: {peak: high}", "f.yaml:2: reuse.peak: must be a learning rate, or one of rule, search, not 'high'"),
+    "negative peak": (TRAIN + "reuse: {peak: -0.1}", "f.yaml:2: reuse.peak: must be a learning rate above 0, rule or search, not -0.1"),
+    "tuner": (TRAIN + "pipeline: rates", "f.yaml:2: pipeline: must be one of rate, fixed, unoptimised, uniform, autotune, autotune-adaptive, plumber, plumber-adaptive, dqn, rate+dqn, not 'rates' (did you mean 'rate'?)"),
+    "pipeline on": (TRAIN + "pipeline: true", "f.yaml:2: pipeline: must be who tunes it, such as rate, or a mapping such as {tune: rate, workers: {decode: 4}}, not true"),
+    "stage": (TRAIN + "pipeline: {workers: {udf: 4}}", "f.yaml:2: pipeline.workers.udf: unknown field; known: decode, augment, batch"),
+    "workers": (TRAIN + "pipeline:\n  workers:\n    decode: 0", "f.yaml:4: pipeline.workers.decode: must be between 1 and 1024, not 0"),
+    "interval": (TRAIN + "pipeline: {interval: 1ms}", "f.yaml:2: pipeline.interval: must be at least 50ms, so that there is something to measure, not 1ms"),
+    "pipeline memory": (TRAIN + "pipeline: {memory: 2.5}", "f.yaml:2: pipeline.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not 2.5"),
+}  # fmt: skip
+
 DEMANDS = {
     "past": (RUN + "deadline: 2030-01-01T10:00Z", "f.yaml:2: deadline: '2030-01-01T10:00Z' is in the past; give a later time, or a duration such as 2h from now on"),
     "no time": (RUN + "deadline: tomorrow", "f.yaml:2: deadline: must be a duration such as 2h, or a time such as 18:30 (local, the next one), 2030-01-31T18:00 (local) or 2030-01-31T18:00Z, not 'tomorrow'"),
@@ -187,7 +221,7 @@ YAML = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name) for table in (FIELDS, DEMANDS, WORK, SEVERAL, YAML) for name, case in table.items()]
+    "case", [pytest.param(case, id=name) for table in (FIELDS, LOADING, DEMANDS, WORK, SEVERAL, YAML) for name, case in table.items()]
 )
 def test_one_line_names_line_field_and_remedy(case: tuple[str, str], context: Context) -> None:
     text, expected = case

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from . import cron, secrets
 from .graph import find_cycle
+from .loading import pipeline_problems, reuse_problems
 from .model import JobSpec, Stop
 from .params import variable
 from .tree import one_line, shown
@@ -154,6 +155,18 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("recipe", "empty; give the name of a recipe")
 
 
+def _loading(spec: JobSpec) -> Iterator[Problem]:
+    given: list[tuple[str, Iterator[tuple[str, str]]]] = []
+    if spec.reuse is not None:
+        given.append(("reuse", reuse_problems(spec.reuse)))
+    if spec.pipeline is not None:
+        given.append(("pipeline", pipeline_problems(spec.pipeline)))
+    for block, found in given:
+        if spec.command is not None:
+            yield Problem(block, "is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)")
+        yield from (Problem(*each) for each in found)
+
+
 def _surroundings(spec: JobSpec) -> Iterator[Problem]:
     for name, value in spec.env.items():
         field = f"env.{name}"
@@ -273,5 +286,5 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
+    _work, _names, _resources, _demand, _stop, _loading, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from . import tree
+from . import loading, tree
 from .check import TASK
-from .model import Demand, Dependency, JobSpec, Retries, Stop
+from .model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop
 from .params import SHELL
 from .units import format_clock, format_duration, format_size
 
@@ -86,6 +86,8 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "env": ("env", lambda spec: spec.env),
     "env_file": ("env_file", lambda spec: spec.env_file),
     "workdir": ("workdir", lambda spec: spec.workdir),
+    "reuse": ("reuse", lambda spec: loading.write_reuse(spec.reuse or Reuse())),
+    "pipeline": ("pipeline", lambda spec: loading.write_pipeline(spec.pipeline or PipelineOptions())),
     "retries": ("retries", lambda spec: _retries(spec.retries)),
     "timeout": ("timeout", lambda spec: format_duration(spec.timeout or 0)),
     "grace": ("grace", lambda spec: format_duration(spec.grace)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from . import fields, units
+from . import fields, loading, units
 from .check import MAX_AFTER, MAX_JOBS
 from .cron import normalise
 from .expand import Array
@@ -190,6 +190,8 @@ FIELDS: dict[str, Reader[Any]] = {
     "env": fields.words,
     "env_file": fields.text,
     "workdir": fields.text,
+    "reuse": loading.reuse,
+    "pipeline": loading.pipeline,
     "retries": _retries,
     "timeout": fields.duration,
     "grace": fields.duration,
@@ -211,4 +213,5 @@ NESTED: dict[str, tuple[str, ...]] = {
     "retries": tuple(_RETRIES),
     "after": ("job", "mode"),
     "array": ("params", "max_running"),
+    **loading.NESTED,
 }

@@ -12,6 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
+#: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
+Tuner = Literal[
+    "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"
+]  # fmt: skip
+Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
 
@@ -56,6 +61,42 @@ class Dependency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["ok", "any"] = "ok"
 
 
+class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the stage without reuse begins, for good (004 ch. 4.4.1, 4.4.5)."""
+
+    on: Literal["plateau", "epochs", "fraction"] = "plateau"
+    epochs: float | None = None  #: passes over the data (each sample then has been used ``repeat`` times as often); on: epochs
+    fraction: float = 0.25  #: of all steps, left for the stage without reuse; with a plateau it is the least that is left
+    watch: str | None = None  #: the metric of a plateau; None: what the task evaluates, or else the loss on first uses
+    mode: Literal["max", "min"] | None = None  #: whether it is to rise or to fall; None: to fall where its name says loss or error
+    min_epochs: float = 1.0  #: no plateau before so many passes over the data
+    patience: int = 3  #: looks without an improvement that make a plateau
+    min_delta: float = 0.002  #: relative improvement that counts as one
+
+
+class Reuse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """PerFect: decoded samples are used several times, then the training goes on without reuse (004 ch. 4)."""
+
+    repeat: int = 3  #: uses of each sample in a pass; 1: none is used again
+    shuffle_buffer: int | None = None  #: decoded samples that a rank holds; None: ``shuffle_batches``
+    shuffle_batches: float = 3.0  #: the same in batches of the rank (004 ch. 4.4.2: 3 were enough where 1 was not)
+    memory: int = 1 << 30  #: bytes of decoded samples that a rank holds at most
+    augment: Literal["each-use", "once"] = "each-use"
+    switch: Switch = Switch()
+    schedule: Literal["onecycle", "cosine"] = "onecycle"  #: of the learning rate after the switch
+    peak: float | Literal["rule", "search"] = "rule"  #: its highest value
+
+
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decoding in stages that run beside the training, sized while they run (003)."""
+
+    tune: Tuner = "rate"  #: who sizes it
+    processes: bool = False  #: workers are processes, for code that holds the interpreter's lock
+    workers: dict[str, int] = {}  #: to begin with, by `Stage`; without tuning: for good
+    memory: int | None = None  #: bytes that each rank's process may use, model and workers included; None: what the guard leaves
+    interval: float = 2.0  #: seconds between two decisions
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job. Exactly one of ``recipe``, ``command`` and ``entrypoint`` is given."""
 
@@ -76,6 +117,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[str, str] = {}
     env_file: str | None = None  #: read by the runner when it starts the job; values are never stored
     workdir: str = ""  #: absolute; where the job runs
+    reuse: Reuse | None = None  #: of a recipe or an entrypoint; None: each sample is decoded for each use
+    pipeline: PipelineOptions | None = None  #: of a recipe or an entrypoint; None: each batch is decoded when it is wanted
     retries: Retries = Retries()
     timeout: float | None = None  #: of one attempt
     grace: float = 30.0  #: between the request to stop and the kill
@@ -108,7 +151,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return None
         params = {name: value for name, value in self.params.items() if name not in _SAME_SPEED}
         where = self.workdir if self.entrypoint else ""  # other code may go by the same name
-        work = [self.recipe, self.entrypoint, where, params, self.gpus_min, self.env, self.env_file]
+        work: list[Any] = [self.recipe, self.entrypoint, where, params, self.gpus_min, self.env, self.env_file]
+        # Only where they are given: signatures of before there were such blocks stay what they were.
+        work += [msgspec.to_builtins(block) for block in (self.reuse, self.pipeline) if block is not None]
         digest = hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).digest()
         return int.from_bytes(digest[:8]) >> 1  # fits a BIGINT
 

@@ -148,6 +148,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("-e/--env", "env", "Environment variable; secrets belong in --env-file.", "NAME=VALUE", keyed=True),
     Option("--env-file", "env_file", "File of NAME=VALUE lines, read by the runner; its values are never stored.", "FILE"),
     Option("--workdir", "workdir", "Where the job runs; by default here.", "DIR"),
+    Option("--reuse", "reuse", "Uses of each decoded sample, or a block such as {repeat: 3, switch: plateau}.", "N", _value),
+    Option("--tune", "pipeline.tune", "Decode beside the training, sized by this tuner, such as rate.", "TUNER"),
     Option("--retries", "retries.limit", "Attempts after failures.", "N", _scalar),
     Option("--backoff", "retries.backoff", "Pause before the first retry, doubled for each further one.", "DURATION", _scalar),
     Option("--timeout", "timeout", "Longest time of one attempt.", "DURATION", _scalar),

@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
     positions: tuple[int, ...]  #: of the samples of the source it was made of
     payload: Any
-    size: int  #: bytes
+    size: int  #: bytes, those of the item itself included: a queue of empty ones is bounded too
 
 
 class Bound(NamedTuple):

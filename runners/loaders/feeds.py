@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from .channel import SKIP, Channel, Item
 from .faults import Drained
+from .sizes import ITEM
 
 Leaving = Callable[[], bool]
 
@@ -53,7 +54,7 @@ class Indices:
     def take(self, leave: Leaving) -> Item:
         for position, index in self._indices:
             if not self._positions.hidden(position):
-                return Item((position,), SKIP if self._positions.skips(position) else index, 0)
+                return Item((position,), SKIP if self._positions.skips(position) else index, ITEM)
         raise Drained
 
     @property
@@ -76,8 +77,8 @@ class Iteration:
         position, self._position = self._position, self._position + 1
         if self._positions.skips(position):
             self.read(None)
-            return Item((position,), SKIP, 0)
-        return Item((position,), None, 0)
+            return Item((position,), SKIP, ITEM)
+        return Item((position,), None, ITEM)
 
     def read(self, _: None) -> Any:
         try:

@@ -1,46 +1,117 @@
-"""Bytes that an item holds: exact for arrays and text, a cheap estimate for the rest."""
+"""Bytes that an item keeps in memory: its data and the objects that hold it, exact for arrays and text, an estimate for the rest."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
+ITEM = 352  #: bytes of what a queue holds of an item besides it: Item, positions, numbers, an entry of a dictionary
+_TENSOR = 512  #: of a tensor with its storage, besides its elements, as a process is seen to grow
+_ARRAY = 112  #: of an ndarray
 _LOOK = 16  #: elements of a long container that are looked at
 _DEPTH = 6  #: of nested containers
+_VISITS = 1000  #: objects of an item that are looked at: of a graph each one leads to all others
+_VIEW_ALONE = 3  #: references to the base of an array: its view's, a name's, and the call's
+_COO = ("_indices", "_values")
+_COMPRESSED = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 
 
-def nbytes(item: Any, depth: int = _DEPTH) -> int:
-    """Bytes of an item. Of a container longer than 32 elements, 16 spread over it stand for all."""
-    size = getattr(item, "nbytes", None)  # ndarray, memoryview, and tensors of the torch that is installed
-    if isinstance(size, int):
-        return size
-    if isinstance(item, bytes | bytearray | str):
-        return len(item)
-    if isinstance(item, int | float | bool) or item is None:
-        return 32
-    if depth <= 0:
-        return sys.getsizeof(item, 64)
-    if isinstance(item, Mapping):
-        return 64 * len(item) + _elements(list(item.values()), depth)
-    if isinstance(item, list | tuple | set | frozenset):
-        return 8 * len(item) + _elements(item if isinstance(item, list | tuple) else list(item), depth)
-    return _object(item, depth)
+def nbytes(item: Any) -> int:
+    """Bytes of an item. Of a container longer than 32 elements, 16 spread over it stand for all; what is there twice counts once.
+
+    A view counts its own elements, or its whole base where nobody else holds that, since the view then keeps it in memory.
+    """
+    return _Count().of(item, _DEPTH)
 
 
-def _elements(elements: list[Any] | tuple[Any, ...], depth: int) -> int:
-    if len(elements) <= 2 * _LOOK:
-        return sum(nbytes(element, depth - 1) for element in elements)
-    step = len(elements) // _LOOK
-    seen = elements[::step]
-    return sum(nbytes(element, depth - 1) for element in seen) * len(elements) // len(seen)
+class _Count:
+    """Of one item."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # holds what it has seen, or the id would be given to another object
+
+    def of(self, item: Any, depth: int) -> int:
+        if item is None or isinstance(item, bool):  # there is one of each
+            return 0
+        if id(item) in self._seen:
+            return 0
+        if len(self._seen) >= _VISITS:
+            return sys.getsizeof(item, 64)
+        self._seen[id(item)] = item
+        if isinstance(item, int | float | bytes | bytearray | str) or depth <= 0:
+            return sys.getsizeof(item, 64)
+        if isinstance(item, Mapping):
+            return sys.getsizeof(item, 64) + self._elements(list(item.values()), depth)
+        if isinstance(item, list | tuple | set | frozenset):
+            return sys.getsizeof(item) + self._elements(item if isinstance(item, list | tuple) else list(item), depth)
+        size = _array(item)
+        return self._object(item, depth) if size is None else size
+
+    def _elements(self, elements: list[Any] | tuple[Any, ...], depth: int) -> int:
+        if len(elements) <= 2 * _LOOK:
+            return sum(self.of(element, depth - 1) for element in elements)
+        first, *others = elements[:: len(elements) // _LOOK]
+        # What all refer to is counted with the first, and must not be multiplied.
+        own = self.of(first, depth - 1)
+        return own + sum(self.of(element, depth - 1) for element in others) * (len(elements) - 1) // len(others)
+
+    def _object(self, item: Any, depth: int) -> int:
+        """Of an image by its area, of any other object by its attributes."""
+        bands, area = getattr(item, "getbands", None), getattr(item, "size", None)
+        if callable(bands) and isinstance(area, tuple) and len(area) == 2:  # PIL keeps four bytes a pixel for three bands
+            return sys.getsizeof(item, 64) + int(area[0]) * int(area[1]) * (1 if len(bands()) == 1 else 4)
+        attributes = getattr(item, "__dict__", None)
+        own = sys.getsizeof(item, 64)
+        return own + (self._elements(list(attributes.values()), depth) if attributes else 0)
 
 
-def _object(item: Any, depth: int) -> int:
-    """Of an image by its area, of any other object by its attributes."""
-    bands, area = getattr(item, "getbands", None), getattr(item, "size", None)
-    if callable(bands) and isinstance(area, tuple) and len(area) == 2:  # PIL keeps four bytes a pixel for three bands
-        return int(area[0]) * int(area[1]) * (1 if len(bands()) == 1 else 4)
-    attributes = getattr(item, "__dict__", None)
-    own = sys.getsizeof(item, 64)
-    return own + (_elements(list(attributes.values()), depth) if attributes else 0)
+def _array(item: Any) -> int | None:
+    """Of an ndarray, a memoryview, or a tensor of the torch that is installed; None of what is none of them."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and isinstance(item, torch.Tensor):
+        return _TENSOR + max(_dense(item), _kept(item))
+    if numpy is not None and isinstance(item, numpy.ndarray):
+        base = item.base
+        kept = base.nbytes if isinstance(base, numpy.ndarray) and base.flags.owndata and sys.getrefcount(base) <= _VIEW_ALONE else 0
+        return _ARRAY + int(max(item.nbytes, kept))
+    size = None
+    with suppress(Exception):  # a property may raise whatever it likes
+        size = item.nbytes
+    return sys.getsizeof(item, 64) + size if isinstance(size, int) else None
+
+
+def _dense(tensor: Any) -> int:
+    try:
+        return int(tensor.nbytes)
+    except RuntimeError:  # torch refuses it of sparse tensors
+        names = _COO if tensor.is_sparse else _COMPRESSED
+        return sum(_TENSOR + _dense(part) for part in _parts(tensor, names))
+
+
+def _parts(tensor: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    for name in names:
+        with suppress(RuntimeError):  # a compressed layout has either the names of rows or those of columns
+            yield getattr(tensor, name)()
+
+
+def _kept(tensor: Any) -> int:
+    """Of the storage that a view keeps in memory alone."""
+    base = tensor._base
+    if base is None or sys.getrefcount(base) > _alone():
+        return 0
+    with suppress(RuntimeError):  # a sparse base has no storage of its own
+        return int(base.untyped_storage().nbytes())
+    return 0
+
+
+@cache
+def _alone() -> int:
+    """References to a base that only its view holds: versions of torch differ in whether they count their own."""
+    import torch
+
+    view = torch.zeros(2)[:1]
+    base = view._base
+    return sys.getrefcount(base)

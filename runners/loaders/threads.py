@@ -17,7 +17,7 @@ from .channel import SKIP, Channel, Item
 from .faults import Drained, Leave, StageError, Stopped, located
 from .feeds import Feed
 from .meters import Meter, Phase, Spent, Stopwatch, Totals
-from .sizes import nbytes
+from .sizes import ITEM, nbytes
 
 log = logging.getLogger("stoker.loaders")
 
@@ -195,7 +195,7 @@ class Crew:
                 meter.enter(Phase.WORKING)
                 payload, spent, elsewhere = hand.call(item)
                 wait = spent.wait
-                item = Item(item.positions, payload, nbytes(payload))
+                item = Item(item.positions, payload, ITEM + nbytes(payload))
             meter.enter(Phase.BLOCKED)
             self.output.put(number, item)
             meter.enter(Phase.STARVED)

@@ -109,7 +109,7 @@ class Agent:
         self.updates = 0
         self._rng = np.random.default_rng([seed, 0xA6])
         with torch.random.fork_rng(devices=[]):  # the caller's random state is the training job's
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs' too
             self.network = Network(WIDTHS[layout], self.learning.hidden)
         self._slow = copy.deepcopy(self.network)
         self._optimizer = torch.optim.Adam(self.network.parameters(), lr=self.learning.rate)

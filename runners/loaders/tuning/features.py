@@ -57,10 +57,11 @@ class Stage:
             new, old = getattr(reading, field), getattr(self, field)
             if not math.isnan(new):
                 setattr(self, field, new if math.isnan(old) else old + SMOOTHING * (new - old))
-        self.capacity = _ratio(reading.workers, reading.per_batch * (self.cpu + self.wait))
+        workers = max(reading.workers, 1)  # a stage that only holds data has none, and no cost
+        self.capacity = _ratio(workers, reading.per_batch * (self.cpu + self.wait))
         self.most *= FORGETTING
-        if self.capacity > self.most:
-            self.most, self.most_with = self.capacity, reading.workers
+        if self.most < self.capacity < math.inf:
+            self.most, self.most_with = self.capacity, workers
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ def _of_knob(seen: Observation, place: int, reading: StageReading, stage: Stage,
         float(value <= knob.low),
         # whether more workers still help: against the most that the stage could do, and against the best that was earned
         _log(stage.capacity / stage.most, -1.0, 0.0) if stage.most > 0 else 0.0,
-        _log(reading.workers / stage.most_with, -2.0, 2.0) / 2,
+        _log(max(reading.workers, 1) / stage.most_with, -2.0, 2.0) / 2,
         _log(value / max(best.values[place], 1), -2.0, 2.0) / 2,
     )
 

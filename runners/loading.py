@@ -1,0 +1,97 @@
+"""Which feed a rank of a job gets: by the blocks ``reuse`` and ``pipeline`` of its spec, and by where an earlier run left off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import UsageError
+from ..engine.spec.model import PipelineOptions, Reuse
+from . import rng
+from .batches import Order, Positions
+from .feeds import Decoded, Direct, Feed, PlainFeed, ReuseFeed, Source, StreamFeed
+from .loaders.reuse.buffer import ReuseBuffer, deal
+
+if TYPE_CHECKING:
+    from .piped import Plan
+
+
+class Loading:
+    """Makes the feeds of one of ``ranks`` parts of each batch."""
+
+    def __init__(self, source: Source, order: Order, rank: int, ranks: int, reuse: Reuse | None, pipeline: PipelineOptions | None) -> None:
+        self.source, self.order, self.rank, self.ranks = source, order, rank, ranks
+        self.reuse, self.pipeline = reuse, pipeline
+        self.share = order.share(rank, ranks)
+        if reuse is not None:
+            self.capacity = _capacity(reuse, order, ranks, self.share)
+
+    def from_step(self, step: int) -> Feed:
+        """Without reuse: a function of the step."""
+        if self.pipeline is None:
+            return PlainFeed(self.source, self.order, self.rank, self.ranks, step)
+        return self.once(Positions(self.order, self.rank, self.ranks, base=step))
+
+    def once(self, positions: Positions) -> Feed:
+        """Each sample of the stream used once."""
+        if self.pipeline is None:
+            return StreamFeed(self.source, positions)
+        from .piped import PipelineFeed
+
+        return PipelineFeed(self._plan(self.pipeline, positions, each_use=False), positions)
+
+    def reused(self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None) -> ReuseFeed:
+        """Each sample of the stream used several times. ``buffer``: the state of the one to go on with."""
+        reuse = self.reuse
+        assert reuse is not None
+        positions = positions or Positions(self.order, self.rank, self.ranks)
+        each_use = reuse.augment == "each-use"
+        decoded: Decoded = Direct(self.source, positions, augment=not each_use)
+        if self.pipeline is not None:
+            from .piped import Piped
+
+            plan = self._plan(self.pipeline, positions, each_use=each_use)
+            # As many at a time as a batch has first uses, about.
+            decoded = Piped(plan, positions, max(1, self.share // reuse.repeat), augment=not each_use)
+        made = ReuseBuffer(
+            decoded,
+            batch_size=self.share,
+            repeat=reuse.repeat,
+            capacity_samples=self.capacity,
+            capacity_bytes=reuse.memory,
+            seed=rng.mixed(self.source.seed, self.rank),
+            identity=self.order.index,
+        )
+        return ReuseFeed(self.source, positions, decoded, made, augment=each_use, state=buffer)
+
+    def resumed(self, states: Sequence[Mapping[str, Any]]) -> Feed:
+        """The feed of a job that reuses, from the states of all ranks; another number of ranks shares out what there was."""
+        positions = [state["positions"] for state in states]
+        if len(states) == self.ranks:
+            stream = Positions(self.order, self.rank, self.ranks, **positions[self.rank])
+        else:
+            stream = Positions.deal(self.order, positions, self.ranks)[self.rank]
+        if "buffer" not in states[0]:
+            return self.once(stream)
+        buffers = [state["buffer"] for state in states]
+        buffer = buffers[self.rank] if len(states) == self.ranks else deal(buffers, self.ranks)[self.rank]
+        return self.reused(stream, buffer)
+
+    def _plan(self, pipeline: PipelineOptions, positions: Positions, *, each_use: bool) -> Plan:
+        from .piped import Plan
+
+        return Plan.of(self.source, pipeline, self.order.index(positions.at(positions.taken)), each_use=each_use)
+
+
+def _capacity(reuse: Reuse, order: Order, ranks: int, share: int) -> int:
+    """Samples that the buffer of a rank holds; UsageError when that is less than its part of a batch."""
+    if reuse.shuffle_buffer is None:
+        return math.ceil(reuse.shuffle_batches * share)
+    if reuse.repeat > 1 and reuse.shuffle_buffer < share:
+        of = f"of {order.batch_size} on {ranks} ranks" if ranks > 1 else "of the task"
+        raise UsageError(
+            f"reuse.shuffle_buffer: {reuse.shuffle_buffer} samples are less than the {share} that a rank uses of each batch {of}; "
+            f"give at least {share}, better {3 * share}"
+        )
+    return reuse.shuffle_buffer

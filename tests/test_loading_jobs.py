@@ -1,0 +1,467 @@
+"""Trainings whose samples are reused or decoded in a pipeline: the same weights, to the last bit, whatever stops them and whenever."""
+
+import random
+import re
+import threading
+
+import numpy
+import pytest
+import torch
+from stoker.engine.errors import UsageError
+from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
+from stoker.runners import rng, script
+from stoker.runners.checkpoint import Checkpoints
+from stoker.runners.ranks import Ranks
+from stoker.runners.rundir import PREEMPTED_EXIT
+from stoker.runners.speed import Profiling
+from stoker.runners.training import Task, Trainer
+from test_training import Job, assert_same
+
+STEPS, SAMPLES, BATCH = 24, 40, 4
+ALONE = Ranks(0, 1, torch.device("cpu"))
+SWITCH_AT = 12
+HALF = Switch(on="fraction", fraction=0.5)
+REUSE = Reuse(repeat=3, switch=HALF)
+THREADS, PROCESSES = PipelineOptions(interval=0.05), PipelineOptions(processes=True)
+
+
+class Data:
+    """Samples that are decoded by drawing from every global generator; ``still``: without."""
+
+    def __init__(self, still=False):
+        self.still, self.decoded = still, []
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        self.decoded.append(index)
+        noise = 0.0 if self.still else torch.randn(4) + random.random() + torch.from_numpy(numpy.random.rand(4)).float()
+        return torch.full((4,), index / SAMPLES) + 0.1 * noise, torch.tensor([index % 2.0])
+
+
+def shaken(sample):
+    inputs, target = sample
+    return inputs + 0.01 * torch.randn(4) + 0.01 * random.random(), target
+
+
+def turned(sample):
+    inputs, target = sample
+    return inputs.flip(0), target
+
+
+def loss(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def held_out(model):
+    return {"eval_loss": float(loss(model, (torch.linspace(-1, 1, 32).reshape(8, 4), torch.ones(8, 1))))}
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+def task(*, still=False, optimizer="adamw", augment=shaken, **given):
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    scheduled = {"scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps + 1)}
+    fields = {"train": Data(still), "loss": loss, "batch_size": BATCH, "checkpoint_every": 5, "optimizer": OPTIMIZERS[optimizer], "seed": 2}
+    return Task(model=model, augment=augment, **fields | scheduled | given)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains in directory ``name`` until it leaves; answers the trainer. ``reported`` of it: all values, by step."""
+    reported = {}
+
+    def run(name, made=None, *, stop_at=None, crash_at=None, steps=STEPS, **blocks):
+        with monkeypatch.context() as patch, rng.preserved():
+            trainer = Trainer(made or task(), Stop(iterations=steps), tmp_path / name, ALONE, **blocks)
+            of_run = reported.setdefault(name, {})
+            patch.setattr(script, "report", lambda step, total, checkpoint, **values: of_run.setdefault(step, {}).update(values))
+            patch.setattr(script, "should_stop", lambda: trainer.step == stop_at)
+            if crash_at is not None:
+                patch.setattr(trainer, "update", lambda *given: crashing(trainer, crash_at, *given))
+            try:
+                ended = trainer.run()
+            except Crashed:
+                ended = False
+        assert ended == (stop_at is None and crash_at is None)
+        trainer.reported = of_run
+        return trainer
+
+    return run
+
+
+class Crashed(Exception):
+    pass
+
+
+def crashing(trainer, at, *given):
+    if trainer.step == at:
+        raise Crashed
+    return Trainer.update(trainer, *given)
+
+
+def state(tmp_path, name):
+    return Checkpoints(tmp_path / name).load()
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.fixture(autouse=True)
+def one_thread_as_a_worker_has():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.name != "QueueFeederThread"]
+    for thread in left:
+        thread.join(10)
+    assert not [thread.name for thread in left if thread.is_alive()]
+
+
+# ---- the same training as without the blocks ----
+
+
+@pytest.mark.parametrize(
+    "pipeline", [THREADS, PipelineOptions(tune="fixed", workers={"decode": 3, "augment": 2, "batch": 2})], ids=["tuned", "by hand"]
+)
+@pytest.mark.parametrize("augment", [None, turned], ids=["decode", "augment"])
+def test_a_pipeline_trains_the_very_model(train, pipeline, augment):
+    if augment is None:
+        pipeline = PipelineOptions(tune=pipeline.tune, workers={stage: n for stage, n in pipeline.workers.items() if stage != "augment"})
+    plain = train("plain", task(still=True, augment=augment))
+    piped = train("piped", task(still=True, augment=augment), pipeline=pipeline)
+    assert_same(weights(piped), weights(plain))
+    assert plain.reported == piped.reported
+
+
+def test_one_use_of_each_sample_is_the_training_without_reuse(train):
+    plain, once = train("plain"), train("once", reuse=Reuse(repeat=1))
+    assert_same(weights(once), weights(plain))
+    assert plain.reported == once.reported
+
+
+@pytest.mark.parametrize("pipeline", [None, THREADS], ids=["alone", "pipeline"])
+def test_what_is_drawn_for_a_sample_does_not_depend_on_where_it_is_decoded(train, pipeline):
+    """Reuse alone decodes when a batch is wanted, the pipeline ahead of it."""
+    made = train("reuse", task(still=True), reuse=REUSE)
+    other = train("other", task(still=True), reuse=REUSE, pipeline=pipeline)
+    assert_same(weights(other), weights(made))
+
+
+@pytest.mark.slow
+def test_processes_decode_what_threads_may_not(train):
+    made = train("reuse", reuse=REUSE)
+    other = train("other", reuse=REUSE, pipeline=PROCESSES)
+    assert_same(weights(other), weights(made))
+    once = Reuse(repeat=3, switch=HALF, augment="once")
+    assert_same(weights(train("once piped", reuse=once, pipeline=PROCESSES)), weights(train("once", reuse=once)))
+
+
+def test_a_data_set_smaller_than_the_buffer_has_no_sample_twice_in_a_batch(tmp_path):
+    inputs = [(torch.tensor([float(index)] * 4), torch.zeros(1)) for index in range(10)]
+    made = task(train=inputs, augment=None)
+    trainer = Trainer(made, Stop(iterations=200), tmp_path / "job", ALONE, reuse=Reuse(repeat=3, shuffle_buffer=500, switch=HALF))
+    for _ in range(100):
+        samples = trainer.feed.fetch().data[0][:, 0].tolist()
+        assert len(samples) == len(set(samples)) == BATCH
+        trainer.feed.used()
+    trainer.close()
+
+
+# ---- stopped, killed, resumed ----
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Final states of runs that nothing disturbed, by their settings."""
+    return {}
+
+
+def final(whole, train, tmp_path, optimizer, blocks):
+    key = (optimizer, repr(blocks))
+    if key not in whole:
+        made = train("whole", task(optimizer=optimizer, still=still(blocks)), **blocks)
+        whole[key] = state(tmp_path, "whole"), made.reported
+    return whole[key]
+
+
+def still(blocks):
+    return blocks.get("pipeline") is not None
+
+
+BLOCKS = {
+    "reuse": {"reuse": REUSE},
+    "both": {"reuse": REUSE, "pipeline": THREADS},
+    "pipeline": {"pipeline": THREADS},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("at", [1, 3, SWITCH_AT - 1, SWITCH_AT, SWITCH_AT + 1, STEPS - 1])
+def test_a_stop_at_any_step_changes_nothing(train, whole, tmp_path, optimizer, at):
+    expected, reported = final(whole, train, tmp_path, optimizer, BLOCKS["reuse"])
+    train("parts", task(optimizer=optimizer), stop_at=at, **BLOCKS["reuse"])
+    assert state(tmp_path, "parts")["step"] == at
+    resumed = train("parts", task(optimizer=optimizer), **BLOCKS["reuse"])
+    assert_same(state(tmp_path, "parts"), expected)
+    assert resumed.reported == reported
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_job_that_is_stopped_and_killed_again_and_again_ends_the_same(train, whole, tmp_path, blocks):
+    expected, reported = final(whole, train, tmp_path, "adamw", BLOCKS[blocks])
+    for how in ({"stop_at": 2}, {"crash_at": 7}, {"stop_at": 11}, {"crash_at": 12}, {"stop_at": 12}, {"crash_at": 18}, {"stop_at": 20}):
+        train("parts", task(still=still(BLOCKS[blocks])), **how, **BLOCKS[blocks])
+    resumed = train("parts", task(still=still(BLOCKS[blocks])), **BLOCKS[blocks])
+    assert_same(state(tmp_path, "parts"), expected)
+    assert resumed.reported == reported
+
+
+def test_a_finished_job_is_finished_when_it_is_started_again(train, tmp_path):
+    train("job", reuse=REUSE)
+    before = state(tmp_path, "job")
+    assert train("job", reuse=REUSE).step == STEPS
+    assert_same(state(tmp_path, "job"), before)
+
+
+def test_a_search_for_the_peak_leaves_no_trace_but_the_peak(train, tmp_path):
+    found = train("search", reuse=Reuse(repeat=3, switch=HALF, peak="search"))
+    given = train("given", reuse=Reuse(repeat=3, switch=HALF, peak=max(found.reusing.peaks)))
+    assert_same(weights(given), weights(found))
+    by_rule = 0.45 * max(found.reusing._rates.highest)
+    assert any(max(found.reusing.peaks) == pytest.approx(factor * by_rule) for factor in (0.5, 1, 2))
+
+
+# ---- what is counted and watched ----
+
+
+def test_steps_and_fresh_samples_are_counted_apart(train):
+    made = train("job", reuse=REUSE)
+    values = [made.reported[step] for step in range(1, STEPS + 1)]
+    assert [value["stage"] for value in values] == [1.0] * SWITCH_AT + [2.0] * (STEPS - SWITCH_AT)
+    assert [value["samples"] for value in values] == [4.0 * step for step in range(1, STEPS + 1)]
+    fresh = [value["fresh_samples"] for value in values]
+    first, second = fresh[:SWITCH_AT], fresh[SWITCH_AT:]
+    assert first[0] == BATCH and first == sorted(first)
+    least = SWITCH_AT * BATCH / 3
+    assert least <= first[-1] <= least + 3 * BATCH  # two thirds of the decoding are saved, but for what fills the buffer
+    assert second == [first[-1] + BATCH * step for step in range(1, STEPS - SWITCH_AT + 1)]
+    assert len(made.task.train.decoded) == fresh[-1]
+
+
+def test_decoding_is_what_reuse_saves_and_augmentation_is_done_at_each_use(train):
+    seen = []
+
+    def counted(sample):
+        seen.append(sample)
+        return shaken(sample)
+
+    made = train("each", task(augment=counted), reuse=REUSE)
+    assert len(seen) == STEPS * BATCH
+    seen.clear()
+    once = train("once", task(augment=counted), reuse=Reuse(repeat=3, switch=HALF, augment="once"))
+    assert len(seen) == len(once.task.train.decoded) == len(made.task.train.decoded)
+
+
+def test_the_loss_on_first_uses_is_that_before_the_step_on_them(train):
+    made = train("job", task(augment=None, still=True, eval_every=None), reuse=Reuse(repeat=3))
+    probed = {step: values["first_use_loss"] for step, values in made.reported.items() if "first_use_loss" in values}
+    assert set(probed) <= {step + 1 for step in range(0, STEPS, 4)} and 1 in probed
+    untrained = task(augment=None, still=True)
+    first = Trainer(untrained, Stop(iterations=STEPS), made.checkpoints.path / "other", ALONE, reuse=Reuse(repeat=3))
+    part = first.part()
+    first.close()
+    untrained.model.eval()
+    assert part.fresh == BATCH
+    assert probed[1] == pytest.approx(loss(untrained.model, part.first).item())
+
+
+def test_a_watched_metric_that_stands_still_ends_the_reuse_on_a_plateau(train, tmp_path):
+    flat = {"evaluate": lambda model: {"quality": 1.0}, "eval_every": 2}
+    plateau = Reuse(repeat=2, switch=Switch(patience=2, min_epochs=0.1))
+    made = train("job", task(**flat), reuse=plateau)
+    stages = {step: values["stage"] for step, values in made.reported.items() if "stage" in values}
+    assert [step for step, stage in stages.items() if stage == 1.0] == [1, 2, 3, 4, 5, 6]
+    assert not any("first_use_loss" in values for values in made.reported.values())
+    parts = None
+    for at in (3, 6, 7):
+        train("parts", task(**flat), reuse=plateau, stop_at=at)
+    parts = train("parts", task(**flat), reuse=plateau)
+    assert parts.reported == made.reported
+    assert_same(state(tmp_path, "parts"), state(tmp_path, "job"))
+
+
+def test_a_bad_mix_is_said_in_the_log(train, caplog):
+    train("job", task(augment=None), reuse=Reuse(repeat=8, shuffle_buffer=BATCH, switch=HALF))
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING" and record.message.startswith("reuse:")]
+    assert "8 uses of a sample" in warning and "shuffle_buffer" in warning
+
+
+# ---- what is wrong gets one line ----
+
+AFTER_9 = Switch(on="epochs", epochs=9.0)
+AUGMENTS, BATCHES = PipelineOptions(workers={"augment": 2}), PipelineOptions(workers={"batch": 2})
+JUDGED, STILL = {"evaluate": held_out, "eval_every": 2}, {"still": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks", "message"),
+    [
+        ({}, {"reuse": Reuse(shuffle_buffer=3)}, "reuse.shuffle_buffer: 3 samples are less than the 4 that a rank uses of each batch"),
+        ({}, {"reuse": Reuse(memory=40)}, "reuse.memory: 40 bytes hold . of the 4 samples of a batch; give at least"),
+        ({}, {"reuse": Reuse(switch=AFTER_9)}, "reuse.switch.epochs: 9 passes over the data are more than 24 steps"),
+        ({}, {"reuse": Reuse(switch=Switch(watch="accuracy"))}, "reuse.switch.plateau.watch: 'accuracy' is never known before the end"),
+        (JUDGED, {"reuse": Reuse(switch=Switch(watch="eval_los"))}, "this task reports no 'eval_los' .did you mean 'eval_loss'"),
+        ({}, {"pipeline": THREADS}, r"pipeline: the task's train\[index\] draws from the global random generators, .*processes: true"),
+        (STILL | {"augment": None}, {"pipeline": AUGMENTS}, "workers.augment: there is no such stage: the task has no augment"),
+        (STILL, {"pipeline": AUGMENTS}, "workers.augment: there is no such stage: it draws from the global"),
+        (STILL, {"reuse": REUSE, "pipeline": AUGMENTS}, "workers.augment: there is no such stage: with reuse it is done at each use"),
+        (STILL, {"reuse": REUSE, "pipeline": BATCHES}, "workers.batch: there is no such stage: augment draws from the global"),
+        ({}, {"pipeline": PipelineOptions(processes=True, workers={"augment": 2})}, "in processes it is done with the decoding"),
+    ],
+)
+def test_settings_that_cannot_work(train, given, blocks, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        train("job", task(**given), **blocks)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_is_not_taken_up_with_other_reuse(train):
+    train("job", reuse=REUSE, stop_at=3)
+    with pytest.raises(UsageError, match=re.escape("reuse.repeat: the checkpoint was made with 3, the job has 4")):
+        train("job", reuse=Reuse(repeat=4, switch=HALF))
+    with pytest.raises(UsageError, match="was made with reuse; submit it as a new job"):
+        train("job")
+
+
+def test_what_the_data_set_raises_comes_through_with_its_place(train):
+    class Broken(Data):
+        def __getitem__(self, index):
+            if index == 7:
+                raise ValueError("sample 7 is unreadable")
+            return super().__getitem__(index)
+
+    for name, blocks in BLOCKS.items():
+        with pytest.raises(ValueError, match="sample 7 is unreadable"):
+            train(name, task(train=Broken(still=True)), **blocks)
+
+
+# ---- profiling, ranks, a request to stop ----
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_profiling_run_measures_with_both_blocks_and_leaves_nothing(tmp_path, monkeypatch, blocks):
+    told = []
+    monkeypatch.setattr(script, "report_speed", lambda **speed: told.append(speed))
+    with rng.preserved():
+        trainer = Trainer(task(still=True), Stop(iterations=STEPS), tmp_path / "scratch", ALONE, parts=2, **BLOCKS[blocks])
+        ticks = iter(range(10**9))
+        assert Profiling(trainer, lambda: next(ticks) / 100).run()
+    (speed,) = told
+    assert speed["steps"] >= 20 and speed["compute"] > 0 and speed["total"] == STEPS
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_request_to_stop_is_obeyed_while_a_sample_takes_for_ever(tmp_path, monkeypatch, blocks):
+    begun, released = threading.Event(), threading.Event()
+
+    class Stuck(Data):
+        def __getitem__(self, index):
+            if len(self.decoded) >= 30:
+                begun.set()
+                assert released.wait(60)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(script, "should_stop", begun.is_set)
+    made = task(train=Stuck(still=True), augment=None)
+    trainer = Trainer(made, Stop(iterations=STEPS), tmp_path / "job", ALONE, **BLOCKS[blocks])
+    try:
+        assert not trainer.run()
+    finally:
+        released.set()
+    saved = state(tmp_path, "job") or {"step": 0}  # a pipeline is stuck ahead of the training, perhaps before the first step
+    assert trainer.step == saved["step"] < STEPS
+
+
+#: A user's module for gangs: the phases of `user` to pause in, and samples whose decoding and augmentation draw.
+LOADED = """
+import random
+import torch
+import user
+from stoker.runners.training import Task
+
+class Data:
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return torch.full((4,), index / 40) + 0.1 * torch.randn(4), torch.tensor([index % 2.0])
+
+def shaken(sample):
+    return sample[0] + 0.1 * random.random(), sample[1]
+
+def task():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    return Task(model=model, train=Data(), augment=shaken, loss=user.loss, batch_size=5, checkpoint_every=4)
+"""
+
+
+@pytest.fixture
+def gang(tmp_path):
+    made = []
+
+    def make(name, **switch):
+        one = Job(tmp_path / name, entrypoint="loaded:task")
+        (one.path / "loaded.py").write_text(LOADED)
+        one.spec["reuse"] = {"repeat": 3, "switch": switch or {"on": "fraction", "fraction": 0.5}}
+        made.append(one)
+        return one
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.slow
+def test_two_ranks_switch_together_and_end_the_same_however_they_are_stopped(gang):
+    whole, parts = gang("whole"), gang("parts")
+    assert whole.start(ranks=2).end() == 0, whole.log
+    for step in (4, 5):  # in step 4, and in what is then step 9: before the switch at 6, and after it
+        parts.start(ranks=2, PAUSE=f"step:{step}").when("in-step-0", "in-step-1").signal()
+        assert parts.end() == PREEMPTED_EXIT, parts.log
+        for mark in parts.path.glob("in-*"):
+            mark.unlink()
+    assert parts.state["step"] == 9 and parts.state["reuse"]["stage"] == 2
+    assert parts.start(ranks=2).end() == 0, parts.log
+    assert parts.losses() == whole.losses()
+    assert_same(parts.state, whole.state)
+    assert whole.log.count("from here on without reuse") == 2  # once a rank
+    stages = [record.values["stage"] for record in whole.records if "stage" in record.values]
+    assert stages == [1.0] * 6 + [2.0] * 6
+
+
+@pytest.mark.slow
+def test_a_gang_s_buffers_are_taken_up_by_another_number_of_ranks(gang):
+    one = gang("job", on="plateau").start(ranks=2, PAUSE="step:4").when("in-step-0", "in-step-1").signal()
+    assert one.end() == PREEMPTED_EXIT, one.log
+    left_at, fresh, held = one.state["step"], one.state["reuse"]["fresh"], [feed["buffer"] for feed in one.state["feeds"]]
+    assert one.start(ranks=1).end() == 0, one.log
+    assert one.state["step"] == 12 and len(one.state["feeds"]) == 1
+    values = {record.step: record.values for record in one.records if "fresh_samples" in record.values}
+    assert min(values) == left_at + 1 and values[left_at + 1]["fresh_samples"] >= fresh
+    assert sum(len(buffer["positions"]) for buffer in held) > 0
+    assert "first_use_loss" in {name for value in values.values() for name in value}
