@@ -1,7 +1,8 @@
 """How the batches of one rank come: each as it is wanted, from a stream where it was left, or from a buffer that uses samples again.
 
 The plain feed draws from the global random generators, as a data set is free to. The others decode each sample under generators
-seeded by its position, so that it is the same whenever and wherever it is decoded, and once more after a resume.
+seeded by its position, so that it is the same whenever and wherever it is decoded, and once more after a resume; and they collate
+each batch under generators seeded by its first sample.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ def seed_augmenting(seed: int, position: int, use: int) -> None:
     rng.seed_host(seed, position, use + 1)
 
 
+def seed_collating(seed: int, position: int, use: int) -> None:
+    """The same for the batch that begins with the ``use``-th use (from 0) of the sample at a position: no other does."""
+    rng.seed_host(seed, position, use, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """What is loaded: the data set of a task and the functions that make batches of it."""
@@ -84,6 +90,11 @@ class Source:
             return sample
         seed_augmenting(self.seed, position, use)
         return self.augment(sample)
+
+    def collated(self, samples: list[Any], position: int, use: int = 0) -> Any:
+        """The batch that begins with this use of the sample at a position, in the same way."""
+        seed_collating(self.seed, position, use)
+        return self.collate(samples)
 
 
 class PlainFeed:
@@ -163,8 +174,16 @@ class StreamFeed:
     def _load(self) -> Part:
         count = self._positions.share
         with rng.host_preserved():
-            samples = [self._decoded.take()[1] for _ in range(count)]
-            return Part(count, self._source.collate(samples), count)
+            taken = [self._decoded.take() for _ in range(count)]
+            return Part(count, self._source.collated([sample for _, sample in taken], taken[0][0]), count)
+
+
+class _Mark(NamedTuple):
+    """Where a `ReuseFeed` stood before a batch."""
+
+    taken: int  #: positions
+    calls: int  #: of the buffer
+    resumed: Mapping[str, Any] | None  #: the state that the buffer was still to go on from
 
 
 class ReuseFeed:
@@ -186,12 +205,13 @@ class ReuseFeed:
         self._source, self._positions, self._decoded, self._buffer = source, positions, decoded, buffer
         self._augment = augment
         self._resumed = state
-        self._before: State | None = None  #: of a batch that was fetched and not used
+        self._before: _Mark | None = None  #: of a batch that was fetched and not used
         self._first = False
         self._loader = Loader(self._load)
 
     def fetch(self, *, first: bool = False) -> Part:
-        self._before, self._first = self._now(), first
+        # What is needed to tell the state, not the state: that takes as long as the buffer is large.
+        self._before, self._first = _Mark(self._positions.taken, self._buffer.calls, self._resumed), first
         part: Part = self._loader.fetch()
         return part
 
@@ -199,7 +219,10 @@ class ReuseFeed:
         self._before = None
 
     def state(self) -> State:
-        return self._before or self._now()
+        if (before := self._before) is None:
+            return self._now()
+        buffer = before.resumed if before.resumed is not None else self._buffer.state_before(before.calls)
+        return {"positions": self._positions.state() | {"taken": before.taken}, "buffer": buffer}
 
     def close(self) -> None:
         self._decoded.close()
@@ -218,9 +241,9 @@ class ReuseFeed:
                 self._resumed = None
             drawn = self._buffer.next()
             used = [self._as_used(position, sample, use) for position, sample, use in drawn]
-            fresh = [sample for sample, (_, _, use) in zip(used, drawn, strict=True) if use == 0]
-            first = self._source.collate(fresh) if self._first and fresh else None
-            return Part(len(drawn), self._source.collate(used), len(fresh), first)
+            fresh = [(position, sample) for sample, (position, _, use) in zip(used, drawn, strict=True) if use == 0]
+            first = self._source.collated([sample for _, sample in fresh], fresh[0][0]) if self._first and fresh else None
+            return Part(len(drawn), self._source.collated(used, drawn[0].position, drawn[0].use), len(fresh), first)
 
     def _as_used(self, position: int, sample: Any, use: int) -> Any:
         return self._source.augmented(position, use, sample) if self._augment else sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from .piped import Plan
 
 
+log = logging.getLogger(__name__)
+
+
 class Loading:
     """Makes the feeds of one of ``ranks`` parts of each batch."""
 
@@ -25,7 +29,8 @@ class Loading:
         self.reuse, self.pipeline = reuse, pipeline
         self.share = order.share(rank, ranks)
         if reuse is not None:
-            self.capacity = _capacity(reuse, order, ranks, self.share)
+            wanted = reuse.shuffle_buffer
+            self.capacity = math.ceil(reuse.shuffle_batches * self.share) if wanted is None else max(wanted, self.share)
 
     def from_step(self, step: int) -> Feed:
         """Without reuse: a function of the step."""
@@ -39,19 +44,20 @@ class Loading:
             return StreamFeed(self.source, positions)
         from .piped import PipelineFeed
 
-        return PipelineFeed(self._plan(self.pipeline, positions, each_use=False), positions)
+        return PipelineFeed(self._plan(self.pipeline, each_use=False), positions)
 
     def reused(self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None) -> ReuseFeed:
         """Each sample of the stream used several times. ``buffer``: the state of the one to go on with."""
         reuse = self.reuse
         assert reuse is not None
+        self._check_capacity(reuse, begun=buffer is not None)
         positions = positions or Positions(self.order, self.rank, self.ranks)
         each_use = reuse.augment == "each-use"
         decoded: Decoded = Direct(self.source, positions, augment=not each_use)
         if self.pipeline is not None:
             from .piped import Piped
 
-            plan = self._plan(self.pipeline, positions, each_use=each_use)
+            plan = self._plan(self.pipeline, each_use=each_use)
             # As many at a time as a batch has first uses, about.
             decoded = Piped(plan, positions, max(1, self.share // reuse.repeat), augment=not each_use)
         made = ReuseBuffer(
@@ -78,20 +84,19 @@ class Loading:
         buffer = buffers[self.rank] if len(states) == self.ranks else deal(buffers, self.ranks)[self.rank]
         return self.reused(stream, buffer)
 
-    def _plan(self, pipeline: PipelineOptions, positions: Positions, *, each_use: bool) -> Plan:
+    def _check_capacity(self, reuse: Reuse, *, begun: bool) -> None:
+        """A buffer below this rank's part of a batch is an error as the training begins: later the number of ranks may have changed."""
+        share, wanted = self.share, reuse.shuffle_buffer
+        if wanted is None or reuse.repeat == 1 or wanted >= share:
+            return
+        of = f"of {self.order.batch_size} on {self.ranks} ranks" if self.ranks > 1 else "of the task"
+        problem = f"reuse.shuffle_buffer: {wanted} samples are less than the {share} that a rank uses of each batch {of}"
+        if not begun:
+            raise UsageError(f"{problem}; give at least {share}, better {3 * share}")
+        if self.rank == 0:
+            log.info("%s; the buffer holds %d", problem, share)
+
+    def _plan(self, pipeline: PipelineOptions, *, each_use: bool) -> Plan:
         from .piped import Plan
 
-        return Plan.of(self.source, pipeline, self.order.index(positions.at(positions.taken)), each_use=each_use)
-
-
-def _capacity(reuse: Reuse, order: Order, ranks: int, share: int) -> int:
-    """Samples that the buffer of a rank holds; UsageError when that is less than its part of a batch."""
-    if reuse.shuffle_buffer is None:
-        return math.ceil(reuse.shuffle_batches * share)
-    if reuse.repeat > 1 and reuse.shuffle_buffer < share:
-        of = f"of {order.batch_size} on {ranks} ranks" if ranks > 1 else "of the task"
-        raise UsageError(
-            f"reuse.shuffle_buffer: {reuse.shuffle_buffer} samples are less than the {share} that a rank uses of each batch {of}; "
-            f"give at least {share}, better {3 * share}"
-        )
-    return reuse.shuffle_buffer
+        return Plan.of(self.source, pipeline, self.share, each_use=each_use)

@@ -2,29 +2,37 @@
 
 Workers are threads or processes. A process seeds its own generators by the position of each sample. Threads share the global
 generators with the training, so nothing that draws from them may run in one: a data set that does is refused, and an augmentation
-that does is done when the batch is wanted. What goes from stage to stage are lists of samples: a way through a queue costs as much
-as parsing a line does.
+or a collate that does is done when the batch is wanted. What goes from stage to stage are lists of samples: a way through a queue
+costs as much as parsing a line does.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import pickle
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch.utils.data import default_collate
 
 from ..engine.errors import UsageError
 from ..engine.spec.model import PipelineOptions
-from . import rng
+from . import rng, script
 from .batches import Dataset, Loader, Positions
-from .feeds import Direct, Part, Source, State, seed_augmenting, seed_decoding
+from .feeds import Direct, Part, Source, State, seed_augmenting, seed_collating, seed_decoding
 from .loaders.autotuned import autotuned
 from .loaders.pipeline import Pipeline
 from .loaders.stages import Map, Prefetch, Stage
 from .loaders.stages import Source as Read
 
 log = logging.getLogger(__name__)
+
+_LOOKS = 16  #: samples that are looked at for random draws, spread over the data: where few of them draw, it is not seen
+_LOOKING = 2.0  #: seconds after which it is enough
 
 Place = tuple[int, int]  #: a position and the index of its sample
 Numbered = tuple[int, Any]  #: a position and its sample
@@ -37,22 +45,28 @@ class Plan:
     source: Source
     options: PipelineOptions
     augments: bool  #: it is done in the stages; else, if at all, when the batch is wanted
+    collates: bool  #: the same of batches
 
     @property
     def unfinished(self) -> bool:
-        """Whether batches leave the stages as lists of samples that are still to be augmented."""
+        """Whether samples leave the stages that are still to be augmented."""
         return self.source.augment is not None and not self.augments
 
     @classmethod
-    def of(cls, source: Source, options: PipelineOptions, index: int, *, each_use: bool) -> Plan:
-        """The plan for a task, by a look at its sample ``index``. ``each_use``: samples are augmented behind the stages.
+    def of(cls, source: Source, options: PipelineOptions, share: int, *, each_use: bool) -> Plan:
+        """The plan for a task, by a look at some of its samples. ``each_use``: samples are augmented behind the stages.
 
         Raises UsageError when it cannot be loaded like this.
         """
         why = "the task has no augment" if source.augment is None else "with reuse it is done at each use" if each_use else ""
-        if not options.processes:
-            _refuse_draws(source, index)
-        draws = not options.processes and _augmenting_draws(source, index)
+        # Nothing is decoded here for processes: a data set may open files at its first sample, which cannot be sent to them then.
+        seen = Draws() if options.processes else Draws.of(source, share)
+        if seen.decoding:
+            raise UsageError(
+                "pipeline: the task's train[index] draws from the global random generators, which threads would share with the training; "
+                "write 'pipeline: {processes: true}', or move what is random to Task.augment"
+            )
+        draws = seen.augmenting
         if draws and not why:
             why = "it draws from the global random generators, which threads would share with the training"
             log.info("augment is done when a batch is wanted, not in a stage: %s; 'processes: true' allows it", why)
@@ -63,24 +77,46 @@ class Plan:
             raise UsageError(
                 "pipeline.workers.batch: there is no such stage: augment draws from the global random generators; leave it out"
             )
-        return cls(source, options, augments=not why)
+        if "batch" in options.workers and seen.collating:
+            raise UsageError(
+                "pipeline.workers.batch: there is no such stage: collate draws from the global random generators; leave it out"
+            )
+        augments = not why
+        collates = (augments or source.augment is None) and not seen.collating
+        if options.processes and source.collate is not default_collate:
+            if "batch" in options.workers:
+                raise UsageError(
+                    "pipeline.workers.batch: there is no such stage: in processes a collate of the task's is done with the decoding; "
+                    "leave it out"
+                )
+            collates = collates and _can_be_sent(source.collate)
+        return cls(source, options, augments=augments, collates=collates)
 
     def samples(self, positions: Positions, chunk: int) -> Running:
         """Lists of ``chunk`` samples with their positions, from where the stream stands."""
         return self._run(self._stages(positions, chunk))
 
     def batches(self, positions: Positions) -> Running:
-        """The rank's parts of batches: collated, or `unfinished`."""
-        stages = self._stages(positions, positions.share)
-        if not self.unfinished:
+        """The rank's parts of batches: collated, or lists of samples with their positions."""
+        apart = self.options.processes and self.source.collate is not default_collate  # it may draw: in processes that are seeded
+        stages = self._stages(positions, positions.share, self.source.collate if self.collates and apart else None)
+        if self.collates and not apart:
             stages.append(Map(Collating(self.source.collate), name="batch", workers=self.options.workers.get("batch", 1)))
         return self._run(stages)
 
-    def _stages(self, positions: Positions, chunk: int) -> list[Stage]:
+    def finished(self, samples: Sequence[Numbered]) -> Any:
+        """The batch of what has left the stages as a list, where they do not collate."""
+        if self.unfinished:
+            samples = [(position, self.source.augmented(position, 0, sample)) for position, sample in samples]
+        return self.source.collated([sample for _, sample in samples], samples[0][0])
+
+    def _stages(self, positions: Positions, chunk: int, collate: Callable[[list[Any]], Any] | None = None) -> list[Stage]:
         source, workers, augment = self.source, self.options.workers, self.source.augment if self.augments else None
         places, decoders = Places(positions, chunk), workers.get("decode", 1)
         if self.options.processes:  # in one stage: each more costs a way between processes
             decode = Seeded(source.data, augment, source.seed)
+            if collate is not None:
+                decode = SeededBatches(source.data, augment, source.seed, collate)
             return [Read(decode, sampler=places, name="decode", workers=decoders, processes=True)]
         stages: list[Stage] = [Read(Decoding(source.data), sampler=places, name="decode", workers=decoders)]
         if augment is not None:
@@ -91,17 +127,40 @@ class Plan:
         return Running(Pipeline([*stages, Prefetch()], name="loading"), self.options)
 
 
-def _augmenting_draws(source: Source, index: int) -> bool:
-    augment = source.augment
-    return augment is not None and rng.draws(lambda: augment(source.data[index]))
+class Draws(NamedTuple):
+    """What of a task draws from the global random generators."""
+
+    decoding: bool = False
+    augmenting: bool = False
+    collating: bool = False
+
+    @classmethod
+    def of(cls, source: Source, share: int) -> Draws:
+        """By a look at some samples and at a batch of them; the generators are left as they were."""
+        samples: list[Any] = []
+        augmenting = False
+        until, count, augment = time.monotonic() + _LOOKING, len(source.data), source.augment
+        for index in random.Random(0).sample(range(count), min(_LOOKS, count)):
+            if rng.draws(lambda index=index: samples.append(source.data[index])):  # type: ignore[misc]
+                return cls(decoding=True)
+            if augment is not None:
+                decoded = samples.pop()
+                augmenting = rng.draws(lambda decoded=decoded: samples.append(augment(decoded))) or augmenting  # type: ignore[misc]
+            if time.monotonic() > until or script.should_stop():
+                break
+        if source.collate is default_collate:
+            return cls(augmenting=augmenting)
+        batch = list(itertools.islice(itertools.cycle(samples), share))
+        return cls(augmenting=augmenting, collating=rng.draws(lambda: source.collate(batch)))
 
 
-def _refuse_draws(source: Source, index: int) -> None:
-    if rng.draws(lambda: source.data[index]):
-        raise UsageError(
-            "pipeline: the task's train[index] draws from the global random generators, which threads would share with the training; "
-            "write 'pipeline: {processes: true}', or move what is random to Task.augment"
-        )
+def _can_be_sent(collate: Callable[[list[Any]], Any]) -> bool:
+    try:
+        pickle.dumps(collate)
+    except Exception as error:
+        log.info("collate is done when a batch is wanted, not in the processes: it cannot be sent to them (%s)", error)
+        return False
+    return True
 
 
 class Piped:
@@ -157,10 +216,9 @@ class PipelineFeed:
     def _load(self) -> Part:
         count = self._positions.share
         data = self._running.next()
-        if self._plan.unfinished:
-            source = self._plan.source
+        if not self._plan.collates:
             with rng.host_preserved():
-                data = source.collate([source.augmented(position, 0, sample) for position, sample in data])
+                data = self._plan.finished(data)
         self._positions.taken += count
         return Part(count, data, count)
 
@@ -223,6 +281,19 @@ class Seeded(Decoding):
             return sample
         seed_augmenting(self._seed, position, 0)
         return self._augment(sample)
+
+
+class SeededBatches(Seeded):
+    """The same, collated as well: what draws there is seeded too."""
+
+    def __init__(self, data: Dataset, augment: Callable[[Any], Any] | None, seed: int, collate: Callable[[list[Any]], Any]) -> None:
+        super().__init__(data, augment, seed)
+        self._collate = collate
+
+    def __getitem__(self, places: Sequence[Place]) -> Any:
+        samples = [self._sample(position, index) for position, index in places]
+        seed_collating(self._seed, places[0][0], 0)
+        return self._collate(samples)
 
 
 class Augmenting:

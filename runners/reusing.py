@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRIED = (0.5, 1.0, 2.0)  #: times the rule's peak; short trials favour low rates, so none far below it is tried
 _PROBE_EVERY = 4  #: steps; a probe is a forward pass of 1/repeat of a batch: with 3 uses some 3 % of the computation
 
 
@@ -125,7 +124,7 @@ class Reusing:
         if peak == "rule":
             peak = rule_peak(highest)
         elif peak == "search":
-            peak, losses = search_peak(highest, lambda tried: trial(spread(tried, self._rates.highest)), _TRIED)
+            peak, losses = search_peak(highest, lambda tried: trial(spread(tried, self._rates.highest)))
             tried = ", ".join(f"{value:.3g}: {loss:.4f}" for value, loss in losses.items())
             log.info("learning rates that were tried for the stage without reuse, and their losses: %s", tried)
         self.peaks = spread(float(peak), self._rates.highest)

@@ -49,7 +49,10 @@ class Task:
 
     model: nn.Module
     train: Dataset
-    """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`."""
+    """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`.
+
+    With ``pipeline`` and without ``processes``, several threads ask for items at once: what they share, as an open file, needs a lock.
+    """
     augment: Callable[[Any], Any] | None = None
     """augment(train[index]): done after decoding, and done anew at each use of a decoded sample where samples are reused.
 

@@ -31,13 +31,15 @@ class Trials:
         """Mean loss on samples not trained on, after a whole schedule up to ``peaks`` in a few steps. Raises Interrupted on all ranks."""
         trainer = self.trainer
         model, optimizer = copy.deepcopy(trainer.model.state_dict()), copy.deepcopy(trainer.optimizer.state_dict())
-        feed = trainer.loading.once(self.positions.copy())
         try:
-            with rng.preserved():
-                self._train(feed, peaks)
-                return self._judge(feed)
+            with rng.preserved():  # a controller of a pipeline may seed what it draws from as the feed is made
+                feed = trainer.loading.once(self.positions.copy())
+                try:
+                    self._train(feed, peaks)
+                    return self._judge(feed)
+                finally:
+                    feed.close()
         finally:
-            feed.close()
             trainer.model.load_state_dict(model)
             trainer.optimizer.load_state_dict(optimizer)
 

@@ -301,11 +301,70 @@ def test_a_controller_that_hangs_does_not_keep_the_training(monkeypatch: pytest.
             if controller.reached.is_set():
                 break
         assert "has not ended" in caplog.text
+        tuned.close()
+        assert "since an earlier pass" in tuned.failed
         controller.gate.set()
         for thread in threading.enumerate():
             if thread.name == "stoker-tuner":
                 thread.join(10)
         assert pipeline.values == (1, 1), "what it says when nobody waits any more is not set"
+
+
+class Dawdles(Asks):
+    """Its first step lasts until the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.gate, self.reached, self.inside = threading.Event(), threading.Event(), 0
+
+    def decide(self, seen: Observation) -> Decision:
+        self.inside += 1
+        assert self.inside == 1, "one step at a time"
+        self.reached.set()
+        self.gate.wait()
+        self.inside -= 1
+        return super().decide(seen)
+
+
+def test_a_step_that_is_slow_at_the_end_of_a_pass_is_taken_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    controller = Dawdles()
+    pipeline = Pipeline([Source(endless), Map(Naps(0.001), name="udf"), Batch(4)])
+    with autotuned(pipeline, controller=controller, interval=0.1) as tuned:
+        for number, _ in enumerate(tuned):
+            assert number < ENOUGH
+            if controller.reached.is_set():
+                break
+        for number, _ in enumerate(tuned):
+            assert number < ENOUGH
+            if number == 20:
+                assert not tuned.history
+                controller.gate.set()
+            if len(tuned.history) > 1:
+                break
+        assert not tuned.failed
+        assert pipeline.values == (3, 3)
+
+
+def iter_400() -> Iterator[int]:
+    return iter(range(400))
+
+
+def test_a_step_that_outlasts_a_whole_pass_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    controller = Dawdles()
+    pipeline = Pipeline([Source(iter_400), Map(Naps(0.001), name="udf"), Batch(4)])
+    with autotuned(pipeline, controller=controller, interval=0.1) as tuned:
+        while not controller.reached.is_set():
+            list(tuned)
+        list(tuned)
+        assert "since an earlier pass" in tuned.failed
+        assert len(list(tuned)) == 100
+        controller.gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "stoker-tuner":
+                thread.join(10)
+        assert pipeline.values == (1, 1)
 
 
 class Megabytes:

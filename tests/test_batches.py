@@ -6,10 +6,12 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Reuse
 from stoker.runners import script
 from stoker.runners.batches import Interrupted, Loader, Order, Positions
 from stoker.runners.feeds import Source
+from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loading import Loading
 
 steady = settings(deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
@@ -108,6 +110,62 @@ def test_buffers_are_dealt_to_another_number_of_ranks_and_no_use_is_lost_or_made
     ahead = list(itertools.islice(rest.ahead(), 40))
     assert not set(ahead) & by_position.keys()
     assert set(range(max(ahead) - max(ahead) % order.batch_size)) <= by_position.keys() | set(ahead)
+
+
+def test_a_buffer_too_small_for_fewer_ranks_is_an_error_at_the_start_and_grows_later(caplog):
+    order, reuse = Order(50, 8, seed=1), Reuse(repeat=2, shuffle_buffer=3)
+    with pytest.raises(
+        UsageError, match=r"reuse\.shuffle_buffer: 3 samples are less than the 8 that a rank uses of each batch of the task"
+    ):
+        loading(order, 0, 1, reuse).reused()
+    first = [loading(order, rank, 4, reuse).reused() for rank in range(4)]
+    for feed in first:
+        feed.fetch()
+        feed.used()
+    with caplog.at_level("INFO"):
+        shrunk = loading(order, 0, 1, reuse).resumed([feed.state() for feed in first])
+    assert "shuffle_buffer: 3 samples are less than the 8" in caplog.text and "the buffer holds 8" in caplog.text
+    assert len(shrunk.fetch().data) == 8
+    for feed in [*first, shrunk]:
+        feed.close()
+
+
+def test_a_step_does_not_copy_the_buffer_and_its_state_is_known_while_a_sample_takes_for_ever(monkeypatch):
+    order = Order(50, 8, seed=1)
+    begun, released = threading.Event(), threading.Event()
+
+    class Stuck(Numbers):
+        def __getitem__(self, index):
+            if stuck and threading.current_thread() is not threading.main_thread():
+                begun.set()
+                assert released.wait(30)
+            return index
+
+    stuck = False
+    feed = Loading(Source(Stuck(50), None, list, seed=3), order, 0, 1, Reuse(repeat=3), None).reused()
+    with monkeypatch.context() as patch:
+        patch.setattr(ReuseBuffer, "_state", lambda *given: pytest.fail("the state of the whole buffer was made in a step"))
+        for _ in range(10):
+            feed.fetch()
+            feed.used()
+    before = feed.state()
+    feed.fetch()
+    assert feed.state() == before  # fetched, and not used
+    feed.used()
+    before = feed.state()
+    assert before["buffer"]["positions"]
+    stuck = True
+    monkeypatch.setattr(script, "should_stop", begun.is_set)
+    with pytest.raises(Interrupted):
+        while True:
+            before = feed.state()
+            feed.fetch()
+            feed.used()
+    assert feed.state() == before
+    released.set()
+    feed.close()
+    feed._loader._thread.join(30)
+    assert feed.state() == before
 
 
 def test_a_loader_that_is_at_work_can_be_left_and_one_that_is_not_ends(monkeypatch):

@@ -11,6 +11,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
 from stoker.runners import rng, script
 from stoker.runners.checkpoint import Checkpoints
+from stoker.runners.loading import Loading
 from stoker.runners.ranks import Ranks
 from stoker.runners.rundir import PREEMPTED_EXIT
 from stoker.runners.speed import Profiling
@@ -246,6 +247,83 @@ def test_a_search_for_the_peak_leaves_no_trace_but_the_peak(train, tmp_path):
     assert any(max(found.reusing.peaks) == pytest.approx(factor * by_rule) for factor in (0.5, 1, 2))
 
 
+# ---- a collate that draws ----
+
+
+def masked(samples):
+    inputs, targets = torch.utils.data.default_collate(samples)
+    return inputs * (torch.rand(inputs.shape) > 0.2) + 0.01 * random.random() + 0.01 * numpy.random.rand(), targets
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(train, blocks):
+    draws, own = [], []
+
+    def drawing(samples):
+        if threading.current_thread() is not threading.main_thread():  # not the look at it before the training
+            draws.append((torch.rand(1).item(), random.random(), numpy.random.rand()))
+        else:
+            torch.rand(1)
+        return torch.utils.data.default_collate(samples)
+
+    def noisy(model, batch):
+        if model.training:
+            own.append((torch.rand(1).item(), random.random(), numpy.random.rand()))
+        return loss(model, batch)
+
+    fields = {"still": True, "augment": None, "loss": noisy}
+    train("plain", task(**fields), **BLOCKS[blocks])
+    expected = own.copy()
+    own.clear()
+    train("drawing", task(collate=drawing, **fields), **BLOCKS[blocks])
+    assert own == expected and len(own) == STEPS
+    assert len(draws) >= STEPS
+    # The first uses of a batch are collated apart, as that batch is where they are its beginning.
+    values = [{draw[kind] for draw in draws} for kind in range(3)]
+    assert all(len(of_kind) >= STEPS for of_kind in values)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("augment", [None, shaken], ids=["plain", "augmented"])
+def test_a_job_with_a_collate_that_draws_is_resumed_exactly(train, tmp_path, blocks, augment):
+    fields = {"still": True, "augment": augment, "collate": masked}
+    whole = train("whole", task(**fields), **BLOCKS[blocks])
+    for how in ({"stop_at": 1}, {"stop_at": 3}, {"crash_at": 7}, {"stop_at": 11}, {"stop_at": SWITCH_AT}, {"crash_at": 18}):
+        train("parts", task(**fields), **how, **BLOCKS[blocks])
+    resumed = train("parts", task(**fields), **BLOCKS[blocks])
+    assert_same(state(tmp_path, "parts"), state(tmp_path, "whole"))
+    assert resumed.reported == whole.reported
+
+
+@pytest.mark.slow
+def test_a_collate_draws_the_same_in_processes(train):
+    fields = {"still": True, "augment": shaken, "collate": masked}
+    made = train("threads", task(**fields), pipeline=THREADS)
+    assert_same(weights(train("processes", task(**fields), pipeline=PROCESSES)), weights(made))
+
+
+def test_a_data_set_that_draws_for_some_samples_is_refused_in_threads(train):
+    class Cropped(Data):
+        def __getitem__(self, index):
+            return shaken(super().__getitem__(index)) if index % 3 == 2 else super().__getitem__(index)
+
+    with pytest.raises(UsageError, match=r"train\[index\] draws from the global random generators"):
+        train("job", task(train=Cropped(still=True)), pipeline=THREADS)
+
+
+def test_what_a_controller_of_a_trial_s_pipeline_seeds_changes_nothing(train, monkeypatch):
+    search = Reuse(repeat=3, switch=HALF, peak="search")
+    plain = train("plain", reuse=search)
+    once = Loading.once
+
+    def seeding(*given):
+        rng.seed_all(3)
+        return once(*given)
+
+    monkeypatch.setattr(Loading, "once", seeding)
+    assert_same(weights(train("seeding", reuse=search)), weights(plain))
+
+
 # ---- what is counted and watched ----
 
 
@@ -331,6 +409,8 @@ JUDGED, STILL = {"evaluate": held_out, "eval_every": 2}, {"still": True}
         (STILL, {"pipeline": AUGMENTS}, "workers.augment: there is no such stage: it draws from the global"),
         (STILL, {"reuse": REUSE, "pipeline": AUGMENTS}, "workers.augment: there is no such stage: with reuse it is done at each use"),
         (STILL, {"reuse": REUSE, "pipeline": BATCHES}, "workers.batch: there is no such stage: augment draws from the global"),
+        (STILL | {"augment": None, "collate": masked}, {"pipeline": BATCHES}, "workers.batch: there is no such stage: collate draws"),
+        ({"collate": masked}, {"pipeline": PipelineOptions(processes=True, workers={"batch": 2})}, "in processes a collate of the task's"),
         ({}, {"pipeline": PipelineOptions(processes=True, workers={"augment": 2})}, "in processes it is done with the decoding"),
     ],
 )

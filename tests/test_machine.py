@@ -110,6 +110,42 @@ def test_what_others_hold_moves_in_steps() -> None:
     assert others.left(host, available=0, used=0) == 100 * MIB  # a sixteenth at least: never nothing
 
 
+def test_ranks_of_a_node_do_not_count_the_same_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, own = tree(tmp_path, "0::/job\n", {"job/memory.max": str(1600 * MIB), "job/memory.current": str(800 * MIB)})
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(own.read_text())
+    (proc / "meminfo").write_text(f"MemTotal: {3200 << 10} kB\nMemFree: 1 kB\nMemAvailable: {1600 << 10} kB\n")
+    monkeypatch.setattr(machine, "_CGROUPS", folder)
+    monkeypatch.setattr(machine, "_PROC", proc)
+    monkeypatch.setattr(machine, "tree_bytes", lambda: 200 * MIB)
+    monkeypatch.setattr(machine, "_tree", machine._Tree())
+    monkeypatch.setattr(machine, "_others", machine._Others())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    used, total = machine.memory()
+    assert (used, total) == (200 * MIB, 400 * MIB)
+    assert 4 * (total - used) <= 800 * MIB, "all four may grow so in the same moment"
+    assert machine.memory_total() == total
+    (folder / "job" / "memory.current").write_text(str(1400 * MIB))
+    used, total = machine.memory()
+    assert 0 < 4 * (total - used) <= 200 * MIB, "less is free now"
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "none")
+    monkeypatch.setattr(machine, "_others", machine._Others())
+    used, total = machine.memory()
+    assert (used, total) == (200 * MIB, 600 * MIB), "of the host: a quarter of what is free, and what it has"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "part"), [("", None, 1.0), ("4", None, 0.25), ("1", 2.0, 0.25), ("2", 4.0, 0.5), ("2", 1.0, 0.125), ("x", 99.0, 1.0)]
+)
+def test_the_part_of_the_memory(ranks: str, share: float | None, part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of a job share it evenly, jobs as they share the cores of the node; the share is that of one rank."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setattr(cores, "usable", lambda: 8.0)
+    monkeypatch.setattr(script, "cpu_share", lambda: share)
+    assert machine.part() == part
+
+
 def test_a_process_that_is_gone_holds_nothing() -> None:
     assert machine._pss(Path("/proc/999999999")) == 0
 
@@ -119,6 +155,21 @@ def test_cores_are_the_least_of_what_is_allowed(share: float | None, quota: floa
     monkeypatch.setattr(cores, "usable", lambda: quota)
     monkeypatch.setattr(script, "cpu_share", lambda: share)
     assert machine.cpus() == wanted
+
+
+RANK = "import os; from stoker.runners.loaders import machine; print(machine.cpus(), len(os.sched_getaffinity(0)))"
+
+
+def test_ranks_of_a_plain_script_share_the_cores_unless_they_are_pinned() -> None:
+    def cpus(setup: str = "") -> list[float]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"LOCAL_WORLD_SIZE": "2"}
+        done = subprocess.run([sys.executable, "-c", setup + RANK], env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return [float(word) for word in done.stdout.split()]
+
+    there = min(float(len(os.sched_getaffinity(0))), cores.quota())
+    assert cpus()[0] == there / 2
+    pinned = cpus("import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); ")
+    assert pinned == [min(1.0, there / 2), 1.0]
 
 
 def test_fewer_cores_at_once_when_the_affinity_changes() -> None:

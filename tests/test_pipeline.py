@@ -143,6 +143,26 @@ def test_growing_and_shrinking_changes_the_number_of_threads() -> None:
         taken.join(LONG)
 
 
+def test_workers_that_could_not_be_started_are_not_shown_and_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name in {"udf-2", "udf-3"}:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    pipeline = Pipeline([Source(itertools.count()), Map(same, name="udf")])
+    with nothing_left(), pipeline:
+        iterator = iter(pipeline)
+        next(iterator)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", limited)
+            pipeline.set((5,))
+        assert (pipeline.values, pipeline.observe().values, pipeline.observe().stages[1].workers) == ((2,), (2,), 2)
+        pipeline.set((5,))
+        assert (pipeline.values, pipeline.observe().stages[1].workers) == ((5,), 5)
+
+
 def test_those_who_wait_for_input_leave_without_it() -> None:
     more = threading.Event()
 
@@ -197,6 +217,7 @@ def test_knobs() -> None:
         ([Source([1]), Map(same), Map(double)], "two stages are called 'map'"),
         ([Source([1]), Prefetch(), Prefetch(name="again")], "'prefetch' and 'again' follow one another"),
         ([Source([1]), same], "is not a stage"),
+        ([Source(Pipeline([Source([1])]))], "its source is a Pipeline; make one of the stages of both"),
     ],
 )
 def test_stages_that_do_not_fit(stages: list[Any], message: str) -> None:
@@ -503,7 +524,8 @@ def test_items_of_no_bytes_are_bounded_by_their_number(ordered: bool) -> None:
     """Nothing but bytes bounds a Prefetch, and what a queue holds of an item is several hundred."""
     pipeline = Pipeline([Source(lambda: itertools.repeat(b"")), Prefetch(mib=1)], ordered=ordered)
     with nothing_left(), pipeline:
-        next(iter(pipeline))
+        iterator = iter(pipeline)
+        next(iterator)
         wait_until(lambda: pipeline.observe().stages[0].blocked == 1.0)
         assert 1000 < pipeline.observe().stages[1].queue < (1 << 20) // ITEM
 
@@ -525,6 +547,33 @@ def test_what_was_delivered_is_the_consumers_alone() -> None:
     del held
     assert alive.acquire(blocking=False)
     iterator.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["close", "break"])
+def test_a_pass_that_was_ended_holds_neither_items_nor_source(close: bool) -> None:
+    class Sample:
+        pass
+
+    alive: weakref.WeakSet[Sample] = weakref.WeakSet()
+    left = []
+
+    def source() -> Iterator[Sample]:
+        try:
+            while True:
+                alive.add(made := Sample())
+                yield made
+        finally:
+            left.append(True)
+
+    pipeline = Pipeline([Source(source), Shuffle(50), Batch(4, collate=list)])
+    iterator = iter(pipeline)
+    next(iterator)
+    if close:
+        pipeline.close()
+    else:
+        iterator.close()  # type: ignore[attr-defined]
+    gc.collect()
+    assert (len(alive), left) == (0, [True])
 
 
 # What is measured

@@ -20,6 +20,7 @@ import torch
 from pipeline_work import (
     Broken,
     CannotBeLoaded,
+    EndsItsProcess,
     FailsAt,
     KillsItself,
     arrays,
@@ -116,6 +117,11 @@ def test_a_function_that_cannot_be_sent() -> None:
 def test_a_function_that_cannot_be_loaded() -> None:
     with nothing_left(), pytest.raises(StokerError, match="stage 'udf': its function cannot be loaded in a worker process: no such file"):
         list(mapped(CannotBeLoaded()))
+
+
+def test_a_process_that_ends_as_it_starts_asks_for_the_guard() -> None:
+    with nothing_left(), pytest.raises(StokerError, match=r"ended as it started: it exited with code 1; .* guarded by `if __name__ == "):
+        list(mapped(EndsItsProcess()))
 
 
 def test_a_killed_worker_is_replaced_and_its_item_done_again(tmp_path: Path) -> None:

@@ -128,6 +128,21 @@ def test_a_buffer_taken_up_again_anywhere_gives_the_identical_rest(
     assert again.state_dict() == buffer.state_dict()
 
 
+@given(settings_of_a_pass(), st.booleans())
+def test_the_state_before_a_batch_is_known_after_it(made: tuple[list[int], dict[str, int]], shuffle_first: bool) -> None:
+    sizes, options = made
+    buffer = make(Stream(sizes), **options, shuffle_first=shuffle_first, identity=lambda position: position % 20)
+    while True:
+        before, calls = buffer.state_dict(), buffer.calls
+        assert buffer.state_before(calls) == before  # not begun yet
+        try:
+            buffer.next()
+        except StopIteration:
+            break
+        assert buffer.state_before(calls) == before
+        assert buffer.state_before(buffer.calls) == buffer.state_dict() != before
+
+
 @given(settings_of_a_pass())
 def test_one_use_is_the_plain_stream(made: tuple[list[int], dict[str, int]]) -> None:
     sizes, options = made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -94,9 +95,9 @@ def test_every_pass_uses_every_sample_exactly_r_times(samples: int, batch: int, 
     data = Squares(samples)
     loader = reuse(DataLoader(data, batch_size=batch, shuffle=shuffle), repeat=repeat)
     for number in (1, 2):
+        length = len(loader)
         batches = numbers(loader)
-        assert len(batches) >= len(loader)
-        assert samples < batch or len(batches) == len(loader)
+        assert len(batches) == length
         assert Counter(index for got in batches for index in got) == dict.fromkeys(range(samples), repeat)
         assert all(len(set(got)) == len(got) for got in batches)
         assert loader.fresh == number * samples
@@ -262,3 +263,48 @@ def test_a_state_with_reuse_is_not_loaded_without() -> None:
     next(iter(loader))
     with pytest.raises(UsageError, match=r"reuse\.repeat"):
         reuse(Squares(10), 1, batch_size=2).load_state_dict(saved(loader))
+
+
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 14), st.integers(2, 4), st.booleans())
+def test_the_length_is_right_for_small_buffers_too(samples: int, batch: int, more: int, repeat: int, drop_last: bool) -> None:
+    loader = reuse(DataLoader(Squares(samples), batch_size=batch, drop_last=drop_last), repeat, batch + more, seed=3)
+    for _ in range(2):
+        before = len(loader)
+        batches = iter(loader)
+        within = len(loader)
+        assert before == within == sum(1 for _ in batches)
+
+
+def test_the_length_where_the_last_batches_are_short() -> None:
+    lengths = [len(reuse(DataLoader(Squares(41), batch_size=4), 3, shuffle_buffer=size)) for size in (4, 5, 12)]
+    assert lengths == [33, 33, 31]
+    assert len(reuse(DataLoader(Squares(1), batch_size=4), 3)) == 3
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_worker_process_is_left(persistent: bool) -> None:
+    def loader() -> ReusingLoader:
+        plain = DataLoader(Squares(40), batch_size=4, num_workers=2, persistent_workers=persistent)
+        return reuse(plain, repeat=2, seed=1)
+
+    before = len(multiprocessing.active_children())
+    expected = numbers(loader())
+    with loader() as left:
+        for _ in left:
+            assert len(multiprocessing.active_children()) == before + 2
+            break
+        if not persistent:
+            assert len(multiprocessing.active_children()) == before, "as of a plain loader whose loop was left"
+        state = saved(left)
+        batches = iter(left)
+        next(batches)
+    assert len(multiprocessing.active_children()) == before
+    with pytest.raises(RuntimeError, match="given up by close"):
+        next(batches)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert numbers(resumed) == expected[1:]
+    resumed.close()
+    assert len(numbers(left)) == 20, "another pass may begin"
+    left.close()
+    assert len(multiprocessing.active_children()) == before

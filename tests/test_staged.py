@@ -233,3 +233,24 @@ class Broken(Squares):
 def test_an_error_of_the_data_set_reaches_the_training(processes: bool) -> None:
     with staged(DataLoader(Broken(8), 2), processes=processes) as pipeline, pytest.raises(Exception, match="no such pixel"):
         list(pipeline)
+
+
+class Torn(Squares):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 50:
+            raise ValueError("torn")
+        return super().__getitem__(index)
+
+
+class TornAtOnce(Torn, AtOnce):
+    pass
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize(
+    ("dataset", "batch_size", "note"), [(Torn, 8, "index 50"), (Torn, None, "index 50"), (TornAtOnce, 4, "indices [48, 49, 50, 51]")]
+)
+def test_an_exception_names_the_index(dataset: type[Squares], batch_size: int | None, note: str, processes: bool) -> None:
+    with staged(DataLoader(dataset(64), batch_size), processes=processes) as pipeline, pytest.raises(ValueError, match="torn") as raised:
+        list(pipeline)
+    assert f"reading {note} of the data set" in raised.value.__notes__

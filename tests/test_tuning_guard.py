@@ -130,3 +130,18 @@ def test_a_queue_counts_as_full_though_it_is_empty() -> None:
 def test_values_that_fit_no_knob_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="1 values for 2 knobs"):
         Guard().allow(observation(), (1,))
+
+
+def test_what_does_not_fit_even_at_the_least_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(memory=1)
+    given, refused = guard.allow(observation(4, 64), (8, 128))
+    assert given == (1, 1)
+    assert refused.endswith("; the least does not fit either")
+    assert guard.allow(observation(1, 1), (1, 1)) == ((1, 1), "")
+    assert len(caplog.records) == 1
+    assert "of 0 MiB allowed; the least that works is used, and it does not fit" in caplog.text
+
+
+def test_that_the_least_does_not_fit_is_said_before_the_first_item(caplog: pytest.LogCaptureFixture) -> None:
+    assert Guard(memory=1).allow(observation(1, 1, items=0), (1, 1)) == ((1, 1), "")
+    assert "it does not fit" in caplog.text

@@ -93,7 +93,11 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tune: Tuner = "rate"  #: who sizes it
     processes: bool = False  #: workers are processes, for code that holds the interpreter's lock
     workers: dict[str, int] = {}  #: to begin with, by `Stage`; without tuning: for good
-    memory: int | None = None  #: bytes that each rank's process may use, model and workers included; None: what the guard leaves
+    memory: int | None = None
+    """Bytes that the process of each rank and its worker processes may use together, the model included: autotuned's ``memory``.
+
+    None: what the machine or its control group has.
+    """
     interval: float = 2.0  #: seconds between two decisions
 
 

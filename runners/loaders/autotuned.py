@@ -25,7 +25,7 @@ log = logging.getLogger("stoker.loaders")
 
 POLL = 0.5  #: seconds between two looks at whether the machine has changed, at most
 LEAST_BATCHES = 8  #: that a window shows, unless it is a whole interval: fewer say more of chance than of the pipeline
-PATIENCE = 5.0  #: seconds that the end of a pass waits for a step that is being taken
+PATIENCE = 1.0  #: seconds that the end of a pass waits for a step that is being taken; then it goes on beside the next pass
 
 
 def autotuned(
@@ -48,7 +48,8 @@ def autotuned(
     controller: a name of `tuning.registry`, or a Controller.
     interval: seconds between two steps when nothing changes, the most; the first come after an eighth of it.
     memory: bytes that this process and its workers may use, model included; None: what the machine or its cgroup has. The guard
-        keeps below it, whatever the controller wants.
+        keeps below it, whatever the controller wants. Where not even one worker a stage and the smallest buffers fit, they are used
+        all the same, with a warning.
     report: called with each step; None: the job's table ``pipelines``, nothing outside a job.
     processes: of a DataLoader: see `staged`.
 
@@ -96,6 +97,7 @@ class Autotuned:
         self.pipeline = pipeline
         self._tuner = tuner
         self._watch: Watch | None = None
+        self._late: Watch | None = None  #: of an earlier pass, whose last step has not ended
         self._cpu = self._wall = 0.0
 
     @property
@@ -121,12 +123,13 @@ class Autotuned:
 
     def __iter__(self) -> Iterator[Any]:
         self._end(self._watch)
-        self._tuner.begin()
+        if self._late is None or not self._late.busy:
+            self._tuner.begin()
         batches = iter(self.pipeline)  # now and not at the first batch: samplers draw their seed here, as those of a DataLoader do
         return self._pass(batches)
 
     def _pass(self, batches: Iterator[Any]) -> Iterator[Any]:
-        watch = self._watch = Watch(self._tuner)
+        watch = self._watch = Watch(self._tuner, self._late)
         watch.start()
         try:
             for batch in batches:
@@ -141,6 +144,7 @@ class Autotuned:
         if watch is not None and watch.end():
             self._cpu += watch.cpu
             self._wall += watch.wall
+            self._late = watch.late
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is, and the values that were found."""
@@ -155,6 +159,8 @@ class Autotuned:
     def close(self) -> None:
         """End the tuner and every worker. A pass that goes on ends."""
         self._end(self._watch)
+        if self._late is not None:
+            self._late.give_up()
         self.pipeline.close()
 
     def __enter__(self) -> Self:
@@ -167,7 +173,8 @@ class Autotuned:
 class Watch:
     """The thread that steps a tuner while one pass goes on."""
 
-    def __init__(self, tuner: Tuner) -> None:
+    def __init__(self, tuner: Tuner, late: Watch | None = None) -> None:
+        self.late = late  #: one that is still at a step, for which this one waits; once this has ended, the one that the next waits for
         self.delivered = 0  #: batches of this pass that the training has been given
         self.wanted = True  #: the training waits for one
         self.cpu = self.wall = 0.0  #: seconds, once it has ended
@@ -185,14 +192,39 @@ class Watch:
                 return False
             self._leave.set()
         self._thread.join(PATIENCE)  # a controller that hangs must not keep the training
-        if self._thread.is_alive():
-            self._tuner.give_up(f"a step has not ended in {PATIENCE:g} s")
+        if self.late is not None and self.late.busy:
+            self.late.give_up()  # it had a whole pass
+        elif self._thread.is_alive():
+            log.warning("a step of the tuner has not ended in %g s; the training goes on, and the next step comes after it", PATIENCE)
+            self.late = self
+        else:
+            self.late = None
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Its thread has not ended."""
+        return self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Wait no more for the step that it is still at, and let it change nothing."""
+        if self.busy and not self._tuner.failed:
+            self._tuner.give_up("a step has not ended since an earlier pass")
             log.warning("%s; the training goes on without it", self._tuner.failed)
+
+    def _late_ended(self) -> bool:
+        """Wait for the step of an earlier pass; False: this pass has ended first."""
+        late = self.late
+        while late is not None and late.busy and not self._tuner.failed:
+            if self._leave.wait(min(POLL, self._tuner.interval)):
+                return False
         return True
 
     def _run(self) -> None:
         began = time.monotonic()
         try:
+            if not self._late_ended():
+                return
             while self._due():
                 if transition := self._tuner.step():
                     self._leave.wait(transition)

@@ -133,6 +133,10 @@ class Channel:
                 heappop(self._waiting)[1].release()
 
     @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
     def held(self) -> tuple[int, int]:
         """Items and bytes that wait."""
         return len(self._held), self._bytes

@@ -24,6 +24,9 @@ class Feed(Protocol):
     def kept(self) -> tuple[int, int]:
         """Items and bytes that it holds."""
 
+    def let_go(self) -> None:
+        """Drop what it holds: the pass has been stopped."""
+
 
 class Positions:
     """Positions of the source from ``start``, and whether each is to be read or was delivered by an earlier run.
@@ -48,7 +51,7 @@ class Indices:
     """Of a source that is read by index: the workers read, this only says what."""
 
     def __init__(self, indices: Iterator[Any], positions: Positions) -> None:
-        self._indices = enumerate(indices)
+        self._indices: Iterator[tuple[int, Any]] = enumerate(indices)
         self._positions = positions
 
     def take(self, leave: Leaving) -> Item:
@@ -60,6 +63,9 @@ class Indices:
     @property
     def kept(self) -> tuple[int, int]:
         return 0, 0
+
+    def let_go(self) -> None:
+        self._indices = iter(())
 
 
 class Iteration:
@@ -90,6 +96,9 @@ class Iteration:
     def kept(self) -> tuple[int, int]:
         return 0, 0
 
+    def let_go(self) -> None:
+        self._iterator = iter(())  # a generator that nobody else holds is closed by it
+
 
 class Passing:
     """One item after another."""
@@ -103,6 +112,9 @@ class Passing:
     @property
     def kept(self) -> tuple[int, int]:
         return 0, 0
+
+    def let_go(self) -> None:
+        """It holds nothing."""
 
 
 class Shuffling:
@@ -134,6 +146,9 @@ class Shuffling:
     def kept(self) -> tuple[int, int]:
         return len(self._items), self._bytes
 
+    def let_go(self) -> None:
+        self._items, self._bytes = [], 0
+
 
 class Grouping:
     """Lists of ``size`` items after another."""
@@ -160,3 +175,6 @@ class Grouping:
     @property
     def kept(self) -> tuple[int, int]:
         return len(self._items), sum(item.size for item in self._items)
+
+    def let_go(self) -> None:
+        self._items = []

@@ -20,10 +20,26 @@ _COPY = 32 << 20  #: bytes copied to measure the bandwidth: more than most cache
 
 
 def cpus() -> float:
-    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and the share that the runner gives this job."""
+    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and the share that the runner gives this job.
+
+    Outside a job the ranks on the node (LOCAL_WORLD_SIZE) have equal parts of what their launcher may use; a rank that was pinned to
+    fewer cores has those.
+    """
     share = script.cpu_share()
     allowed = cores.usable()
+    if share is None and (ranks := _ranks()) > 1:
+        share = max(0.01, min(_launchers_cores(), cores.quota()) / ranks)
     return allowed if share is None else min(allowed, share)
+
+
+def part() -> float:
+    """Of the memory, what counts as this process's own: its part of the job's ranks on the node, and of the node's jobs.
+
+    A job's part is its share of the node's cores, where the runner gives one. No two ranks, and no two jobs, then take the same free
+    memory for their own in the same moment.
+    """
+    share = script.cpu_share()  # of this rank already
+    return min(1.0 / _ranks(), math.inf if share is None else share / cores.usable())
 
 
 def memory() -> tuple[int, int]:
@@ -32,20 +48,28 @@ def memory() -> tuple[int, int]:
     Under a memory limit both are the cgroup's, without file cache that the kernel would give back. Without one, use is that of this
     process and its descendants (proportional set size: shared pages count once), and what may be used is the host's memory less what
     others hold.
+
+    Where the memory is shared (`part`), use is that of this process and its descendants in both cases, and what may be used is the
+    part of the whole, or what is in use and the part of what is free, whichever is less.
     """
     limit, group = _limit(_CGROUPS, _PROC / "self" / "cgroup")
-    host, available = _host(_PROC / "meminfo")
-    if group is not None and limit < host:
-        return _used(group), limit
+    whole, free = _host(_PROC / "meminfo")
+    own = part()
+    if group is not None and limit < whole:
+        in_group = _used(group)
+        if own == 1.0:
+            return in_group, limit
+        whole, free = limit, max(0, limit - in_group)
     used = _tree.read()
-    return used, _others.left(host, available, used)
+    return used, _others.left(whole, free, used, own)
 
 
 def memory_total() -> int:
     """The second of `memory`, without the walk over page tables that the first costs."""
     limit, group = _limit(_CGROUPS, _PROC / "self" / "cgroup")
     host, _ = _host(_PROC / "meminfo")
-    return limit if group is not None and limit < host else _others.known(host)
+    own, limited = part(), group is not None and limit < host
+    return limit if limited and own == 1.0 else _others.known(limit if limited else host, own)
 
 
 def tree_bytes() -> int:
@@ -97,21 +121,39 @@ class _Tree:
 
 
 class _Others:
-    """Memory that other processes of the host hold, in steps: it moves when it is a whole step off."""
+    """Memory that is not ours to use, in steps: it moves when it is a whole step off. ``part`` of what is free is ours."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held = 0
 
-    def left(self, host: int, available: int, used: int) -> int:
-        held, step = max(0, host - available - used), host // _STEPS
+    def left(self, host: int, available: int, used: int, part: float = 1.0) -> int:
+        held, step = max(0, host - int(part * available) - used), self._step(host, part)
         with self._lock:
             if not self._held - 2 * step <= held <= self._held:
                 self._held = -(-held // step) * step
-        return self.known(host)
+        return self.known(host, part)
 
-    def known(self, host: int) -> int:
-        return max(host // _STEPS, host - self._held)
+    def known(self, host: int, part: float = 1.0) -> int:
+        return max(self._step(host, part), min(int(part * host), host - self._held))
+
+    def _step(self, host: int, part: float) -> int:
+        return max(1, int(part * host) // _STEPS)
+
+
+def _ranks() -> int:
+    """Ranks of this training on the node."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(given)) if given.isdecimal() else 1
+
+
+def _launchers_cores() -> int:
+    """In the affinity of the process that started this one, where it is the wider one: a rank alone may have been pinned."""
+    own = len(os.sched_getaffinity(0))
+    try:
+        return max(own, len(os.sched_getaffinity(os.getppid())))
+    except OSError:  # it is gone
+        return own
 
 
 _tree = _Tree()

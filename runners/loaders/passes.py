@@ -48,14 +48,13 @@ class Pass:
         self.began = time.perf_counter()
         self._stages, self._pools, self._sizes = stages, pools, dict(sizes)
         self._ordered, self._queue, self._name = ordered, queue, name
-        self._source = source
         self._failure: BaseException | None = None
         self._stopped = threading.Event()
         self._completed = False
         self._lock = threading.Lock()
         self.crews: dict[int, Crew] = {}
         self.channels: dict[int, Channel] = {}  #: behind each stage
-        self._build()
+        self._build(source)
         self.output = self.channels[len(stages) - 1]
         self._limited = any(isinstance(stage, Working) and stage.limit is not None for stage in stages)
 
@@ -71,11 +70,20 @@ class Pass:
 
     def resize(self, sizes: Mapping[int, int]) -> None:
         for index, size in sizes.items():
-            if self._sizes[index] != size:
+            if self.sizes[index] != size or self._sizes[index] != size:
                 self._sizes[index] = size
                 if index in self.crews and not self._stopped.is_set():
                     self.crews[index].resize(size)
                 self.channels[index].rebound(self.bound(index))
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Workers that there are or soon will be, and MiB."""
+        return {index: self.crews[index].wanted or size if index in self.crews else size for index, size in self._sizes.items()}
 
     def next(self) -> Item:
         """What comes next for the consumer.
@@ -107,6 +115,8 @@ class Pass:
                 pool.end()
         until = time.monotonic() + _CLOSING
         late = [crew.name for crew in self.crews.values() if not crew.join(until)]
+        for crew in self.crews.values():
+            crew.let_go()
         if late:
             log.warning("%s: ended while workers of %s are at an item; they end with it", self._name, ", ".join(late))
 
@@ -139,7 +149,7 @@ class Pass:
         for crew in self.crews.values():
             crew.check_limit(now)
 
-    def _build(self) -> None:
+    def _build(self, samples: Iterator[Any]) -> None:
         source: Channel | None = None
         for index, stage in enumerate(self._stages):
             if isinstance(stage, Prefetch):
@@ -147,16 +157,13 @@ class Pass:
                 self.channels[index] = source  # it only bounds the queue behind the stage before it
                 continue
             output = Channel(self.bound(index), ordered=self._ordered)
-            feed, hire = self._plan(index, stage, source)
+            feed, hire = self._plan(index, stage, source) if source is not None else self._reading(index, stage, samples)
             limit = stage.limit if isinstance(stage, Working) else None
             self.crews[index] = Crew(stage.name, feed, source, output, hire, self.fail, limit=limit)
             self.channels[index] = source = output
 
-    def _plan(self, index: int, stage: Stage, source: Channel | None) -> tuple[Feed, Callable[[], Hand] | None]:
+    def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[], Hand] | None]:
         """What the workers of a stage take, and who does the work."""
-        if isinstance(stage, Source):
-            return self._reading(index, stage)
-        assert source is not None
         if isinstance(stage, Map):
             return Passing(source), self._hire(index, stage.function)
         if isinstance(stage, Batch):
@@ -164,12 +171,13 @@ class Pass:
         assert isinstance(stage, Shuffle)
         return Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}"), None
 
-    def _reading(self, index: int, stage: Source) -> tuple[Feed, Callable[[], Hand] | None]:
+    def _reading(self, index: int, stage: Stage, samples: Iterator[Any]) -> tuple[Feed, Callable[[], Hand] | None]:
+        assert isinstance(stage, Source)
         shuffled = any(isinstance(other, Shuffle) for other in self._stages)
         positions = Positions(self.progress.high, frozenset(self.progress.pending), show=self._ordered and shuffled)
         if stage.indexed:
-            return Indices(self._source, positions), self._hire(index, stage.data.__getitem__)
-        feed = Iteration(self._source, positions)
+            return Indices(samples, positions), self._hire(index, stage.data.__getitem__)
+        feed = Iteration(samples, positions)
         return feed, lambda: ThreadHand(feed.read)
 
     def _hire(self, index: int, function: Callable[[Any], Any]) -> Callable[[], Hand]:

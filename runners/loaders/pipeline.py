@@ -78,7 +78,8 @@ class Pipeline:
     @property
     def values(self) -> Values:
         """Of the knobs, in their order."""
-        return tuple(self._sizes[index] for index in self._tunable)
+        sizes = self._given()
+        return tuple(sizes[index] for index in self._tunable)
 
     def set(self, values: Values) -> None:
         """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place."""
@@ -144,7 +145,7 @@ class Pipeline:
 
     def observe(self) -> Observation:
         """The window since the last call, or since `discard_window`."""
-        return self._readings.observe(self._sizes, self.knobs, self.values)
+        return self._readings.observe(self._given(), self.knobs, self.values)
 
     def discard_window(self) -> None:
         """Measure from now on: what a change has just stirred up is not what it leads to."""
@@ -165,6 +166,11 @@ class Pipeline:
         self._end_pass()
         self._progress, self._begun = Progress.of(state), False
 
+    def _given(self) -> Mapping[int, int]:
+        """Sizes of the pass that runs, which has fewer workers than were set where no more could be started."""
+        running = self._pass
+        return self._sizes if running is None or running.stopped else running.sizes
+
     def _end_pass(self) -> None:
         """What has been iterated until now gives nothing more."""
         self._iterations += 1
@@ -173,6 +179,7 @@ class Pipeline:
 
     def _run(self, source: Iterator[Any], iteration: int) -> Iterator[Any]:
         running = self._begin(source, iteration)
+        del source  # the pass's alone, which drops it at its end
         try:
             while True:
                 asked = time.perf_counter()
@@ -219,6 +226,8 @@ def _checked(name: str, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     for stage in stages:
         if not isinstance(stage, Source | Map | Shuffle | Batch | Prefetch):
             raise UsageError(f"{name}: {stage!r} is not a stage; stages are Source, Map, Shuffle, Batch and Prefetch")
+    if isinstance(stages[0].data, Pipeline):
+        raise UsageError(f"{name}: its source is a Pipeline; make one of the stages of both, or iterate it: Source(lambda: iter(pipeline))")
     names = Counter(stage.name for stage in stages)
     if twice := [stage_name for stage_name, count in names.items() if count > 1]:
         raise UsageError(f"{name}: two stages are called {twice[0]!r}; give one a name of its own")

@@ -27,6 +27,7 @@ from .faults import StageError, Stopped
 from .meters import Spent
 
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
+_GUARDED = "is what the script does guarded by `if __name__ == '__main__':`?"
 _PATIENCE = 1.0  #: seconds that an idle process has to leave by itself
 
 
@@ -52,10 +53,7 @@ class WorkerProcess:
                 self._process.start()
         except (AssertionError, EOFError, OSError, RuntimeError) as error:
             self._socket.close()
-            raise StokerError(
-                f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__});"
-                " is what the script does guarded by `if __name__ == '__main__':`?"
-            ) from error
+            raise StokerError(f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__}); {_GUARDED}") from error
         finally:
             theirs.close()
         self._stage = stage
@@ -97,7 +95,7 @@ class WorkerProcess:
         except BaseException as error:
             self.end(at_once=True)
             if isinstance(error, Died):
-                raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}") from error
+                raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
     def _ask(self, data: bytes, views: list[memoryview]) -> tuple[Any, Spent]:

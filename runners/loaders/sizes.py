@@ -40,9 +40,11 @@ class _Count:
             return 0
         if len(self._seen) >= _VISITS:
             return sys.getsizeof(item, 64)
-        self._seen[id(item)] = item
-        if isinstance(item, int | float | bytes | bytearray | str) or depth <= 0:
+        if depth <= 0:  # not seen yet: it may be met again on a shorter way
             return sys.getsizeof(item, 64)
+        self._seen[id(item)] = item
+        if isinstance(item, int | float | bytes | bytearray | str):
+            return sys.getsizeof(item)
         if isinstance(item, Mapping):
             return sys.getsizeof(item, 64) + self._elements(list(item.values()), depth)
         if isinstance(item, list | tuple | set | frozenset):
@@ -84,11 +86,9 @@ def _array(item: Any) -> int | None:
 
 
 def _dense(tensor: Any) -> int:
-    try:
+    if "sparse" not in str(tensor.layout):
         return int(tensor.nbytes)
-    except RuntimeError:  # torch refuses it of sparse tensors
-        names = _COO if tensor.is_sparse else _COMPRESSED
-        return sum(_TENSOR + _dense(part) for part in _parts(tensor, names))
+    return sum(_TENSOR + int(part.nbytes) for part in _parts(tensor, _COO if tensor.is_sparse else _COMPRESSED))
 
 
 def _parts(tensor: Any, names: tuple[str, ...]) -> Iterator[Any]:

@@ -151,11 +151,20 @@ class Read:
         return len(self.dataset)
 
     def __getitem__(self, draw: Draw) -> Any:
-        if not self._batches:
-            return self.dataset[draw.wanted]
-        if at_once := getattr(self.dataset, "__getitems__", None):
-            return at_once(draw.wanted)
-        return [self.dataset[index] for index in draw.wanted]
+        """An exception says in a note at which index; the item of the pipeline is a batch."""
+        where = draw.wanted
+        try:
+            if not self._batches:
+                return self.dataset[draw.wanted]
+            if at_once := getattr(self.dataset, "__getitems__", None):
+                return at_once(draw.wanted)
+            samples = []
+            for where in draw.wanted:
+                samples.append(self.dataset[where])
+            return samples
+        except Exception as error:
+            error.add_note(f"reading {'indices' if isinstance(where, list) else 'index'} {where!r} of the data set")
+            raise
 
 
 class InProcess:

@@ -90,6 +90,11 @@ class Crew:
         if self._waits_on is not None:
             self._waits_on.wake()
 
+    @property
+    def wanted(self) -> int:
+        """Workers: those of `resize`, less those that could not be started; 0 before the first `resize`."""
+        return self._wanted
+
     def totals(self, now: float) -> Totals:
         with self._lock:
             return sum((meter.read(now) for meter in self._meters), self._gone)
@@ -114,6 +119,12 @@ class Crew:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+    def let_go(self) -> None:
+        """Drop what the feed holds, once the pass has been stopped and nobody is at work; who leaves last does it."""
+        with self._lock:
+            if self.output.stopped and not self._threads:
+                self._feed.let_go()
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self.name}-{self._started}", daemon=True)
@@ -235,3 +246,4 @@ class Crew:
             over = self._drained and self._at_work == 0
         if over:
             self.output.close()
+        self.let_go()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
@@ -55,10 +56,9 @@ class Use(NamedTuple):
     use: int  #: how often it was used before: 0 is the first use
 
 
-class BufferState(TypedDict):
-    """What `ReuseBuffer.state_dict` returns: numbers, lists of numbers and strings, no samples."""
+class _Counts(TypedDict):
+    """What a buffer counts."""
 
-    repeat: int
     batches: int
     taken: int
     first_uses: int
@@ -68,6 +68,12 @@ class BufferState(TypedDict):
     largest: int
     ended: bool
     random: tuple[Any, ...]
+
+
+class BufferState(_Counts):
+    """What `ReuseBuffer.state_dict` returns: numbers, lists of numbers and strings, no samples."""
+
+    repeat: int
     positions: list[int]
     left: list[int]  #: uses that each of them has left
     last: list[int]  #: the batch of its last use, 0 for none
@@ -83,13 +89,17 @@ class _Slot:
 
 
 class _Pool:
-    """The slots with the same number of uses left: those rested, in no order, and those at rest, by their last use."""
+    """The slots with the same number of uses left: those rested, in no order, and those at rest, by their last use.
 
-    __slots__ = ("ready", "resting")
+    ``done`` notes each change since the batch was begun, so that the pool `before` it can be told.
+    """
+
+    __slots__ = ("done", "ready", "resting")
 
     def __init__(self) -> None:
         self.ready: list[_Slot] = []
         self.resting: deque[_Slot] = deque()
+        self.done: list[Callable[[_Pool], object]] = []  #: what takes each change back, in a copy
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.resting)
@@ -98,11 +108,46 @@ class _Pool:
         """Those last used before batch ``before`` have rested."""
         while self.resting and self.resting[0].last < before:
             self.ready.append(self.resting.popleft())
+            self.done.append(lambda pool: pool.resting.appendleft(pool.ready.pop()))
+
+    def add(self, slot: _Slot) -> None:
+        self.ready.append(slot)
+        self.done.append(lambda pool: pool.ready.pop())
+
+    def lay(self, slot: _Slot) -> None:
+        """To rest, as the one used last."""
+        self.resting.append(slot)
+        self.done.append(lambda pool: pool.resting.pop())
+
+    def rouse(self) -> _Slot:
+        """The one that has been at rest longest."""
+        slot = self.resting.popleft()
+        self.done.append(lambda pool: pool.resting.appendleft(slot))
+        return slot
 
     def pop(self, index: int) -> _Slot:
         ready = self.ready
         ready[index], ready[-1] = ready[-1], ready[index]
-        return ready.pop()
+        slot = ready.pop()
+        self.done.append(lambda pool: pool._put_back(index, slot))
+        return slot
+
+    def _put_back(self, index: int, slot: _Slot) -> None:
+        self.ready.append(slot)
+        self.ready[index], self.ready[-1] = self.ready[-1], self.ready[index]
+
+    def listed(self) -> Iterator[tuple[_Slot, bool]]:
+        """All, and whether they have rested."""
+        yield from ((slot, True) for slot in self.ready)
+        yield from ((slot, False) for slot in self.resting)
+
+    def before(self) -> _Pool:
+        """As it was when ``done`` was empty; nothing changes here."""
+        pool = _Pool()
+        pool.ready, pool.resting = self.ready.copy(), self.resting.copy()
+        for take_back in reversed(self.done):
+            take_back(pool)
+        return pool
 
 
 class _Parked(NamedTuple):
@@ -117,7 +162,8 @@ class ReuseBuffer:
     ``capacity_samples`` and ``capacity_bytes`` bound what is held between and within calls of `next`; what `next` has handed out
     is the caller's. ``identity`` says which positions are the same sample of the data (of two passes over it): they do not meet
     in a batch either, except where the buffer holds too few different ones. ``repeat=1`` is the stream itself, nothing is held.
-    ``measure`` gives the bytes of a sample. Not thread-safe.
+    ``measure`` gives the bytes of a sample. One thread may call `next`, and another meanwhile `state_before`, while a sample is
+    decoded for ever; nothing else is thread-safe.
 
     Raises UsageError for settings that cannot work, and from `next` when the memory is below one batch of such samples; it never
     does where ``capacity_bytes`` is at least ``batch_size`` times the largest sample.
@@ -156,6 +202,11 @@ class ReuseBuffer:
         self._uses_left = 0
         self._pools = [_Pool() for _ in range(repeat + 1)]  #: by uses left
         self._parked: deque[_Parked] = deque()
+        self.calls = 0  #: of `next` that were begun
+        self._lock = threading.Lock()  #: of what `state_before` reads; not held while a sample is decoded
+        self._begun: _Counts | None = None  #: what was counted before the newest call, which the following tell how to undo
+        self._unparked: list[_Parked | None] = []  #: taken out at the front, or put there (None)
+        self._handed: list[tuple[_Slot, int]] = []  #: and the batches of their last use
 
     def __len__(self) -> int:
         """Samples held."""
@@ -182,6 +233,11 @@ class ReuseBuffer:
 
         Whatever ``decoded`` raises comes through, and the batch can be asked for again: nothing is counted before all is there.
         """
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> list[Use]:
+        self._note()
         if self.repeat == 1:
             return self._plain()
         self._wake()
@@ -200,7 +256,8 @@ class ReuseBuffer:
             while len(batch) < self.batch_size and (decoded := self._decode()):
                 batch.append(Use(*decoded[:2], 0))
         except Exception:
-            self._parked.extendleft(_Parked(use.position, 1, 0) for use in reversed(batch))  # for when the batch is asked for again
+            for use in reversed(batch):  # for when the batch is asked for again
+                self._park(_Parked(use.position, 1, 0))
             raise
         if not batch or (self.drop_last and len(batch) < self.batch_size):
             self.dropped += len(batch)
@@ -265,7 +322,7 @@ class ReuseBuffer:
         if self.held_bytes + size <= self.capacity_bytes:
             self._hold(position, sample, left, size)
             return True
-        self._parked.appendleft(_Parked(position, left, size))
+        self._park(_Parked(position, left, size))
         if must:
             raise UsageError(
                 f"reuse.memory: {self.capacity_bytes} bytes hold {self._live} of the {self.batch_size} samples of a batch; "
@@ -277,22 +334,34 @@ class ReuseBuffer:
         """Position, sample and uses left of what comes next; None at the end of the stream."""
         if self._parked:
             parked = self._parked[0]
-            sample = self._decoded.again(parked.position)
-            self._parked.popleft()
+            sample = self._unlocked(self._decoded.again, parked.position)
+            self._unparked.append(self._parked.popleft())
             return parked.position, sample, parked.left
         if self._ended:
             return None
         try:
-            position, sample = self._decoded.take()
+            position, sample = self._unlocked(self._decoded.take)
         except StopIteration:
             self._ended = True
             return None
         self.taken += 1
         return position, sample, self.repeat
 
+    def _unlocked(self, decode: Callable[..., _T], *given: int) -> _T:
+        self._lock.release()
+        try:
+            return decode(*given)
+        finally:
+            self._lock.acquire()
+
+    def _park(self, parked: _Parked) -> None:
+        self._parked.appendleft(parked)
+        self._unparked.append(None)
+
     def _hold(self, position: int, sample: Any, left: int, size: int, last: int = 0, *, rested: bool = True) -> None:
         slot = _Slot(position, sample, left, last, size, self._identity(position) if self._identity else position)
-        (self._pools[left].ready if rested else self._pools[left].resting).append(slot)
+        pool = self._pools[left]
+        (pool.add if rested else pool.lay)(slot)
         self._live += 1
         self._uses_left += left
         self.held_bytes += size
@@ -326,7 +395,7 @@ class ReuseBuffer:
             if len(draw.batch) < self.batch_size:
                 draw.batch.append(slot)
             else:
-                self._pools[slot.left].ready.append(slot)
+                self._pools[slot.left].add(slot)
         return draw.batch
 
     def _drop(self, batch: list[_Slot]) -> None:
@@ -339,10 +408,11 @@ class ReuseBuffer:
         out = [Use(slot.position, slot.sample, self.repeat - slot.left) for slot in batch]
         for slot in batch:
             self.first_uses += slot.left == self.repeat
+            self._handed.append((slot, slot.last))
             slot.left -= 1
             slot.last = self._batches
             if slot.left:
-                self._pools[slot.left].resting.append(slot)
+                self._pools[slot.left].lay(slot)
             else:
                 self._live -= 1
                 self.held_bytes -= slot.size
@@ -363,17 +433,23 @@ class ReuseBuffer:
         self._pools = [_Pool() for _ in range(self.repeat + 1)]
         self._parked.clear()
         self._live = self._uses_left = self.held_bytes = 0
+        self._forget()
 
-    def _slots(self) -> Iterator[_Slot]:
+    def _note(self) -> None:
+        """A batch is begun: note what it changes from here on."""
+        self._forget()
+        self.calls += 1
+        self._begun = self._counts()
+
+    def _forget(self) -> None:
+        self._begun = None
+        self._unparked.clear()
+        self._handed.clear()
         for pool in self._pools:
-            yield from pool.ready
-            yield from pool.resting
+            pool.done.clear()
 
-    def state_dict(self) -> BufferState:
-        """What `load_state_dict` needs; O(samples held). The stream's own place is not in it: ``taken`` says how far it was read."""
-        held = list(self._slots())
-        return BufferState(
-            repeat=self.repeat,
+    def _counts(self) -> _Counts:
+        return _Counts(
             batches=self._batches,
             taken=self.taken,
             first_uses=self.first_uses,
@@ -383,11 +459,47 @@ class ReuseBuffer:
             largest=self._largest,
             ended=self._ended,
             random=self._random.getstate(),
-            positions=[slot.position for slot in held],
-            left=[slot.left for slot in held],
-            last=[slot.last for slot in held],
-            rested=[rested for pool in self._pools for rested in [True] * len(pool.ready) + [False] * len(pool.resting)],
-            parked=[(parked.position, parked.left, parked.size) for parked in self._parked],
+        )
+
+    def _slots(self) -> Iterator[_Slot]:
+        for pool in self._pools:
+            yield from pool.ready
+            yield from pool.resting
+
+    def state_dict(self) -> BufferState:
+        """What `load_state_dict` needs; O(samples held). The stream's own place is not in it: ``taken`` says how far it was read."""
+        with self._lock:
+            return self._state(self._counts(), self._pools, self._parked, {})
+
+    def state_before(self, call: int) -> BufferState:
+        """The same when `next` had been called ``call`` times: the newest call, which may be at work in another thread, is left out.
+
+        What a call costs for this does not depend on how much is held.
+        """
+        with self._lock:
+            if self._begun is None or self.calls <= call:
+                return self._state(self._counts(), self._pools, self._parked, {})
+            parked = self._parked.copy()
+            for taken_out in reversed(self._unparked):
+                if taken_out is None:
+                    parked.popleft()
+                else:
+                    parked.appendleft(taken_out)
+            return self._state(
+                self._begun, [pool.before() for pool in self._pools], parked, {id(slot): last for slot, last in self._handed}
+            )
+
+    def _state(self, counts: _Counts, pools: Sequence[_Pool], parked: Sequence[_Parked], last: Mapping[int, int]) -> BufferState:
+        """``last``: of slots, by their id, whose own is not that of these pools."""
+        held = [(slot, left, rested) for left, pool in enumerate(pools) for slot, rested in pool.listed()]
+        return BufferState(
+            repeat=self.repeat,
+            **counts,
+            positions=[slot.position for slot, _, _ in held],
+            left=[left for _, left, _ in held],
+            last=[last.get(id(slot), slot.last) for slot, _, _ in held],
+            rested=[rested for _, _, rested in held],
+            parked=[(one.position, one.left, one.size) for one in parked],
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -436,7 +548,7 @@ class _Draw:
     def longest_at_rest(self, pools: Sequence[_Pool]) -> None:
         """Fill up with those whose rest is not over, the longest at rest first."""
         while len(self.batch) < self._size and (waiting := [pool for pool in pools if pool.resting]):
-            self._add(min(waiting, key=lambda pool: pool.resting[0].last).resting.popleft())
+            self._add(min(waiting, key=lambda pool: pool.resting[0].last).rouse())
 
     def _add(self, slot: _Slot) -> bool:
         if self._seen is not None:

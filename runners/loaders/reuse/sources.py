@@ -39,6 +39,7 @@ class Samples:
         self._kept: dict[int, Any] = {}  #: samples of a stream without an index, to be asked for again
         self._last: tuple[int, Any] = (-1, None)  #: the sample taken last of such a stream: the buffer may have had no room for it
         self.pass_number = 0
+        self.running: object = None  #: stands for the pass that is being decoded
 
     @property
     def shuffled(self) -> bool:
@@ -100,7 +101,18 @@ class Samples:
         self._last = (-1, None)
         if self._order is not None:
             self._order.begin(pass_number, skip)
-        self._chunks = iter(self._loader)
+        self._chunks, self.running = iter(self._loader), object()
+
+    def end(self, running: object) -> None:
+        """Decode no more in that pass, which was `running`, and let its workers go; `again` still works."""
+        if running is self.running:
+            self._chunks, self.running = iter(()), None
+            self._chunk.clear()
+
+    def close(self) -> None:
+        """The same of the present pass, persistent workers included. `begin` and `resume` start new ones."""
+        self.end(self.running)
+        self._loader = self._rebuilt()
 
     def take(self) -> tuple[int, Any]:
         self._fill()

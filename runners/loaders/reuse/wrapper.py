@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ....engine.errors import UsageError
 from ...rng import host_preserved, seed_host
-from .buffer import ReuseBuffer, Use
+from .buffer import Decoded, ReuseBuffer, Use
 from .sources import Samples, Start, Transform
 
 _DEFAULT_BATCHES = 3  #: of buffer (004 ch. 4.4.2)
@@ -49,6 +50,7 @@ class ReusingLoader:
         self._epoch: int | None = None
         self._start: Start | None = None  #: of the present pass; None between passes
         self._resumed: Mapping[str, Any] | None = None
+        self._rehearsed: tuple[int, int, int] | None = None  #: samples, pass, and its batches
         self._buffer = self._make_buffer()  # also checks the settings
 
     @property
@@ -57,9 +59,23 @@ class ReusingLoader:
         return self._fresh + self._buffer.first_uses
 
     def __len__(self) -> int:
-        """Batches of a pass in the present stage. Raises TypeError where the loader does not know."""
-        uses = len(self._samples) * (self.repeat if self.stage == 1 else 1)
+        """Batches of a pass in the present stage. Raises TypeError where the loader does not know.
+
+        A buffer below three batches, or data below one, may end a pass with several short ones: then it is rehearsed without samples,
+        in some microseconds for each use, once a pass. Where `memory` and not `shuffle_buffer` is what bounds the buffer to so few,
+        there may be more.
+        """
+        samples = len(self._samples)
+        if self.stage == 1 and min(samples, self.shuffle_buffer // _DEFAULT_BATCHES) < self.batch_size:
+            key = samples, self.epochs + (self._start is None)
+            if self._rehearsed is None or self._rehearsed[:2] != key:
+                self._rehearsed = *key, self._rehearse(*key)
+            return self._rehearsed[2]
+        uses = samples * (self.repeat if self.stage == 1 else 1)
         return uses // self.batch_size if self._drop_last else math.ceil(uses / self.batch_size)
+
+    def _rehearse(self, samples: int, epoch: int) -> int:
+        return sum(1 for _ in self._make_buffer(_Rehearsal(samples), epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """As for `torch.utils.data.DistributedSampler`: before a pass."""
@@ -88,7 +104,7 @@ class ReusingLoader:
             self._take_up(self._resumed)
         else:
             self._begin()
-        return self._batches()
+        return self._batches(self._samples.running)
 
     def _begin(self) -> None:
         self.epochs += 1
@@ -96,19 +112,34 @@ class ReusingLoader:
         self._buffer = self._make_buffer()
         self._start = self._samples.begin(self.epochs)
 
-    def _batches(self) -> Iterator[Any]:
-        mine = self.epochs
-        while True:
-            try:
-                batch = self._buffer.next()
-            except StopIteration:
-                self._start = None
-                return
-            self.steps += 1
-            self.uses = [use.use for use in batch]
-            yield self._finished(batch)
-            if self.epochs != mine:
-                raise RuntimeError("this pass was given up when another one began")
+    def _batches(self, running: object) -> Iterator[Any]:
+        try:
+            while True:
+                if self._samples.running is not running:
+                    raise RuntimeError("this pass was given up by close(), or when another one began")
+                try:
+                    batch = self._buffer.next()
+                except StopIteration:
+                    self._start = None
+                    return
+                self.steps += 1
+                self.uses = [use.use for use in batch]
+                yield self._finished(batch)
+        finally:
+            self._samples.end(running)
+
+    def close(self) -> None:
+        """End the pass that goes on, and its worker processes; leaving its loop does as much, but for persistent workers.
+
+        Where it was, `state_dict` still says, and another pass may begin.
+        """
+        self._samples.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
     def _finished(self, batch: list[Use]) -> Any:
         made = self._collate([self._augmented(use) for use in batch])
@@ -127,14 +158,14 @@ class ReusingLoader:
             seed_host(self._seed, self.epochs, use.position, use.use)
             return self._each_use(use.sample)
 
-    def _make_buffer(self) -> ReuseBuffer:
+    def _make_buffer(self, decoded: Decoded | None = None, epoch: int | None = None) -> ReuseBuffer:
         return ReuseBuffer(
-            self._samples,
+            self._samples if decoded is None else decoded,
             batch_size=self.batch_size,
             repeat=self.repeat if self.stage == 1 else 1,
             capacity_samples=self.shuffle_buffer,
             capacity_bytes=self.memory,
-            seed=(self._seed or 0) * 1_000_003 + self.epochs,
+            seed=(self._seed or 0) * 1_000_003 + (self.epochs if epoch is None else epoch),
             shuffle_first=not self._samples.shuffled,
             drop_last=self._drop_last,
         )
@@ -180,6 +211,19 @@ class ReusingLoader:
         self._buffer.load_state_dict(buffer)
         if stage == 2:
             self.switch()
+
+
+class _Rehearsal:
+    """So many samples of nothing."""
+
+    def __init__(self, samples: int) -> None:
+        self._positions = iter(range(samples))
+
+    def take(self) -> tuple[int, None]:
+        return next(self._positions), None
+
+    def again(self, position: int) -> None:
+        return None
 
 
 class _Plain(IterableDataset[Any]):

@@ -14,6 +14,7 @@ they are now, and below it where even that is too much. Memory in use is taken w
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from .contract import Observation, StageReading, Unit, Values
 from .costs import MIB, worker_knobs
 from .options import tunable
+
+log = logging.getLogger("stoker.loaders")
 
 QUEUED_PER_WORKER = 2  #: items behind a stage for each of its workers, where its limit is not told
 BISECTIONS = 20
@@ -61,6 +64,7 @@ class Guard:
         self._now: _Held | None = None
         self._before: _Held | None = None  # at the allocation before this one
         self._smallest: _Held | None = None
+        self._said = False  # that not even the least fits
         self._learned: dict[str, float] = {}  # bytes that a worker of a stage takes at most, from growth that is over
 
     def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]:
@@ -71,9 +75,18 @@ class Guard:
         self._learn(seen)
         limit = self.options.fraction * (seen.memory_total if self.memory is None else min(self.memory, seen.memory_total))
         given, predicted = self._reduced(seen, wanted, limit)
+        fits = predicted <= limit or (least := self.predict(seen, given)) <= limit
+        if not fits and not self._said:
+            self._said = True
+            log.warning(
+                "memory: not even one worker a stage and the smallest buffers fit: they might take %s MiB of %s MiB allowed; "
+                "the least that works is used, and it does not fit",
+                f"{least / MIB:,.0f}",
+                f"{limit / MIB:,.0f}",
+            )
         if given == wanted:
             return wanted, ""
-        return given, self._words(seen, wanted, given, predicted, limit)
+        return given, self._words(seen, wanted, given, predicted, limit) + ("" if fits else "; the least does not fit either")
 
     # -- what is known
 
