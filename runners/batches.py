@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import script
+from . import awaited, script
 
+log = logging.getLogger(__name__)
+
+_OVERDUE = 2.0  #: seconds after which a batch that has not come is worth a line, when the job is asked to stop
 _POLL = 0.1  #: seconds between looks at the request to stop, while a batch is awaited
 
 T = TypeVar("T")
@@ -145,11 +150,14 @@ class Loader:
         """What ``load`` returns. Raises Interrupted when the job is asked to stop meanwhile; the loader must not be used after that."""
         self._wanted.put(True)
         self._busy = True
+        asked = time.monotonic()
         while True:
             try:
                 batch = self._loaded.get(timeout=_POLL)
             except queue.Empty:
                 if script.should_stop():
+                    if (waited := time.monotonic() - asked) >= _OVERDUE:  # perhaps it hangs, and that is why
+                        log.info("%s", awaited.told(waited))
                     raise Interrupted from None
                 continue
             self._busy = False

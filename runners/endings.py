@@ -51,7 +51,7 @@ def judge(
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
         return Ending("unkillable", f"could not be killed: {survivors}; {words}")
     if stop_reason == "hang":
-        return Ending("hang", "made no progress while its GPU idled, and was stopped; its log shows where it hangs")
+        return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
     if exit_code == 0 and not (stop_reason and stop_seen):
         return Ending("completed", None)
     if stop_reason is not None:

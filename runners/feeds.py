@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from . import rng
+from .awaited import read_sample
 from .batches import Dataset, Loader, Order, Positions
 from .loaders.reuse.buffer import ReuseBuffer
 
@@ -82,7 +83,7 @@ class Source:
     def decode(self, position: int, index: int) -> Any:
         """The sample, the same bits each time: the caller keeps the training's draws apart."""
         seed_decoding(self.seed, position)
-        return self.data[index]
+        return read_sample(self.data, index)
 
     def augmented(self, position: int, use: int, sample: Any) -> Any:
         """The sample as it is used for the ``use``-th time (from 0), in the same way."""
@@ -121,7 +122,7 @@ class PlainFeed:
 
     def _load(self) -> Part:
         indices = self._order.batch(self._step, self._rank, self._ranks)
-        samples = [self._source.data[index] for index in indices]
+        samples = [read_sample(self._source.data, index) for index in indices]
         if self._source.augment is not None:
             samples = [self._source.augment(sample) for sample in samples]
         return Part(len(indices), self._source.collate(samples), len(indices))

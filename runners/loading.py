@@ -12,7 +12,8 @@ from ..engine.spec.model import PipelineOptions, Reuse
 from . import rng
 from .batches import Order, Positions
 from .feeds import Decoded, Direct, Feed, PlainFeed, ReuseFeed, Source, StreamFeed
-from .loaders.reuse.buffer import ReuseBuffer, deal
+from .loaders.reuse.buffer import ReuseBuffer
+from .loaders.reuse.dealing import deal
 
 if TYPE_CHECKING:
     from .piped import Plan

@@ -22,8 +22,10 @@ from torch.utils.data import default_collate
 from ..engine.errors import UsageError
 from ..engine.spec.model import PipelineOptions
 from . import rng, script
+from .awaited import read_sample
 from .batches import Dataset, Loader, Positions
 from .feeds import Direct, Part, Source, State, seed_augmenting, seed_collating, seed_decoding
+from .loaders import ipc
 from .loaders.autotuned import autotuned
 from .loaders.pipeline import Pipeline
 from .loaders.stages import Map, Prefetch, Stage
@@ -59,6 +61,8 @@ class Plan:
         Raises UsageError when it cannot be loaded like this.
         """
         why = "the task has no augment" if source.augment is None else "with reuse it is done at each use" if each_use else ""
+        if options.processes:
+            _check_can_be_sent(source)
         # Nothing is decoded here for processes: a data set may open files at its first sample, which cannot be sent to them then.
         seen = Draws() if options.processes else Draws.of(source, share)
         if seen.decoding:
@@ -141,7 +145,7 @@ class Draws(NamedTuple):
         augmenting = False
         until, count, augment = time.monotonic() + _LOOKING, len(source.data), source.augment
         for index in random.Random(0).sample(range(count), min(_LOOKS, count)):
-            if rng.draws(lambda index=index: samples.append(source.data[index])):  # type: ignore[misc]
+            if rng.draws(lambda index=index: samples.append(read_sample(source.data, index))):  # type: ignore[misc]
                 return cls(decoding=True)
             if augment is not None:
                 decoded = samples.pop()
@@ -152,6 +156,19 @@ class Draws(NamedTuple):
             return cls(augmenting=augmenting)
         batch = list(itertools.islice(itertools.cycle(samples), share))
         return cls(augmenting=augmenting, collating=rng.draws(lambda: source.collate(batch)))
+
+
+def _check_can_be_sent(source: Source) -> None:
+    """All that any stage of the job sends, whatever this one does: with reuse the augmentation is sent at the switch, hours later."""
+    for name, part in (("train", source.data), ("augment", source.augment)):
+        try:
+            ipc.dumps(part)
+        except Exception as error:
+            what = "is, with all that it holds," if name == "train" else "is"
+            raise UsageError(
+                f"pipeline.processes: the task's {name} cannot be sent to worker processes ({' '.join(str(error).split())}); "
+                f"see that it {what} of the top level of a module, or leave 'processes' out"
+            ) from None
 
 
 def _can_be_sent(collate: Callable[[list[Any]], Any]) -> bool:
@@ -261,7 +278,7 @@ class Decoding:
         return len(self._data)
 
     def __getitem__(self, places: Sequence[Place]) -> list[Numbered]:
-        return [(position, self._data[index]) for position, index in places]
+        return [(position, read_sample(self._data, index)) for position, index in places]
 
 
 class Seeded(Decoding):
@@ -276,7 +293,7 @@ class Seeded(Decoding):
 
     def _sample(self, position: int, index: int) -> Any:
         seed_decoding(self._seed, position)
-        sample = self._data[index]
+        sample = read_sample(self._data, index)
         if self._augment is None:
             return sample
         seed_augmenting(self._seed, position, 0)

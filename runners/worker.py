@@ -53,7 +53,8 @@ def main() -> int:
 
 def _tell_place(error: Exception) -> None:
     """Where in the loading it happened, in one last line: the log's last line is the job's message."""
-    if notes := getattr(error, "__notes__", None):
+    # A note of several lines is the traceback in a worker process: that is above already.
+    if notes := [note for note in getattr(error, "__notes__", ()) if "\n" not in note]:
         what = " ".join(str(error).split()) or "no message"
         sys.stderr.write(f"stoker: {type(error).__name__}: {what} ({'; '.join(notes)})\n")
 

@@ -70,7 +70,7 @@ def task(*, still=False, optimizer="adamw", augment=shaken, **given):
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
     scheduled = {"scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps + 1)}
     fields = {"train": Data(still), "loss": loss, "batch_size": BATCH, "checkpoint_every": 5, "optimizer": OPTIMIZERS[optimizer], "seed": 2}
-    return Task(model=model, augment=augment, **fields | scheduled | given)
+    return Task(**{"model": model, "augment": augment} | fields | scheduled | given)
 
 
 @pytest.fixture
@@ -255,8 +255,9 @@ def masked(samples):
     return inputs * (torch.rand(inputs.shape) > 0.2) + 0.01 * random.random() + 0.01 * numpy.random.rand(), targets
 
 
+@pytest.mark.parametrize("quiet", [False, True], ids=["the training draws", "it does not"])
 @pytest.mark.parametrize("blocks", BLOCKS)
-def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(train, blocks):
+def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(train, blocks, quiet):
     draws, own = [], []
 
     def drawing(samples):
@@ -267,16 +268,18 @@ def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(t
         return torch.utils.data.default_collate(samples)
 
     def noisy(model, batch):
-        if model.training:
+        if model.training and not quiet:
             own.append((torch.rand(1).item(), random.random(), numpy.random.rand()))
         return loss(model, batch)
 
     fields = {"still": True, "augment": None, "loss": noisy}
+    if quiet:
+        fields["model"] = torch.nn.Linear(4, 1)
     train("plain", task(**fields), **BLOCKS[blocks])
     expected = own.copy()
     own.clear()
     train("drawing", task(collate=drawing, **fields), **BLOCKS[blocks])
-    assert own == expected and len(own) == STEPS
+    assert own == expected and len(own) == (0 if quiet else STEPS)
     assert len(draws) >= STEPS
     # The first uses of a batch are collated apart, as that batch is where they are its beginning.
     values = [{draw[kind] for draw in draws} for kind in range(3)]

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
-from stoker.runners.loaders.reuse.buffer import ReuseBuffer, deal
+from stoker.runners.loaders.reuse.buffer import ReuseBuffer
+from stoker.runners.loaders.reuse.dealing import deal
 from views import settings  # noqa: F401  (loads the profile "steady")
 
 GENEROUS = 1 << 40

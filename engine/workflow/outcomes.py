@@ -102,7 +102,7 @@ def _words(outcome: str, exit_code: int | None) -> str:
     known = {
         "oom": "out of memory: ask for more gpu_memory, or use a smaller batch",
         "timeout": "ran longer than its timeout: raise timeout, or stop earlier",
-        "hang": "made no progress while its GPU idled: see its log for where it hangs",
+        "hang": "made no progress for its hang_after: the end of its log may show where it hangs",
     }
     if outcome in known:
         return known[outcome]

@@ -509,7 +509,7 @@ class ReuseBuffer:
         self._clear()
         self._batches, self._carry, self._ended = int(state["batches"]), float(state["carry"]), bool(state["ended"])
         self.taken, self.first_uses, self.uses = int(state["taken"]), int(state["first_uses"]), int(state["uses"])
-        self._random.setstate(_as_tuple(state["random"]))
+        self._random.setstate(as_tuple(state["random"]))
         self._largest, self.dropped = int(state["largest"]), int(state["dropped"])
         for position, left, last, rested in zip(state["positions"], state["left"], state["last"], state["rested"], strict=True):
             if self._parked or self._live >= self.capacity_samples:
@@ -560,64 +560,7 @@ class _Draw:
         return True
 
 
-def deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[BufferState]:
-    """The buffers' states of a gang that now has ``ranks`` ranks: every position with the uses it has left, in exactly one of them.
-
-    Positions must be those of the job's one stream, not of a rank's. They are dealt round, so that each rank gets its share of
-    every rank's samples; a rank takes the generator of the old rank of its number, or one derived from the first.
-    """
-    held = [one for group in _rounds([_held(state) for state in states]) for one in group]
-    parked: list[tuple[int, int, int]] = [one for state in states for one in state["parked"]]
-    total = {name: sum(int(state[name]) for state in states) for name in ("taken", "first_uses", "uses", "dropped")}
-    dealt = []
-    for rank in range(ranks):
-        # Back into the order of the pools: by uses left, the rested first, those at rest by their last use.
-        mine = sorted(held[rank::ranks], key=lambda one: (one[1], not one[3], one[2]))
-        dealt.append(
-            BufferState(
-                repeat=int(states[0]["repeat"]),
-                batches=max(int(state["batches"]) for state in states),
-                taken=_share(total["taken"], rank, ranks),
-                first_uses=_share(total["first_uses"], rank, ranks),
-                uses=_share(total["uses"], rank, ranks),
-                dropped=_share(total["dropped"], rank, ranks),
-                carry=0.0,
-                largest=max(int(state["largest"]) for state in states),
-                ended=all(bool(state["ended"]) for state in states),
-                random=_generator(states, rank),
-                positions=[position for position, _, _, _ in mine],
-                left=[left for _, left, _, _ in mine],
-                last=[last for _, _, last, _ in mine],
-                rested=[rested for _, _, _, rested in mine],
-                parked=parked[rank::ranks],
-            )
-        )
-    return dealt
-
-
-def _held(state: Mapping[str, Any]) -> list[tuple[int, int, int, bool]]:
-    return list(zip(state["positions"], state["left"], state["last"], state["rested"], strict=True))
-
-
-def _rounds(held: Sequence[Sequence[_T]]) -> Iterator[list[_T]]:
-    """The first of each, the second of each, and so on, as long as one has any."""
-    for index in range(max(map(len, held))):
-        yield [of_rank[index] for of_rank in held if index < len(of_rank)]
-
-
-def _share(total: int, rank: int, ranks: int) -> int:
-    return total // ranks + (rank < total % ranks)
-
-
-def _generator(states: Sequence[Mapping[str, Any]], rank: int) -> tuple[Any, ...]:
-    if rank < len(states):
-        return _as_tuple(states[rank]["random"])
-    source = random.Random()
-    source.setstate(_as_tuple(states[0]["random"]))
-    return random.Random(f"{source.getrandbits(64)} {rank}").getstate()
-
-
-def _as_tuple(state: Sequence[Any]) -> tuple[Any, ...]:
+def as_tuple(state: Sequence[Any]) -> tuple[Any, ...]:
     """A state of random.Random, which may have gone through JSON."""
     version, internal, gauss = state
     return version, tuple(internal), gauss
