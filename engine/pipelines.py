@@ -12,7 +12,10 @@ from .store.store import Store
 
 MOST_DECISIONS = 1000
 MOST_POINTS = 2000  #: of a history, more than a plot has pixels for
-_STAGE = ("stage", "position", "workers", "unit", "value", "latency", "items", "busy", "starved", "blocked", "queue", "queue_bytes")
+_STAGE = (
+    "stage", "position", "workers", "unit", "value", "latency", "cpu", "wait", "items", "busy", "starved", "blocked", "queue",
+    "queue_bytes",
+)  # fmt: skip
 
 
 def describe(store: Store, job: int, *, rank: int | None, name: str | None, decisions: int, points: int) -> dict[str, Any]:
@@ -24,11 +27,13 @@ def describe(store: Store, job: int, *, rank: int | None, name: str | None, deci
     found = objects(store, "api/pipeline_now", job)
     if not found:
         raise NotFound(_why_none(row))
-    pipelines = [_pipeline(list(rows)) for _, rows in groupby(found, lambda stage: (stage["rank"], stage["pipeline"]))]
+    limit = (row["spec"].get("pipeline") or {}).get("memory")
+    pipelines = [_pipeline(list(rows), limit) for _, rows in groupby(found, lambda stage: (stage["rank"], stage["pipeline"]))]
     shown = next((one for one in pipelines if rank in (None, one["rank"]) and name in (None, one["pipeline"])), None)
     if shown is None:
         known = ", ".join(f"{one['pipeline']} of rank {one['rank']}" for one in pipelines[:8])
-        raise UsageError(f"job {job} has no pipeline {name or 'at all'} of rank {rank if rank is not None else 'any'}; it has {known}")
+        wanted = f"{f' {name!r}' if name else ''}{f' of rank {rank}' if rank is not None else ''}"
+        raise UsageError(f"job {job} has no pipeline{wanted}; it has {known}")
     which = (job, shown["rank"], shown["pipeline"])
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
@@ -39,17 +44,20 @@ def describe(store: Store, job: int, *, rank: int | None, name: str | None, deci
     }
 
 
-def _pipeline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of one pipeline as one object."""
+def _pipeline(rows: list[dict[str, Any]], limit: int | None) -> dict[str, Any]:
+    """The rows of one pipeline as one object. ``limit``: bytes that the job's spec allows."""
     whole = {name: value for name, value in rows[0].items() if name not in (*_STAGE, "bottleneck")}
     bottleneck = next((row["stage"] for row in rows if row["bottleneck"]), None)
-    return {**whole, "bottleneck": bottleneck, "stages": [{name: row[name] for name in _STAGE} for row in rows]}
+    return {**whole, "memory_limit": limit, "bottleneck": bottleneck, "stages": [{name: row[name] for name in _STAGE} for row in rows]}
 
 
 def _why_none(job: dict[str, Any]) -> str:
-    if job["spec"].get("pipeline") is not None and job["state"] not in FINAL:
-        return f"the pipeline of job {job['id']} has told nothing yet: its tuner first steps some seconds after the training has begun"
-    return (
-        f"job {job['id']} has told of no data pipeline that sizes itself: give it a 'pipeline:' block, or wrap its DataLoader "
-        "by stoker.loaders.autotuned"
-    )
+    first = "its tuner first steps some seconds after the training has begun"
+    if job["spec"].get("pipeline") is None:
+        return (
+            f"job {job['id']} has told of no data pipeline that sizes itself: give it a 'pipeline:' block, or wrap its DataLoader "
+            "by stoker.loaders.autotuned"
+        )
+    if job["state"] in FINAL:
+        return f"job {job['id']} ({job['state']}) ended before its pipeline had told anything: {first}; see 'stoker logs {job['id']}'"
+    return f"the pipeline of job {job['id']}, which is {job['state']}, has told nothing yet: {first}"

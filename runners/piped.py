@@ -98,7 +98,7 @@ class Plan:
 
     def samples(self, positions: Positions, chunk: int) -> Running:
         """Lists of ``chunk`` samples with their positions, from where the stream stands."""
-        return self._run(self._stages(positions, chunk))
+        return self._run(self._stages(positions, chunk), chunk)
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
@@ -106,7 +106,7 @@ class Plan:
         stages = self._stages(positions, positions.share, self.source.collate if self.collates and apart else None)
         if self.collates and not apart:
             stages.append(Map(Collating(self.source.collate), name="batch", workers=self.options.workers.get("batch", 1)))
-        return self._run(stages)
+        return self._run(stages, positions.share)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
         """The batch of what has left the stages as a list, where they do not collate."""
@@ -127,8 +127,8 @@ class Plan:
             stages.append(Map(Augmenting(augment), name="augment", workers=workers.get("augment", 1)))
         return stages
 
-    def _run(self, stages: Sequence[Stage]) -> Running:
-        return Running(Pipeline([*stages, Prefetch()], name="loading"), self.options)
+    def _run(self, stages: Sequence[Stage], samples: int) -> Running:
+        return Running(Pipeline([*stages, Prefetch()], name="loading", samples_per_item=samples), self.options)
 
 
 class Draws(NamedTuple):

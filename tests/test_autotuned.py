@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from pipeline_work import burns
 from stoker.engine.errors import UsageError
 from stoker.loaders import Autotuned, Batch, Decision, Map, Observation, Pipeline, Prefetch, Source, autotuned
 from stoker.runners.loaders import autotuned as module
@@ -370,6 +371,20 @@ def test_a_step_that_outlasts_a_whole_pass_more_is_given_up(monkeypatch: pytest.
 class Megabytes:
     def __call__(self, item: int) -> torch.Tensor:
         return torch.zeros(1 << 18)  # 1 MiB
+
+
+@pytest.mark.slow
+def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
+    pipeline = Pipeline([Source([0.02] * 100_000), Map(burns, name="udf", processes=True), Prefetch(mib=4)])
+    until = time.monotonic() + 60.0
+    with autotuned(pipeline, knobs=["udf"], interval=0.5) as tuned:
+        for _ in tuned:
+            if time.monotonic() > until or sum(step.given == step.seen.values for step in tuned.history) >= 12:
+                break
+    given = [step.given[1] for step in tuned.history]
+    assert len(given) >= 8
+    assert max(given) <= math.ceil(tuned.history[-1].seen.cpus) + 1
+    assert all(step.seen.stages[1].wait < 0.005 for step in tuned.history[-3:]), "a turn for a core that is not had is no wait"
 
 
 def test_the_guard_refuses_what_does_not_fit() -> None:

@@ -12,7 +12,7 @@ import pytest
 import views  # noqa: F401 - loads hypothesis' profile
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.runners.loaders.tuner import Tuner
+from stoker.runners.loaders.tuner import Step, Tuner
 from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit, Values
 
 KNOBS = (Knob("read", Unit.WORKERS, 1, 64), Knob("udf", Unit.WORKERS, 1, 64), Knob("prefetch", Unit.MIB, 1, 512))
@@ -226,3 +226,9 @@ def test_a_report_that_fails_is_not_asked_for_again(caplog: pytest.LogCaptureFix
     assert len(tuned.history) == 2
     assert len(calls) == 1
     assert "disk full" in caplog.text
+
+
+def test_a_step_is_a_line_for_people() -> None:
+    step = Step(observation((1, 2, 64)), Decision((1, 9, 64), "to reach 400/s"), (1, 4, 64), "refused udf 9 (given 4)")
+    assert str(step) == "read 1, udf 2 → 4, prefetch 64 MiB; 320 samples/s; to reach 400/s; refused udf 9 (given 4)"
+    assert str(Step(observation((1, 2, 64)), Decision(()), (1, 2, 64), "")) == "read 1, udf 2, prefetch 64 MiB; 320 samples/s"

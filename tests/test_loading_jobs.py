@@ -9,8 +9,9 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
-from stoker.runners import rng, script
+from stoker.runners import piped, rng, script
 from stoker.runners.checkpoint import Checkpoints
+from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loading import Loading
 from stoker.runners.ranks import Ranks
 from stoker.runners.rundir import PREEMPTED_EXIT
@@ -136,6 +137,18 @@ def nothing_is_left():
 # ---- the same training as without the blocks ----
 
 
+@pytest.mark.parametrize("reuse", [None, Reuse(repeat=2)], ids=["batches", "reuse"])
+def test_a_tuner_is_told_of_samples_and_not_of_the_lists_they_travel_in(train, monkeypatch, reuse):
+    made = []
+    monkeypatch.setattr(piped, "Pipeline", lambda *given, **options: made.append(Pipeline(*given, **options)) or made[-1])
+    blocks = {} if reuse is None else {"reuse": reuse}
+    train("told", task(still=True), pipeline=THREADS, **blocks)
+    assert made
+    for pipeline in made:
+        seen = pipeline.observe()
+        assert seen.batch_size == len(next(iter(pipeline.stages[0].indices()))) > 1
+
+
 @pytest.mark.parametrize(
     "pipeline", [THREADS, PipelineOptions(tune="fixed", workers={"decode": 3, "augment": 2, "batch": 2})], ids=["tuned", "by hand"]
 )
@@ -144,9 +157,9 @@ def test_a_pipeline_trains_the_very_model(train, pipeline, augment):
     if augment is None:
         pipeline = PipelineOptions(tune=pipeline.tune, workers={stage: n for stage, n in pipeline.workers.items() if stage != "augment"})
     plain = train("plain", task(still=True, augment=augment))
-    piped = train("piped", task(still=True, augment=augment), pipeline=pipeline)
-    assert_same(weights(piped), weights(plain))
-    assert plain.reported == piped.reported
+    staged = train("piped", task(still=True, augment=augment), pipeline=pipeline)
+    assert_same(weights(staged), weights(plain))
+    assert plain.reported == staged.reported
 
 
 def test_one_use_of_each_sample_is_the_training_without_reuse(train):

@@ -791,3 +791,28 @@ def test_the_state_is_small_and_plain() -> None:
 def test_faults_are_errors_of_ours() -> None:
     assert issubclass(StageError, StokerError)
     assert issubclass(Ended, StokerError)
+
+
+class Lists:
+    """Items that are lists of samples."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [index] * 8
+
+
+def test_samples_are_counted_where_items_are_lists_of_them() -> None:
+    def observed(samples: int) -> tuple[float, float]:
+        with Pipeline([Source(Lists()), Prefetch()], samples_per_item=samples) as pipeline:
+            list(pipeline)
+            seen = pipeline.observe()
+        assert math.isfinite(seen.demand)
+        assert seen.throughput * seen.window == pytest.approx(40 * samples)
+        return seen.batch_size, seen.stages[0].per_batch
+
+    assert observed(1) == (1.0, 1.0)
+    assert observed(8) == (8.0, 1.0)
+    with pytest.raises(UsageError, match="samples_per_item=0"):
+        Pipeline([Source(Lists())], samples_per_item=0)

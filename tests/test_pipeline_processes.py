@@ -40,7 +40,7 @@ from stoker.engine.errors import StokerError, UsageError
 from stoker.runners.loaders import ipc
 from stoker.runners.loaders.faults import StageError
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import ProcessPool
+from stoker.runners.loaders.processes import ProcessPool, WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
 
 LONG = 60.0
@@ -174,6 +174,51 @@ def test_close_ends_processes_whose_function_hangs() -> None:
         with pytest.raises(StageError, match=r"stage 'udf', item 0: its function has not returned within the limit of 0.5 s"):
             list(mapped(sleeps_for_ever, limit=0.5))
         pipeline.close()
+
+
+def test_closing_while_processes_start_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """They are killed before they have the function; that is no fault, and nobody is left to go on with fewer."""
+    starting, greet = threading.Event(), WorkerProcess.greet
+
+    def slow(self: WorkerProcess, function: Any) -> None:
+        if pipeline.values != (1, 1):
+            starting.set()
+            os.kill(self.pid or 0, signal.SIGSTOP)  # it answers nothing until it is killed
+        greet(self, function)
+
+    monkeypatch.setattr(WorkerProcess, "greet", slow)
+    with nothing_left(), mapped(own_process, 10_000) as pipeline:
+        items = iter(pipeline)
+        next(items)
+        pipeline.set((1, 4))
+        assert starting.wait(LONG)
+        for _ in range(20):
+            next(items)
+        seen = pipeline.observe().stages[1]
+        assert (seen.workers, seen.starting) == (1, 3)
+        assert pipeline.values == (1, 4)
+    assert caplog.text == ""
+
+
+def test_a_script_that_ends_while_processes_start_says_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            from stoker.runners.loaders.pipeline import Pipeline
+            from stoker.runners.loaders.stages import Map, Source
+
+            if __name__ == "__main__":
+                pipeline = Pipeline([Source(range(10_000)), Map(abs, name="udf", processes=True)])
+                for item in pipeline:
+                    if item == 5:
+                        pipeline.set((1, 6))
+                    if item == 20:
+                        break
+                pipeline.close()
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_leaving_early_ends_the_processes() -> None:

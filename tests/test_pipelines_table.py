@@ -17,9 +17,11 @@ from e2e import Jobs, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.cli.main import run
+from stoker.engine.cli.pipeline import _facts, _limit
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.pipelines import describe
 from stoker.engine.protocol import Pipeline, Record, Records, Speed
+from stoker.engine.spec.model import PipelineOptions
 from stoker.engine.store.maintenance import Retention, thin
 from stoker.engine.store.store import Store
 from stoker.runners import cores, script
@@ -322,6 +324,25 @@ def test_the_bottleneck_is_the_busiest_stage_unless_the_training_is(
     assert told["pipelines"][0]["bottleneck"] == limits and told["decisions"] == []
 
 
+def test_where_every_stage_is_idle_none_limits(host: Host, lease: int, store: Store) -> None:
+    idle = step(1, 100.0, throughput=0.0)
+    assert idle.pipeline is not None
+    stages = [msgspec.structs.replace(stage, starved=1.0, blocked=0.0) for stage in idle.pipeline.stages]
+    record = msgspec.structs.replace(idle, pipeline=msgspec.structs.replace(idle.pipeline, stages=stages))
+    host.report(records=[Records(lease=lease, rank=0, records=[record])])
+    assert rows(store, "SELECT stage FROM pipelines_now WHERE bottleneck") == []
+    assert rows(store, "SELECT cpu, wait FROM pipelines_now WHERE stage = 'read'") == [(0.001, 0.01)]
+
+
+@pytest.mark.parametrize(
+    ("throughput", "limits"),
+    [(79.0, "the training"), (20.0, "not known: no stage was at work"), (0.0, "not known: nothing was delivered")],
+    ids=["enough", "idle", "nothing"],
+)
+def test_what_limits_is_the_training_only_where_it_gets_what_it_takes(throughput: float, limits: str) -> None:
+    assert _limit({"bottleneck": None, "throughput": throughput, "demand": 80.0}) == limits
+
+
 def test_only_the_newest_lease_counts_as_now(host: Host, lease: int, store: Store) -> None:
     """The second attempt has fewer ranks; what ranks of the first one told is history."""
     host.report(records=[Records(lease=lease, rank=rank, records=[step(9, 100.0, workers=8)]) for rank in (0, 1)])
@@ -350,9 +371,41 @@ def test_a_job_without_a_pipeline_gets_the_remedy(host: Host, lease: int, store:
     with pytest.raises(NotFound, match=r"no data pipeline.*autotuned"):
         describe(store, 1, rank=None, name=None, decisions=1, points=1)
     host.report(records=[Records(lease=lease, rank=2, records=[step(1, 100.0)])])
-    with pytest.raises(UsageError, match=r"rank 5; it has pipeline of rank 2"):
+    with pytest.raises(UsageError, match=r"^job 1 has no pipeline of rank 5; it has pipeline of rank 2"):
         describe(store, 1, rank=5, name=None, decisions=1, points=1)
+    with pytest.raises(UsageError, match=r"^job 1 has no pipeline 'foo'; it has"):
+        describe(store, 1, rank=None, name="foo", decisions=1, points=1)
     assert describe(store, 1, rank=None, name=None, decisions=1, points=1)["shown"] == {"rank": 2, "pipeline": "pipeline"}
+
+
+def test_a_pipeline_that_has_told_nothing_is_not_denied(host: Host, store: Store) -> None:
+    (job,) = host.submit(spec("piped", pipeline=PipelineOptions(memory=1 << 30)))
+    with pytest.raises(NotFound, match=r"job 1, which is (pending|submitted), has told nothing yet"):
+        describe(store, job, rank=None, name=None, decisions=1, points=1)
+    lease = host.grant(job)
+    host.run(lease)
+    host.exit(lease, "failed")
+    with pytest.raises(NotFound, match=r"^job 1 \(failed\) ended before its pipeline had told anything.*stoker logs 1"):
+        describe(store, job, rank=None, name=None, decisions=1, points=1)
+
+
+def test_an_ended_job_is_told_of_in_the_past_and_with_the_memory_that_was_allowed(host: Host, store: Store) -> None:
+    (job,) = host.submit(spec("piped", pipeline=PipelineOptions(memory=1 << 30)))
+    lease = host.grant(job)
+    host.run(lease)
+    host.report(records=[Records(lease=lease, rank=0, records=[step(1, 100.0, refused="refused udf 9 (given 2): why")])])
+    running = dict(_facts(*_shown(store, job), 200.0))
+    assert "delivers" in running and "limited by" in running
+    assert running["memory"] == "1.0 GiB of 1.0 GiB (pipeline.memory; there are 4.0 GiB)"
+    assert running["refused"] == "udf 9 (given 2): why"
+    host.exit(lease, "failed")
+    ended = dict(_facts(*_shown(store, job), 200.0))
+    assert ended["was limited by"] == "stage udf" and "would have taken" in ended["delivered at its end"]
+
+
+def _shown(store: Store, job: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    answer = describe(store, job, rank=None, name=None, decisions=1, points=0)
+    return answer, answer["pipelines"][0]
 
 
 # -- on real parts ----------------------------------------------------------------------------------------------------

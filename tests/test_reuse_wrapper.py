@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.runners import rng
+from stoker.runners.loaders.autotuned import autotuned
+from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.reuse.wrapper import ReusingLoader, reuse
+from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 from views import settings  # noqa: F401  (loads the profile "steady")
 
@@ -308,3 +311,50 @@ def test_no_worker_process_is_left(persistent: bool) -> None:
     assert len(numbers(left)) == 20, "another pass may begin"
     left.close()
     assert len(multiprocessing.active_children()) == before
+
+
+def squared(sample: int) -> int:
+    return sample * sample
+
+
+@pytest.mark.parametrize("tuned", [False, True], ids=["pipeline", "autotuned"])
+def test_samples_of_a_pipeline_are_reused(tuned: bool) -> None:
+    pipeline = Pipeline([Source(list(range(12))), Map(squared, workers=2), Prefetch(1)])
+    batches = reuse(autotuned(pipeline, controller="fixed") if tuned else pipeline, 2, batch_size=4)
+    with pipeline:
+        for _ in range(2):
+            seen = Counter(int(sample) for batch in batches for sample in batch)
+            assert seen == Counter({number * number: 2 for number in range(12)})
+        batches.switch()
+        assert sorted(int(sample) for batch in batches for sample in batch) == [number * number for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Pipeline([Source(list(range(9))), Batch(3)]),
+        lambda: autotuned(Pipeline([Source(list(range(9))), Batch(3)])),
+        lambda: autotuned(DataLoader(list(range(9)), batch_size=3)),
+        lambda: autotuned(DataLoader(list(range(9)), batch_size=3), processes=True),
+    ],
+    ids=["pipeline", "autotuned", "loader", "processes"],
+)
+def test_batches_of_a_pipeline_are_refused_with_the_remedy(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"^reuse: the (pipeline|loader) gives batches.*without Batch.*batch_size=") as caught:
+        reuse(make(), batch_size=3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"repeat": 2.5}, "repeat"), ({"memory": "4GiB"}, "memory"), ({"shuffle_buffer": 7.5}, "shuffle_buffer")],
+    ids=["repeat", "memory", "buffer"],
+)
+def test_what_is_no_whole_number_is_named(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(UsageError, match=rf"^reuse\.{field}: .* is not a whole number"):
+        reuse(list(range(9)), batch_size=3, **wrong)
+
+
+def test_autotuned_names_a_memory_that_is_no_number() -> None:
+    with pytest.raises(UsageError, match=r"^memory: '4GiB' is not a whole number of bytes"):
+        autotuned(DataLoader(list(range(9))), memory="4GiB")  # type: ignore[arg-type,type-var]

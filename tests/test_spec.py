@@ -325,6 +325,10 @@ def test_loading_by_options() -> None:
     assert long.reuse == Reuse(repeat=2, switch=Switch(on="epochs", epochs=3.0))
     with pytest.raises(UsageError, match=r"^--tune: must be one of rate, .*, not 'rat' \(did you mean 'rate'"):
         from_options({"recipe": "toy", "tune": "rat"}, [], HERE)
+    with pytest.raises(UsageError, match=r"^--reuse repat: unknown field \(did you mean 'repeat'"):
+        from_options({"recipe": "toy", "reuse": "{repat: 3}"}, [], HERE)
+    with pytest.raises(UsageError, match=r"^--reuse switch epoch: unknown field"):
+        from_options({"recipe": "toy", "reuse": "{switch: {epoch: 3}}"}, [], HERE)
     with pytest.raises(UsageError, match=r"^--reuse: must be between 1 "):
         from_options({"recipe": "toy", "reuse": "0"}, [], HERE)
 

@@ -233,7 +233,7 @@ def test_rate_takes_no_more_than_its_consumer_needs() -> None:
     seen = observation(stage("read", 0.1), stage("udf", 0.5), cpus=64.0, demand=6.0)
     _, decision = run(registry.create("rate", lead=0.0), seen, 3)
     assert decision.values[:2] == (1, 3)
-    assert "the consumer takes no more" in decision.why
+    assert "all that the consumer takes" in decision.why
 
 
 def test_rate_is_held_by_a_stage_with_one_order() -> None:
@@ -287,6 +287,75 @@ def test_rate_does_not_take_cores_that_others_use_for_a_lock() -> None:
     for _ in range(10):
         decision = rate.decide(dataclasses.replace(seen, throughput=8.0, cpu_used=0.8))  # a tenth of what was predicted
         assert decision.values[0] == first.values[0]
+
+
+def decoding(workers: int, throughput: float, demand: float = 1000.0, *, starting: int = 0, cpu: float = 0.01) -> Observation:
+    """A window of a stage of processes that wait, as it was read while they shared two cores with the training."""
+    decode = stage("decode", cpu, 0.15, workers=workers - starting, processes=True, starting=starting)
+    return observation(decode, values=None, cpus=2.0, throughput=throughput, demand=demand, prefetch=5)
+
+
+def with_values(seen: Observation, workers: int) -> Observation:
+    return dataclasses.replace(seen, values=(workers, *seen.values[1:]))
+
+
+def test_rate_starts_processes_in_steps_and_waits_for_them() -> None:
+    rate = registry.create("rate")
+    assert rate.decide(decoding(1, 6.0)).values[0] == 2
+    assert rate.decide(decoding(2, 12.0)).values[0] == 4
+    starved = with_values(decoding(4, 1.0, demand=3.0, starting=2), 4)  # of cores, by those that start
+    for _ in range(9):
+        decision = rate.decide(starved)
+        assert (decision.values, decision.why) == (starved.values, "no change: 2 of decode still starting")
+    assert rate.decide(dataclasses.replace(starved, resized=True)).values[0] == 4
+    assert rate.decide(decoding(4, 2.0, demand=3.0)).values[0] == 4, "a window in which they have just started shows nothing"
+    assert rate.decide(decoding(4, 24.0)).values[0] == 8, "what the training took meanwhile is not what it takes"
+
+
+def test_rate_starts_threads_at_once_as_far_as_a_window_can_tell() -> None:
+    seen = observation(stage("read", 0.001, 1.0), cpus=2.0, demand=100.0)
+    _, first = run(registry.create("rate"), seen, 1)
+    _, later = run(registry.create("rate"), seen, 3)
+    assert (first.values[0], later.values[0]) == (16, 111)
+
+
+def test_rate_takes_back_a_growth_after_which_it_was_slower() -> None:
+    rate = registry.create("rate")
+    given = [
+        rate.decide(decoding(workers, speed)).values[0] for workers, speed in ((4, 24.0), (8, 48.0), (16, 60.0), (25, 30.0), (25, 31.0))
+    ]
+    assert given == [8, 16, 32, 25, 16]  # one slow window may be out of line
+    for _ in range(20):
+        decision = rate.decide(decoding(16, 60.0))
+        assert decision.values[0] == 16, "what was of no use is not tried again at once"
+        assert "it was slower with more than 16 workers of decode" in decision.why
+    assert rate.decide(dataclasses.replace(decoding(16, 60.0), demand=10.0, throughput=10.0)).values[0] == 16
+
+
+def test_rate_gives_a_growth_no_blame_for_a_consumer_that_takes_less() -> None:
+    rate = registry.create("rate")
+    assert rate.decide(decoding(4, 24.0)).values[0] == 8
+    decisions = [rate.decide(decoding(8, 20.0, demand=20.0)) for _ in range(4)]
+    assert not any("taken back" in decision.why or "slower" in decision.why for decision in decisions)
+
+
+@pytest.mark.parametrize("cores", [1.0, 2.0, 4.0])
+def test_processes_that_compute_are_about_as_many_as_cores(cores: float) -> None:
+    seen = observation(stage("decode", 0.05, 0.001, processes=True), cpus=cores)
+    for _ in range(3):
+        _, decision = run(registry.create("rate"), seen, 12)
+        assert cores <= decision.values[0] <= cores + 1
+    assert f"all that {cores:g} core" in decision.why
+
+
+def test_what_is_done_is_not_called_left_as_it_is() -> None:
+    rate, seen = registry.create("rate"), observation(stage("udf", 0.5), cpus=2.0, demand=2.0, prefetch=64)
+    for _ in range(6):
+        seen, decision = run(rate, seen, 1)
+    far = dataclasses.replace(seen, values=(*seen.values[:-1], 4096))
+    decision = rate.decide(far)
+    assert decision.values != far.values
+    assert "as it is" not in decision.why
 
 
 def test_rate_starts_a_pipeline_of_which_nothing_finishes() -> None:

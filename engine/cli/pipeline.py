@@ -11,10 +11,12 @@ import click
 
 from .. import format as fmt
 from ..errors import UsageError
+from ..states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_facts, print_table, section, write
 
+_NEARLY = 0.95  #: of what the training would take: as in view pipelines_now
 _POINTS = 2000  #: steps of a plotted history
 
 
@@ -74,18 +76,33 @@ def _draw(history: list[dict[str, Any]], path: Path) -> None:
 
 def _facts(answer: Mapping[str, Any], here: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     several = len(answer["pipelines"]) > 1
+    ended = State(answer["job"]["state"]) in FINAL
     yield "pipeline", f"{here['pipeline']} of rank {here['rank']}, of {len(answer['pipelines'])}" if several else fmt.MISSING
-    wanted = f" of {_rate(here['demand'])} that the training would take" if here["demand"] is not None else ""
-    yield "delivers", f"{_rate(here['throughput'])}{wanted} samples a second"
-    yield "limited by", _limit(here)
+    would = "would have taken" if ended else "would take"
+    wanted = f" of {_rate(here['demand'])} that the training {would}" if here["demand"] is not None else ""
+    yield "delivered at its end" if ended else "delivers", f"{_rate(here['throughput'])}{wanted} samples a second"
+    yield "was limited by" if ended else "limited by", _limit(here)
     yield "cores", f"{here['cpu_used']:.2f} busy of {here['cpus']:g}"
-    yield "memory", f"{fmt.size(here['memory_used'])} of {fmt.size(here['memory_total'])}"
+    yield "memory", _memory(here)
     yield "reward", fmt.number(here["reward"])
     yield "controller", here["controller"]
     yield "why", here["why"] or fmt.MISSING
-    yield "refused", here["refused"] or fmt.MISSING
+    yield "refused", _refused(here) or fmt.MISSING
     yield "told", fmt.moment(here["told_at"], now)
     yield "plot", answer.get("plot", fmt.MISSING)
+
+
+def _memory(here: Mapping[str, Any]) -> str:
+    """Of what the spec allows, where that is less than there is."""
+    limit, there = here["memory_limit"], here["memory_total"]
+    if limit is None or limit >= there:
+        return f"{fmt.size(here['memory_used'])} of {fmt.size(there)}"
+    return f"{fmt.size(here['memory_used'])} of {fmt.size(limit)} (pipeline.memory; there are {fmt.size(there)})"
+
+
+def _refused(row: Mapping[str, Any]) -> str:
+    """The guard's words under a heading that says the first of them."""
+    return (row["refused"] or "").removeprefix("refused ")
 
 
 def _limit(here: Mapping[str, Any]) -> str:
@@ -93,7 +110,9 @@ def _limit(here: Mapping[str, Any]) -> str:
         return f"stage {here['bottleneck']}"
     if here["throughput"] <= 0:
         return "not known: nothing was delivered"
-    return "the training" if here["demand"] is not None else fmt.MISSING
+    if here["demand"] is None:
+        return fmt.MISSING
+    return "the training" if here["throughput"] >= _NEARLY * here["demand"] else "not known: no stage was at work"
 
 
 def _rate(value: float) -> str:
@@ -150,5 +169,5 @@ _DECISIONS = [
     Column("SAMPLES/S", lambda row: _rate(row["throughput"]), right=True, rank=1),
     Column("REWARD", lambda row: fmt.number(row["reward"], 3), right=True, rank=2),
     Column("WHY", lambda row: row["why"] or "", flexible=True),
-    Column("REFUSED", lambda row: row["refused"] or "", flexible=True, rank=3),
+    Column("REFUSED", _refused, flexible=True, rank=3),
 ]

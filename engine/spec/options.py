@@ -55,7 +55,7 @@ def _marked(node: Node, mark: Mark) -> Node:
     if isinstance(value, list):
         value = [_marked(item, mark) for item in value]
     elif isinstance(value, dict):
-        value = {key: _marked(item, mark) for key, item in value.items()}
+        value = {key: _marked(item, Mark(f"{mark.source} {key}")) for key, item in value.items()}
     return dataclasses.replace(node, value=value, mark=mark)
 
 
@@ -149,7 +149,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--env-file", "env_file", "File of NAME=VALUE lines, read by the runner; its values are never stored.", "FILE"),
     Option("--workdir", "workdir", "Where the job runs; by default here.", "DIR"),
     Option("--reuse", "reuse", "Uses of each decoded sample, or a block such as {repeat: 3, switch: plateau}.", "N", _value),
-    Option("--tune", "pipeline.tune", "Decode beside the training, sized by this tuner, such as rate.", "TUNER"),
+    Option("--pipeline/--tune", "pipeline.tune", "Decode beside the training, sized by this tuner, such as rate.", "TUNER"),
     Option("--retries", "retries.limit", "Attempts after failures.", "N", _scalar),
     Option("--backoff", "retries.backoff", "Pause before the first retry, doubled for each further one.", "DURATION", _scalar),
     Option("--timeout", "timeout", "Longest time of one attempt.", "DURATION", _scalar),

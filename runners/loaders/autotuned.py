@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -63,6 +63,8 @@ def autotuned(
         raise UsageError("processes: the stages of a Pipeline say it themselves: Map(function, processes=True)")
     if not interval > 0:
         raise UsageError(f"interval: {interval} is not a time above 0 s; leave it out for 2 s")
+    if not isinstance(memory, SupportsIndex | None):
+        raise UsageError(f"memory: {memory!r} is not a whole number of bytes; write 4 << 30 for 4 GiB")
     if memory is not None and memory <= 0:
         raise UsageError(f"memory: {memory} bytes leave no room for anything; leave it out for what the machine has")
     if isinstance(controller, str):
@@ -140,8 +142,8 @@ class Autotuned:
         finally:
             self._end(watch)
 
-    def _end(self, watch: Watch | None) -> None:
-        if watch is not None and watch.end():
+    def _end(self, watch: Watch | None, *, closing: bool = False) -> None:
+        if watch is not None and watch.end(closing=closing):
             self._cpu += watch.cpu
             self._wall += watch.wall
             self._late = watch.late
@@ -158,9 +160,9 @@ class Autotuned:
 
     def close(self) -> None:
         """End the tuner and every worker. A pass that goes on ends."""
-        self._end(self._watch)
+        self._end(self._watch, closing=True)
         if self._late is not None:
-            self._late.give_up()
+            self._late.give_up(closing=True)
         self.pipeline.close()
 
     def __enter__(self) -> Self:
@@ -185,17 +187,21 @@ class Watch:
     def start(self) -> None:
         self._thread.start()
 
-    def end(self) -> bool:
-        """Whether it was this call that ended it."""
+    def end(self, *, closing: bool = False) -> bool:
+        """Whether it was this call that ended it. ``closing``: the training is over, and a step that goes on is nobody's concern."""
         with self._ending:
             if self._leave.is_set():
                 return False
             self._leave.set()
         self._thread.join(PATIENCE)  # a controller that hangs must not keep the training
         if self.late is not None and self.late.busy:
-            self.late.give_up()  # it had a whole pass
+            self.late.give_up(closing=closing)  # it had a whole pass
         elif self._thread.is_alive():
-            log.warning("a step of the tuner has not ended in %g s; the training goes on, and the next step comes after it", PATIENCE)
+            log.log(
+                logging.DEBUG if closing else logging.WARNING,
+                "a step of the tuner has not ended in %g s; the training goes on, and the next step comes after it",
+                PATIENCE,
+            )
             self.late = self
         else:
             self.late = None
@@ -206,11 +212,11 @@ class Watch:
         """Its thread has not ended."""
         return self._thread.is_alive()
 
-    def give_up(self) -> None:
+    def give_up(self, *, closing: bool = False) -> None:
         """Wait no more for the step that it is still at, and let it change nothing."""
         if self.busy and not self._tuner.failed:
             self._tuner.give_up("a step has not ended since an earlier pass")
-            log.warning("%s; the training goes on without it", self._tuner.failed)
+            log.log(logging.DEBUG if closing else logging.WARNING, "%s; the training goes on without it", self._tuner.failed)
 
     def _late_ended(self) -> bool:
         """Wait for the step of an earlier pass; False: this pass has ended first."""

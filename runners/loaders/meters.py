@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -84,6 +85,36 @@ class Stopwatch:
 
     def close(self) -> None:
         self._delay.close()
+
+
+class BusyClock:
+    """How long the consumer is busy with what it was given, less the time that it was ready and had no core.
+
+    What it would take if the pipeline's own workers, as they start for one, did not keep it from its core.
+    """
+
+    def __init__(self) -> None:
+        self._delay: RunDelay | None = None
+        self._thread = -1  #: whose run delay it is
+        self._began = self._delayed = 0.0
+
+    def start(self) -> None:
+        if (thread := threading.get_ident()) != self._thread:
+            self.close()
+            self._delay, self._thread = RunDelay(), thread
+        assert self._delay is not None
+        self._began, self._delayed = time.perf_counter(), self._delay.read()
+
+    def stop(self) -> float:
+        """Seconds since `start`."""
+        busy = time.perf_counter() - self._began
+        if self._delay is not None and threading.get_ident() == self._thread:
+            busy -= self._delay.read() - self._delayed
+        return max(0.0, busy)
+
+    def close(self) -> None:
+        if self._delay is not None:
+            self._delay.close()
 
 
 class Meter:

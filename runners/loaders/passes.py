@@ -114,7 +114,7 @@ class Pass:
             for pool in self._pools.values():
                 pool.end()
         until = time.monotonic() + _CLOSING
-        late = [crew.name for crew in self.crews.values() if not crew.join(until)]
+        late = [crew.name for crew in self.crews.values() if not crew.join(until) and crew.at_work]
         for crew in self.crews.values():
             crew.let_go()
         if late:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ...engine.errors import UsageError
 from .channel import Bound
 from .faults import Drained, Ended, Stopped
+from .meters import BusyClock
 from .passes import Pass
 from .processes import ProcessPool
 from .progress import Progress
@@ -43,6 +44,7 @@ class Pipeline:
         ordered: items come out in the order of the source, as if one worker did everything; False: as they finish.
         queue_items: that wait between two stages; more where a stage has more workers than half of it.
         queue_mib: bytes that wait between two stages. A larger item passes alone.
+        samples_per_item: of the source, where its items are lists of samples or whole batches: `observe` counts samples.
 
     One pass over the source for each ``iter()``; a second one ends the first. Breaking out of the loop, a fault and close() end all
     threads and processes; processes outlive a pass that came to its natural end, so that the next need not start them.
@@ -51,7 +53,14 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], *, ordered: bool = True, name: str = "pipeline", queue_items: int = 32, queue_mib: int = 64
+        self,
+        stages: Sequence[Stage],
+        *,
+        ordered: bool = True,
+        name: str = "pipeline",
+        queue_items: int = 32,
+        queue_mib: int = 64,
+        samples_per_item: int = 1,
     ) -> None:
         self.name, self.ordered = name, ordered
         self.stages = _checked(name, stages)
@@ -70,7 +79,7 @@ class Pipeline:
         self._pass: Pass | None = None
         self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
         self._iterations = 0
-        self._readings = Readings(self.stages)
+        self._readings = Readings(self.stages, _positive(name, "samples_per_item", samples_per_item))
         self._process = os.getpid()
         self._all_pools = tuple(self._pools.values())
         weakref.finalize(self, _end, self._all_pools)
@@ -180,6 +189,7 @@ class Pipeline:
     def _run(self, source: Iterator[Any], iteration: int) -> Iterator[Any]:
         running = self._begin(source, iteration)
         del source  # the pass's alone, which drops it at its end
+        clock = BusyClock()
         try:
             while True:
                 asked = time.perf_counter()
@@ -191,12 +201,14 @@ class Pipeline:
                 except Stopped:
                     raise self._ended() from None
                 running.progress.deliver(item.positions)
-                samples, box, given = len(item.positions), [item.payload], time.perf_counter()
-                self._readings.delivered(samples, given - asked)
+                samples, box = len(item.positions), [item.payload]
+                self._readings.delivered(samples, time.perf_counter() - asked)
                 del item
+                clock.start()
                 yield box.pop()  # the consumer's alone, so that it is freed when the consumer drops it
-                self._readings.consumed(samples, time.perf_counter() - given)
+                self._readings.consumed(samples, clock.stop())
         finally:
+            clock.close()
             running.stop()
             self._readings.end_pass(running)
 

@@ -42,22 +42,20 @@ class Died(Exception):
 class WorkerProcess:
     """One process and the socket to it. Used by one thread at a time; `kill` may come from any."""
 
-    def __init__(self, stage: str, function: tuple[bytes, list[memoryview]]) -> None:
+    def __init__(self, stage: str) -> None:
         context = multiprocessing.get_context("forkserver")
         heavy = [name for name in ("numpy", "torch") if name in sys.modules]
         context.set_forkserver_preload(["__main__", *heavy, process_main.__name__])
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._process: ForkServerProcess = context.Process(target=process_main.main, args=(theirs,), name=f"stoker-{stage}", daemon=True)
         try:
-            with _STARTING:
-                self._process.start()
+            self._process.start()
         except (AssertionError, EOFError, OSError, RuntimeError) as error:
             self._socket.close()
             raise StokerError(f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__}); {_GUARDED}") from error
         finally:
             theirs.close()
         self._stage = stage
-        self._greet(function)
 
     def call(self, payload: Any) -> tuple[Any, Spent]:
         """The function's result in that process, and its cost there. Its exception is raised. Died: the process has."""
@@ -86,10 +84,10 @@ class WorkerProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(_PATIENCE)
-        if not self._process.is_alive():
-            self._process.close()
+        # Not closed: multiprocessing may be joining it at the interpreter's exit. Its descriptors go with the object.
 
-    def _greet(self, function: tuple[bytes, list[memoryview]]) -> None:
+    def greet(self, function: tuple[bytes, list[memoryview]]) -> None:
+        """Give it the function, and wait until it has it. StokerError: it cannot be had."""
         try:
             self._ask(*function)
         except BaseException as error:
@@ -154,10 +152,21 @@ class ProcessPool:
                     self._busy.add(process)
                     return process
                 process.end(at_once=True)
-        process = WorkerProcess(self.stage, self._function)
+        with _STARTING:
+            if self.ending:
+                raise Stopped
+            process = WorkerProcess(self.stage)
         if not self._admitted(process):
             process.end(at_once=True)
             raise Stopped
+        try:
+            process.greet(self._function)
+        except StokerError:
+            with self._lock:
+                self._busy.discard(process)
+                if self._ending:
+                    raise Stopped from None
+            raise
         return process
 
     def _admitted(self, process: WorkerProcess) -> bool:
@@ -196,7 +205,10 @@ class ProcessPool:
             self._ending = False
 
     def end(self) -> None:
-        """Kill those at work, whose threads then reap them, and end the idle. In a fork of this process: they are not its own."""
+        """Kill those that start or are at work, whose threads then reap them, and end the idle.
+
+        In a fork of this process: they are not its own.
+        """
         if os.getpid() != self._owner:
             return
         with self._lock:

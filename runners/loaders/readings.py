@@ -20,10 +20,10 @@ class _Consumer(NamedTuple):
     """Since the pipeline was made. Replaced as a whole, so that a reader sees one moment."""
 
     items: int = 0
-    samples: int = 0
+    samples: int = 0  #: items of the source in them
     waited: float = 0.0  #: seconds, for the pipeline
     busy: float = 0.0  #: seconds, with what it was given
-    served: int = 0  #: samples of which `busy` is known
+    served: int = 0  #: items of the source of which `busy` is known
 
 
 class _Moment(NamedTuple):
@@ -46,11 +46,12 @@ class _Costs:
 class Readings:
     """Keeps what is known from pass to pass; told by the consumer's thread, asked by a tuner's.
 
-    The time between two passes is in no window.
+    The time between two passes is in no window. ``samples``: of an item of the source.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], samples: int = 1) -> None:
         self._stages = stages
+        self._samples = samples
         self._lock = threading.Lock()  #: of what a pass that begins or ends changes, against a tuner that asks meanwhile
         self._made = time.perf_counter()
         self._consumer = _Consumer()
@@ -95,7 +96,7 @@ class Readings:
             window = max(after.at - before.at, 1e-9)
             spent = {index: totals - before.totals.get(index, Totals()) for index, totals in after.totals.items()}
             stages = self._readings(sizes, spent, before.consumer, after.consumer, window)
-        samples = after.consumer.samples - before.consumer.samples
+        delivered = after.consumer.samples - before.consumer.samples
         self._observe_demand(before.consumer, after.consumer)
         cpus, (used, total) = machine.cpus(), machine.memory()
         resized = self._machine is not None and self._machine != (cpus, total)
@@ -106,9 +107,9 @@ class Readings:
             stages=stages,
             knobs=knobs,
             values=values,
-            batch_size=float(_samples(self._stages)),
-            throughput=samples / window,
-            demand=self._demand,
+            batch_size=float(self._samples * _items(self._stages)),
+            throughput=self._samples * delivered / window,
+            demand=self._samples * self._demand,
             cpus=cpus,
             cpu_used=sum(totals.cpu for totals in spent.values()) / window,
             memory_used=used,
@@ -156,11 +157,13 @@ class Readings:
         costs = self._costs[index]
         everything = spent.starved + spent.working + spent.blocked
         queue, held, limit = self._queue(index, costs.size)
+        running, processes = self._running, isinstance(stage, Working) and stage.processes
+        starting = running.crews[index].starting if processes and running is not None and not running.stopped else 0
         return StageReading(
             name=stage.name,
-            workers=workers,
+            workers=max(1, workers - starting),
             items=spent.items,
-            per_batch=_samples(self._stages) / _samples(self._stages[: index + 1]),
+            per_batch=_items(self._stages) / _items(self._stages[: index + 1]),
             cpu=costs.cpu,
             wait=costs.wait,
             starved=spent.starved / everything if everything else 0.0,
@@ -169,8 +172,9 @@ class Readings:
             queue_bytes=held,
             item_bytes=costs.size,
             parallel=not isinstance(stage, Shuffle) and not (isinstance(stage, Source) and not stage.indexed),
-            processes=isinstance(stage, Working) and stage.processes,
+            processes=processes,
             queue_limit=limit,
+            starting=starting,
         )
 
     def _queue(self, index: int, size: float) -> tuple[int, int, int]:
@@ -205,6 +209,6 @@ class Readings:
         )
 
 
-def _samples(stages: Sequence[Stage]) -> int:
-    """Samples of the source in one item behind these stages."""
+def _items(stages: Sequence[Stage]) -> int:
+    """Items of the source in one item behind these stages."""
     return math.prod(stage.size for stage in stages if isinstance(stage, Batch))

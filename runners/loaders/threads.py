@@ -95,6 +95,12 @@ class Crew:
         """Workers: those of `resize`, less those that could not be started; 0 before the first `resize`."""
         return self._wanted
 
+    @property
+    def starting(self) -> int:
+        """Workers that are wanted and not there yet: a process takes its time to start."""
+        with self._lock:
+            return 0 if self._drained else max(0, self._wanted - len(self._meters))
+
     def totals(self, now: float) -> Totals:
         with self._lock:
             return sum((meter.read(now) for meter in self._meters), self._gone)
@@ -111,6 +117,12 @@ class Crew:
             late = next((meter for meter in self._meters if meter.working_for(now) > self._limit), None)
         if late is not None:
             self._failed(StageError(self.name, late.at_work_on, f"its function has not returned within the limit of {self._limit:g} s"))
+
+    @property
+    def at_work(self) -> bool:
+        """Somebody has an item in hand."""
+        with self._lock:
+            return self._at_work > 0
 
     def join(self, until: float) -> bool:
         """Whether all workers have ended by ``until`` (time.monotonic)."""

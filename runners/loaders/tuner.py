@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from .tuning.contract import Controller, Decision, Knob, Observation, Values
+from .tuning.contract import Controller, Decision, Knob, Observation, Unit, Values
+
+_UNITS = {Unit.WORKERS: "", Unit.MIB: " MiB"}
 
 log = logging.getLogger("stoker.loaders")
 
@@ -47,6 +49,12 @@ class Step(NamedTuple):
     wanted: Decision
     given: Values
     refused: str
+
+    def __str__(self) -> str:
+        """``udf 2 → 4, prefetch 64 MiB; 46.8 samples/s; why; refused …``: for people; the fields have the rest."""
+        sizes = zip(self.seen.knobs, self.seen.values, self.given, strict=True)
+        changes = (f"{knob.stage} {before}{f' → {now}' if now != before else ''}{_UNITS[knob.unit]}" for knob, before, now in sizes)
+        return "; ".join(filter(None, [", ".join(changes), f"{self.seen.throughput:.3g} samples/s", self.wanted.why, self.refused]))
 
 
 def _unreported(*_: object) -> None:

@@ -9,12 +9,12 @@ newest AS (
     GROUP BY p.job_id, p.lease_id, p.rank, p.pipeline
 )
 SELECT p.job_id, j.name AS job, j.owner, j.state, p.rank, p.pipeline, p.stage, p.position, p.workers, p.unit, p.value,
-       -- The busiest of those that compute; none where the training gets nearly all that it would take.
-       p.workers > 0 AND (p.demand IS NULL OR p.throughput < 0.95 * p.demand)
+       -- The busiest of those that compute; none where the training gets nearly all that it would take, or where all were idle.
+       p.workers > 0 AND p.starved + p.blocked < 0.99 AND (p.demand IS NULL OR p.throughput < 0.95 * p.demand)
            AND p.stage = first_value(p.stage) OVER (
                PARTITION BY p.job_id, p.lease_id, p.rank, p.pipeline
                ORDER BY CASE WHEN p.workers > 0 THEN p.starved + p.blocked ELSE 9 END, p.latency DESC NULLS FIRST, p.position) AS bottleneck,
-       p.latency, p.items, CASE WHEN p.workers > 0 THEN greatest(1 - p.starved - p.blocked, 0) END AS busy,
+       p.latency, p.cpu, p.wait, p.items, CASE WHEN p.workers > 0 THEN greatest(1 - p.starved - p.blocked, 0) END AS busy,
        p.starved, p.blocked, p.queue, p.queue_bytes,
        p.throughput, p.demand, p.reward, p.cpus, p.cpu_used, p.memory_used, p.memory_total, p.controller, p.why, p.refused, p.ts AS told_at
 FROM pipelines p
@@ -33,8 +33,10 @@ COMMENT ON COLUMN pipelines_now.position IS 'Place of the stage in the order of 
 COMMENT ON COLUMN pipelines_now.workers IS 'Workers of the stage';
 COMMENT ON COLUMN pipelines_now.unit IS 'What of the stage is set: workers, or MiB that it may hold; NULL: nothing is';
 COMMENT ON COLUMN pipelines_now.value IS 'What it is set to, in that unit';
-COMMENT ON COLUMN pipelines_now.bottleneck IS 'This stage limits the throughput; in no stage: the training does, it gets 95 % of what it would take';
+COMMENT ON COLUMN pipelines_now.bottleneck IS 'This stage limits the throughput; in no stage: the training does, it gets 95 % of what it would take, or all were idle';
 COMMENT ON COLUMN pipelines_now.latency IS 'Seconds of one item in the stage; NULL: none was finished';
+COMMENT ON COLUMN pipelines_now.cpu IS 'Seconds of CPU time of one item';
+COMMENT ON COLUMN pipelines_now.wait IS 'Seconds of one item that were neither CPU time nor waiting for a core: disk, network';
 COMMENT ON COLUMN pipelines_now.items IS 'Items a second that the stage finished';
 COMMENT ON COLUMN pipelines_now.busy IS 'Share (0 to 1) of its workers'' time that was neither starved nor blocked; NULL: it has none, it only holds data';
 COMMENT ON COLUMN pipelines_now.starved IS 'Share (0 to 1) of its workers'' time in which they had no input';

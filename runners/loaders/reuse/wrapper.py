@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ....engine.errors import UsageError
 from ...rng import host_preserved, seed_host
+from ..autotuned import Autotuned
+from ..pipeline import Pipeline
+from ..staged import InProcess, Read
+from ..staged import Samples as FromIterable
+from ..stages import Batch, Source
 from .buffer import Decoded, ReuseBuffer, Use
 from .sources import Samples, Start, Transform
 
@@ -257,13 +262,20 @@ def reuse(
 ) -> ReusingLoader:
     """Batches in which each sample of ``data`` occurs ``repeat`` times a pass, at most once a batch (004 ch. 4).
 
-    ``data``: a DataLoader, whose sampler, workers, collate and batch size stay; or a Dataset or any iterable of samples, with a
-    ``batch_size``. ``shuffle_buffer``: decoded samples held, 3 batches unless given; ``memory``: their bytes at most.
+    ``data``: a DataLoader, whose sampler, workers, collate and batch size stay; or a Dataset or any iterable of samples, such as a
+    Pipeline without a Batch, with a ``batch_size``. ``shuffle_buffer``: decoded samples held, 3 batches unless given; ``memory``:
+    their bytes at most.
     ``transform(sample)``: the augmentation, at each use, or once when the sample is decoded. ``seed``: the order of a pass and
     all that is drawn for a sample are functions of it, the pass, the sample and the use, so that a resumed run is exact; None:
     they are drawn from the global generators, as by the plain loader. ``repeat=1`` gives the samples of the plain loader in its
     order. Raises UsageError for settings that cannot work.
     """
+    wholes: dict[str, object] = {"repeat": repeat, "shuffle_buffer": shuffle_buffer, "batch_size": batch_size, "memory": memory}
+    for name, value in wholes.items():
+        if value is not None and not isinstance(value, SupportsIndex):
+            raise UsageError(f"reuse.{name}: {value!r} is not a whole number{' of bytes' if name == 'memory' else ''}")
+    if isinstance(data, Autotuned | Pipeline):
+        _check_gives_samples(data)
     plain = data if isinstance(data, DataLoader) else _loader(data, batch_size)
     size = batch_size or plain.batch_size
     if size is None:
@@ -282,9 +294,21 @@ def reuse(
     )
 
 
+def _check_gives_samples(data: Autotuned | Pipeline) -> None:
+    pipeline = data.pipeline if isinstance(data, Autotuned) else data
+    source = pipeline.stages[0]
+    assert isinstance(source, Source)
+    if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable):
+        raise UsageError(
+            f"reuse: the {pipeline.name} gives batches, and samples are what is reused; build a pipeline without Batch, as "
+            "Pipeline([Source(dataset), Map(decode), Prefetch()]), tuned or not, and give reuse(..., batch_size=)"
+        )
+
+
 def _loader(data: Dataset[Any] | Iterable[Any], batch_size: int | None) -> DataLoader[Any]:
     if batch_size is None:
         raise UsageError("batch_size: a data set or an iterable of samples needs one; give reuse(..., batch_size=)")
-    if not isinstance(data, Dataset) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        return DataLoader(_Plain(data), batch_size=batch_size)
+    indexed = isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    if isinstance(data, Autotuned | Pipeline) or not indexed:
+        return DataLoader(_Plain(data), batch_size=batch_size)  # type: ignore[arg-type]
     return DataLoader(data, batch_size=batch_size)  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ class StageReading:
     parallel: bool = True  #: more than one worker can work at once; False: a stage with one order, such as shuffle
     processes: bool = False  #: its workers are processes, not threads
     queue_limit: int = 0  #: items that its output holds at most; 0: not known
+    starting: int = 0  #: workers that were asked for and are not there yet; they are not among `workers`
 
 
 @dataclass(frozen=True, slots=True)

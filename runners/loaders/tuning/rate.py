@@ -12,15 +12,17 @@ pipeline is slower than that, other processes use the cores, and fewer workers w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .allocation import Load, attainable, fewest
 from .contract import Decision, Observation, StageReading, Values
 from .costs import MIB, Costs, Smoothed, memory_knobs, with_workers
+from .growth import Growth
 from .options import tunable
 
 HAS_INPUT = 0.15  #: of its workers' time, starved less than this, a stage has work
+DEAR = 3  #: times the patience before processes are taken away: each costs seconds of CPU when it is wanted again
 BUFFERED = range(2, 65)  #: batches that a prefetch buffer may hold
 
 
@@ -50,15 +52,21 @@ class Rate:
         self._before: Observation | None = None
         self._superfluous = 0
         self._idle_windows = 0
+        self._growth = Growth()
 
     def decide(self, seen: Observation) -> Decision:
+        if (waits := self._growth.waits_for(seen)) and not seen.resized:
+            return Decision(seen.values, f"no change: {waits}")
         changed = self._costs.see(seen)
         if len(self._costs.unknown(seen)) == len(seen.stages):
             return self._slow_start(seen)
         if math.isfinite(seen.demand) and seen.demand > 0:
             self._demand.see(seen.demand / seen.batch_size)
+        if slower := self._growth.taken_back(seen, self._scatter, changed=bool(changed)):
+            self._before = seen
+            return Decision(*slower)
         self._see_scatter(seen)
-        loads = self._costs.loads(seen)
+        loads = self._loads(seen)
         rate, limit = self._target(seen, loads)
         wanted = self._wanted(seen, loads, rate)
         return self._settled(seen, loads, wanted, rate, limit, changed)
@@ -81,22 +89,31 @@ class Rate:
 
     # -- how fast it can be
 
+    def _loads(self, seen: Observation) -> list[Load]:
+        """Of the stages; one whose growth was of no use has no more workers for a while."""
+        most = {name: count for name, (count, _) in self._growth.ceilings.items()}
+        loads = zip(seen.stages, self._costs.loads(seen), strict=True)
+        return [replace(load, high=max(load.low, min(load.high, most.get(reading.name, load.high)))) for reading, load in loads]
+
     def _target(self, seen: Observation, loads: list[Load]) -> tuple[float, str]:
         """Batches a second to size the stages for, and what sets them."""
         demand = self._demand.mean * (1.0 + self.options.lead) if math.isfinite(seen.demand) else math.inf
         possible = attainable(loads, seen.cpus)
         if demand < possible:
-            return demand, "the consumer takes no more"
+            return demand, "all that the consumer takes"
         enough = possible * (1.0 - self.options.plateau)
         if sum(fewest(loads, enough)) < (1.0 - 3.0 * self.options.plateau) * sum(fewest(loads, possible)):
             # Near its top the curve of a crowded stage is flat and known badly: a little less takes far fewer workers.
             spared = [load.fewest(possible) - load.fewest(enough) for load in loads]
             most = spared.index(max(spared))
-            return enough, _crowded(seen.stages[most], loads[most].fewest(enough))
+            computing = attainable(loads, math.inf) > possible * (1.0 + 1e-6)
+            return enough, _computed(seen) if computing else _crowded(seen.stages[most], loads[most].fewest(enough))
         reading, load = min(zip(seen.stages, loads, strict=True), key=lambda pair: pair[1].capacity(pair[1].most))
         if load.capacity(load.most) <= possible * (1.0 + 1e-6):
+            if reading.name in self._growth.ceilings:
+                return possible, f"it was slower with more than {load.most} workers of {reading.name}"
             return possible, _crowded(reading, load.most) if reading.parallel else f"{reading.name} has one order, one worker at a time"
-        return possible * (1.0 + self.options.headroom), f"{seen.cpus:g} cores compute no more"
+        return possible * (1.0 + self.options.headroom), _computed(seen)
 
     # -- what that takes
 
@@ -133,7 +150,7 @@ class Rate:
         now = [reading.workers for reading in seen.stages]
         then = fewest(loads, rate)
         before, after = (min(load.capacity(n) for load, n in zip(loads, counts, strict=True)) for counts in (now, then))
-        target = f"{rate * seen.batch_size:,.0f} samples/s: {limit}"
+        target = f"to reach {rate * seen.batch_size:,.0f} samples/s: {limit}"
         because = (f"cost of {', '.join(changed)} changed; " if changed else "") + ("resized; " if seen.resized else "")
         if wanted == seen.values:
             return Decision(wanted, because + target)
@@ -141,10 +158,13 @@ class Rate:
         spare = sum(n - m for n, m in zip(now, then, strict=True))
         self._superfluous = self._superfluous + 1 if spare > max(1.0, self.options.waste * sum(then)) else 0
         patience = 1 if changed else self.options.patience
+        if any(reading.processes and n > m for reading, n, m in zip(seen.stages, now, then, strict=True)):
+            patience = max(patience, DEAR * self.options.patience)
         if gains or seen.resized or self._superfluous >= patience:
             self._superfluous = 0
-            return Decision(wanted, because + target)
-        return Decision(_buffers_only(seen, wanted), f"as it is; {target}")
+            return Decision(self._growth.steps(seen, wanted), because + target)
+        values = _buffers_only(seen, wanted)
+        return Decision(values, f"as it is; {target}" if values == seen.values else f"only the buffer; {target}")
 
     def _least_gain(self) -> float:
         """Where windows scatter, half of their scatter: a smaller gain could not be told from it."""
@@ -159,6 +179,10 @@ def lost(load: float, buffer: int) -> float:
     if math.isclose(load, 1.0, rel_tol=1e-6):
         return 1.0 / (size + 1)
     return load**size * (1.0 - load) / (1.0 - load ** (size + 1))
+
+
+def _computed(seen: Observation) -> str:
+    return f"all that {seen.cpus:g} core{'s' * (seen.cpus != 1)} compute"
 
 
 def _crowded(reading: StageReading, count: int) -> str:

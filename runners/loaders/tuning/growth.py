@@ -1,0 +1,88 @@
+"""Growing with care: in steps, only when those asked for are there, and back again where the pipeline became slower.
+
+A worker process costs seconds of CPU to start, on the cores that the pipeline and the training need. What is measured meanwhile is not
+what the workers will do, nor what the consumer takes: a controller that believed it would shrink, grow again, and never settle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .contract import Observation, StageReading, Values
+from .costs import worker_knobs
+
+PROCESSES = 2  #: times the processes of a stage, in one step
+THREADS, THREADS_AT_ONCE = 4, 16  #: times its threads, and so many in any case: they start in no time
+FELL = 0.1  #: share of the throughput that is lost, from which on it has fallen
+REMEMBERED = 40  #: windows for which a stage does not grow to what made the pipeline slower
+LOOKS = 2  #: windows that must show it: one may be out of line
+
+
+@dataclass(slots=True)
+class _Grown:
+    """The last growth, while it is on trial."""
+
+    before: Observation
+    fallen: int = 0  #: windows in a row that were slower
+
+
+@dataclass(slots=True)
+class Growth:
+    """Of one pipeline, told of every window."""
+
+    ceilings: dict[str, tuple[int, int]] = field(default_factory=dict)  #: workers of a stage at most, and windows for which that holds
+    _trial: _Grown | None = None
+    _unsettled: bool = False  #: workers were starting in the last window
+
+    def waits_for(self, seen: Observation) -> str:
+        """Which workers are still starting, or have just started, so that the window does not show what they do; in words."""
+        starting = [reading for reading in seen.stages if reading.starting]
+        before, self._unsettled = self._unsettled, bool(starting)
+        if starting:
+            return ", ".join(f"{reading.starting} of {reading.name}" for reading in starting) + " still starting"
+        return "workers have just started" if before else ""
+
+    def steps(self, seen: Observation, wanted: Values) -> Values:
+        """The wanted values, or as far towards them as one step goes."""
+        stages = {reading.name: reading for reading in seen.stages}
+        values = list(wanted)
+        for name, place in worker_knobs(seen).items():
+            values[place] = min(values[place], max(seen.values[place], _most_at_once(stages[name])))
+        if any(values[place] > seen.values[place] for place in worker_knobs(seen).values()):
+            self._trial = _Grown(seen)
+        return tuple(values)
+
+    def taken_back(self, seen: Observation, scatter: float, *, changed: bool) -> tuple[Values, str] | None:
+        """The values of before a growth after which the pipeline was slower; those that there are while in doubt; None: all is well.
+
+        Args:
+            scatter: standard deviation of a window's throughput, as a share of it.
+            changed: a cost has changed, which says enough of the throughput.
+        """
+        self.ceilings = {name: (most, left - 1) for name, (most, left) in self.ceilings.items() if left > 1}
+        trial = self._trial
+        if trial is None or changed or seen.resized or seen.values == trial.before.values:
+            self._trial = None
+            return None
+        lost = 1.0 - seen.throughput / trial.before.throughput if trial.before.throughput > 0 else 0.0
+        if lost < max(FELL, 2.0 * scatter) or seen.throughput >= (1.0 - FELL) * seen.demand:
+            self._trial = None
+            return None
+        trial.fallen += 1
+        if trial.fallen < LOOKS:
+            return seen.values, f"{lost:.0%} slower since it grew; another window will tell"
+        self._trial = None
+        values = list(seen.values)
+        for name, place in worker_knobs(seen).items():
+            if values[place] > trial.before.values[place]:
+                values[place] = trial.before.values[place]
+                self.ceilings[name] = values[place], REMEMBERED
+        return tuple(values), f"growth taken back: it was {lost:.0%} slower"
+
+
+def _most_at_once(reading: StageReading) -> int:
+    if reading.starting:
+        return 0
+    if reading.processes:
+        return PROCESSES * reading.workers
+    return max(THREADS_AT_ONCE, THREADS * reading.workers)

@@ -1,0 +1,135 @@
+"""What a job says when its loading cannot work, fails or hangs: which sample, in which stage, and before it costs hours."""
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+from stoker.engine.errors import UsageError
+from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
+from stoker.runners import batches, piped, rng, script, worker
+from stoker.runners.loaders.processes import WorkerProcess
+from stoker.runners.ranks import Ranks
+from stoker.runners.training import Task, Trainer
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+REUSE = Reuse(repeat=2, switch=Switch(on="fraction", fraction=0.5))
+BLOCKS = {
+    "plain": {},
+    "reuse": {"reuse": REUSE},
+    "threads": {"pipeline": PipelineOptions(tune="fixed")},
+    "both": {"reuse": REUSE, "pipeline": PipelineOptions(tune="fixed")},
+}
+
+
+class Numbers:
+    """Samples that are their index; what is in ``stuck`` comes when it is released."""
+
+    def __init__(self, stuck=(), broken=()):
+        self.stuck, self.broken = stuck, broken
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise ValueError("corrupt record")
+        if index in self.stuck:
+            self.begun.set()
+            assert self.released.wait(60)
+        return torch.tensor([float(index)])
+
+
+class Slow:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(30)
+
+
+class Broken:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        raise ValueError(f"corrupt record {index}")
+
+
+def task(data, **more):
+    model = torch.nn.Linear(1, 1)
+    return Task(model=model, train=data, loss=lambda model, batch: model(batch).mean(), batch_size=4, checkpoint_every=None, **more)
+
+
+def trained(made, folder, blocks):
+    with rng.preserved():
+        return Trainer(made, Stop(iterations=8), folder / "job", ALONE, **blocks).run()
+
+
+@pytest.mark.parametrize("blocks", [{}, {"reuse": REUSE}], ids=["alone", "reuse"])
+@pytest.mark.parametrize("part", ["augment", "train"])
+def test_what_cannot_be_sent_is_refused_before_the_first_step(tmp_path, monkeypatch, blocks, part):
+    class Local(Numbers):
+        pass
+
+    reported = []
+    monkeypatch.setattr(script, "report", lambda **values: reported.append(values))
+    data, augment = {"train": (Local(), None), "augment": ([torch.ones(1)] * 12, lambda sample: sample)}[part]
+    with pytest.raises(UsageError, match=rf"^pipeline\.processes: the task's {part} cannot be sent .*top level of a module") as caught:
+        trained(task(data, augment=augment), tmp_path, {"pipeline": PipelineOptions(processes=True), **blocks})
+    assert reported == [] and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+def test_an_error_of_the_data_set_names_the_sample(tmp_path, blocks, capsys):
+    with pytest.raises(ValueError, match="corrupt record") as caught:
+        trained(task(Numbers(broken=(7,))), tmp_path, blocks)
+    worker._tell_place(caught.value)
+    said = capsys.readouterr().err
+    assert said.startswith("stoker: ValueError: corrupt record (at train[7]") and said.endswith(")\n") and said.count("\n") == 1
+
+
+def test_an_error_in_a_worker_process_is_told_once(tmp_path, capsys):
+    with pytest.raises(ValueError, match="corrupt record") as caught:
+        trained(task(Broken()), tmp_path, {"pipeline": PipelineOptions(processes=True)})
+    worker._tell_place(caught.value)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "(at train[" in said and "in stage 'decode'" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+def test_a_batch_that_does_not_come_is_looked_into_when_the_job_is_asked_to_stop(tmp_path, monkeypatch, caplog, blocks):
+    data = Numbers(stuck=range(12))
+    made = task(data)
+    monkeypatch.setattr(batches, "_OVERDUE", 0.0)
+    monkeypatch.setattr(script, "should_stop", data.begun.is_set)
+    monkeypatch.setattr(piped.Draws, "of", lambda *_: piped.Draws())  # which looks at some samples before it begins
+    try:
+        with caplog.at_level(logging.INFO):
+            trained(made, tmp_path, blocks)
+    finally:
+        data.released.set()
+    (said,) = [record.getMessage() for record in caplog.records if "has not come" in record.getMessage()]
+    first, *stacks = said.splitlines()
+    assert "at train[" in first
+    assert any("self.released.wait(60)" in line for line in stacks)
+
+
+def test_of_a_worker_process_that_hangs_the_samples_and_the_process_are_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(batches, "_OVERDUE", 0.0)
+    sent = threading.Event()
+    call = WorkerProcess._ask
+
+    def asked(self, data, views):
+        if threading.current_thread().name.startswith("decode") and b"Slow" not in data:
+            sent.set()
+        return call(self, data, views)
+
+    monkeypatch.setattr(WorkerProcess, "_ask", asked)
+    monkeypatch.setattr(script, "should_stop", sent.is_set)
+    with caplog.at_level(logging.INFO):
+        trained(task(Slow()), tmp_path, {"pipeline": PipelineOptions(tune="fixed", processes=True)})
+    (said,) = [record.getMessage() for record in caplog.records if "has not come" in record.getMessage()]
+    assert "decode-0 is waiting for worker process " in said.splitlines()[0] and "train[" in said.splitlines()[0]
