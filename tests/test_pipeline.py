@@ -276,10 +276,11 @@ def test_lengths() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_data_set_shorter_than_buffer_and_batch(drop_last: bool) -> None:
+def test_a_data_set_shorter_than_buffer_and_batch(drop_last: bool, caplog: pytest.LogCaptureFixture) -> None:
     with nothing_left():
         batches = list(Pipeline([Source(range(3)), Shuffle(1000), Batch(8, collate=sorted, drop_last=drop_last), Prefetch()]))
     assert batches == ([] if drop_last else [[0, 1, 2]])
+    assert ("3 items are fewer than a batch of 8" in caplog.text) == drop_last
 
 
 def test_an_infinite_source_and_a_consumer_that_has_enough() -> None:

@@ -5,6 +5,7 @@ A feed keeps what it has gathered between two calls, so that a worker that leave
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 from .channel import SKIP, Channel, Item
 from .faults import Drained
 from .sizes import ITEM
+
+log = logging.getLogger("stoker.loaders")
 
 Leaving = Callable[[], bool]
 
@@ -157,6 +160,7 @@ class Grouping:
         self._source = source
         self._size, self._drop_last = size, drop_last
         self._items: list[Item] = []
+        self._given = False
 
     def take(self, leave: Leaving) -> Item:
         try:
@@ -164,8 +168,14 @@ class Grouping:
                 self._items.append(self._source.get(leave))
         except Drained:
             if not self._items or self._drop_last:
+                if self._items and not self._given:
+                    few, remedy = len(self._items), "write drop_last=False, or a smaller batch"
+                    log.warning(
+                        "a pass of the pipeline gave nothing: its %d items are fewer than a batch of %d; %s", few, self._size, remedy
+                    )
                 self._items = []
                 raise
+        self._given = True
         group, self._items = self._items, []
         positions = tuple(position for item in group for position in item.positions)
         payload = [item.payload for item in group]
