@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+from . import cgroups
 
 
-def usable(cgroups: Path = _CGROUPS, own: Path = _OWN) -> float:
+def usable(mount: Path = cgroups.MOUNT, own: Path = cgroups.OWN) -> float:
     """Cores (hyperthreads count each) that the process may keep busy, a fraction where a quota is one; at least 0.01."""
-    return max(0.01, min(float(len(os.sched_getaffinity(0))), quota(cgroups, own)))
+    return max(0.01, min(float(len(os.sched_getaffinity(0))), quota(mount, own)))
 
 
-def quota(cgroups: Path = _CGROUPS, own: Path = _OWN) -> float:
+def quota(mount: Path = cgroups.MOUNT, own: Path = cgroups.OWN) -> float:
     """Cores that the cgroups of this process allow it; infinite without a limit."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return min((_limit(folder) for line in lines for folder in _folders(cgroups, line)), default=float("inf"))
-
-
-def _folders(cgroups: Path, line: str) -> Iterator[Path]:
-    """The group named in a line of /proc/self/cgroup and those above it: each of them may have a limit.
-
-    Inside a container the name may be the host's, of which nothing is mounted: then the mount itself is the group.
-    """
-    _, controllers, name = line.split(":", 2)
-    if controllers and "cpu" not in controllers.split(","):
-        return
-    root = cgroups / controllers if (cgroups / controllers).is_dir() else cgroups / "cpu"
-    group = PurePosixPath(name.lstrip("/"))
-    if ".." in group.parts:
-        group = PurePosixPath()
-    for part in (group, *group.parents):
-        yield (root if controllers else cgroups) / part
+    return min(map(_limit, cgroups.folders("cpu", mount, own)), default=float("inf"))
 
 
 def _limit(folder: Path) -> float:

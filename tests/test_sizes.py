@@ -73,11 +73,12 @@ def test_bytes_of_small_items_are_those_of_their_objects() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        held = [(number, [b"x" * 3, 1.5 * number], {"label": str(number)}) for number in range(1000, 2000)]
+        # Many: the interpreter keeps up to 2000 freed tuples and 80 lists and dicts, whose reuse is no new memory.
+        held = [(number, [bytes(3), 1.5 * number], {"label": str(number)}) for number in range(1000, 21_000)]
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert sum(nbytes(item) for item in held) == pytest.approx(grown, rel=0.3)
+    assert sum(nbytes(item) for item in held) == pytest.approx(grown, rel=0.25)
 
 
 def test_a_view_counts_what_it_alone_keeps_in_memory() -> None:

@@ -6,13 +6,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from .. import cores, processes, script
+from .. import cgroups, cores, processes, script
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS = cgroups.MOUNT
 _PROC = Path("/proc")
 _UNLIMITED = 1 << 60  #: cgroup v1 says "no limit" with a number near 2^63
 _STEPS = 16  #: others' memory counts in sixteenths of the host's, so that each of their pages is not a resize of our machine
@@ -160,25 +159,10 @@ _tree = _Tree()
 _others = _Others()
 
 
-def _limit(cgroups: Path, own: Path) -> tuple[int, Path | None]:
+def _limit(mount: Path, own: Path) -> tuple[int, Path | None]:
     """The lowest memory limit of this process's groups and those above them, and the group that has it."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return _UNLIMITED, None
-    limits = [(limit, folder) for line in lines for folder in _folders(cgroups, line) if (limit := _read_limit(folder)) is not None]
+    limits = [(limit, folder) for folder in cgroups.folders("memory", mount, own) if (limit := _read_limit(folder)) is not None]
     return min(limits, key=lambda found: found[0], default=(_UNLIMITED, None))
-
-
-def _folders(cgroups: Path, line: str) -> Iterator[Path]:
-    """Inside a container the name may be the host's, of which nothing is mounted: then the mount itself is the group."""
-    _, controllers, name = line.split(":", 2)
-    if controllers and "memory" not in controllers.split(","):
-        return
-    root = cgroups / "memory" if controllers else cgroups
-    group = PurePosixPath(name.lstrip("/"))
-    for part in (PurePosixPath(),) if ".." in group.parts else (group, *group.parents):
-        yield root / part
 
 
 def _read_limit(folder: Path) -> int | None:

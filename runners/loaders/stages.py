@@ -1,4 +1,4 @@
-"""The stages that a pipeline is described by. They hold no state of a pass; `feeds.py` and `crew.py` run them."""
+"""The stages that a pipeline is described by. They hold no state of a pass; `feeds.py` and `threads.py` run them."""
 
 from __future__ import annotations
 
