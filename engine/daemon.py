@@ -43,7 +43,7 @@ from .hooks import Hooks
 from .recurring import Recurring
 from .scheduling import Scheduling
 from .store.lockdown import lock_down
-from .store.maintenance import Retention, export_events, nightly_backup, thin
+from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
 from .store.store import Committed, Store
 from .tasks import Tasks
 from .workflow.settings import Note, note
@@ -64,6 +64,7 @@ class Daemon:
         directories = [home.backups, home.archive, home.scratch]
         for directory in directories:
             directory.mkdir(exist_ok=True, mode=0o700)
+        clear_unfinished(home)
         self.store = Store.open(
             home.database,
             backups=home.backups,

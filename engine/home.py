@@ -32,6 +32,8 @@ class Home:
             raise UsageError(f"{self.path}: is not a directory; choose another home with --home or {ENV_HOME}") from None
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be made ({error.strerror}); choose another home with --home or {ENV_HOME}") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.path}: cannot be written (not yours, or read-only); choose another home with --home or {ENV_HOME}")
         return self
 
     @property

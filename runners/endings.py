@@ -18,6 +18,8 @@ _OUT_OF_MEMORY = re.compile(
 _SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the script has survived is further up
 # What is printed when the kernel takes a part of the job: torch's DataLoader of its loader worker.
 _KILLED = re.compile(rb"is killed by signal: Killed")
+# The summary of torch's elastic launcher, under which the ranks that it ended itself are listed too.
+_FIRST_RANK = re.compile(rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d+).*?^ *exitcode +: (-?\d+)", re.MULTILINE | re.DOTALL)
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
 
@@ -87,8 +89,18 @@ def _failed(exit_code: int, log: bytes) -> str:
         what = f"left with {PREEMPTED_EXIT} (preempted), though Stoker had not asked it to"
     else:
         what = f"exit code {exit_code}"
-    last = last_line(log)
+    last = _first_rank(log) or last_line(log)
     return f"{what}: {last}" if last else f"{what}, without a word; see 'stoker logs'"
+
+
+def _first_rank(log: bytes) -> str:
+    """Which rank of a gang of torch's launcher failed before the others, and how; empty where the log does not say it."""
+    found = _FIRST_RANK.search(log[-_SEARCHED:])
+    if found is None:
+        return ""
+    rank, code = int(found[1]), int(found[2])
+    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"rank {rank} failed first ({how}); its own words are further up in the log"
 
 
 def signal_name(number: int) -> str:
@@ -99,8 +111,8 @@ def signal_name(number: int) -> str:
 
 
 def last_line(log: bytes) -> str:
-    """Last line that is not empty, shortened."""
+    """Last line with a letter or a digit in it, shortened."""
     for line in reversed(log[-_SEARCHED:].decode(errors="replace").splitlines()):
-        if line.strip():
+        if any(letter.isalnum() for letter in line):
             return line.strip()[:300]
     return ""

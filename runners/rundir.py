@@ -104,9 +104,10 @@ class RunDir:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write, fsync, rename, fsync the directory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    temporary = _temporary(path)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
         file.write(content)
+        file.truncate()  # not before: what was reserved for it would be given back
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -115,3 +116,16 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def reserve(path: Path, size: int, mode: int = 0o600) -> None:
+    """Take the ``size`` bytes on the disk into which this process's `write_atomically` will write the file.
+
+    Raises OSError when they cannot be had.
+    """
+    with open(os.open(_temporary(path), os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -15,6 +15,7 @@ be found on disk or in a process list.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -32,12 +33,14 @@ from ..engine import identity
 from ..engine.identity import Process, Stat
 from . import endings, processes
 from .logs import RotatingLog
-from .rundir import write_atomically
+from .rundir import reserve, write_atomically
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
 _TICK = 0.05  #: seconds between looks at the process tree, only while something is being ended
 _LEFTOVER_GRACE = 2.0  #: seconds that what outlives the main process gets to end by itself
+_TAIL = 4096  #: bytes of the log's end that go into exit.json
+_EXIT_BYTES = 8 * _TAIL  #: of exit.json at most: in JSON a byte of the tail takes up to six
 _KILLED_FIRST = 500  #: oom_score_adj of workers: when memory runs out they go before the daemon, the agent and us
 
 TAKEN = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
@@ -122,6 +125,8 @@ class Supervisor:
         if stop := read_stop(self.run_dir):  # it came before we were there to be signalled
             self._write_exit("stopped", f"{stop['reason']} before it was started", stop["reason"])
             return
+        with contextlib.suppress(OSError):  # a disk that is full already: there may be room again at the end
+            reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up makes a finished job a lost one
         try:
             self._start()
         except (OSError, ValueError) as error:
@@ -271,7 +276,7 @@ class Supervisor:
             survivors=processes.words(survivors),
         )
         self.log.close()
-        tail = log[-4096:].decode(errors="replace")
+        tail = log[-_TAIL:].decode(errors="replace")
         self._write_exit(ending.outcome, ending.message, reason, tail, [found.process for found in survivors])
 
     def _write_exit(

@@ -99,6 +99,18 @@ def test_completes_and_keeps_output(shim: Any) -> None:
     assert end["started_at"] <= end["ended_at"]
 
 
+def test_room_for_the_last_word_is_taken_at_the_start_so_that_a_disk_that_fills_up_does_not_lose_a_finished_job(shim: Any) -> None:
+    one = shim("sh", "-c", "echo ready; until [ -e go ]; do sleep 0.05; done", cwd=str(shim("true").run.path))
+    one.says("ready")
+    (kept,) = one.run.path.glob(".exit.json.*.tmp")
+    found = kept.stat()
+    assert found.st_blocks * 512 >= 7 * 4096  # the end of a log of control characters, six bytes each in JSON, and the rest
+    (Path(one.launch["cwd"]) / "go").touch()
+    assert one.end()["outcome"] == "completed"
+    assert (one.run.path / "exit.json").stat().st_ino == found.st_ino
+    assert not kept.exists()
+
+
 def test_failure_says_the_last_line(shim: Any) -> None:
     end = shim("sh", "-c", "echo 'ValueError: no such column'; exit 3").end()
     assert (end["outcome"], end["exit_code"], end["message"]) == ("failed", 3, "exit code 3: ValueError: no such column")

@@ -12,7 +12,7 @@ import msgspec
 from ..errors import NotFound, UsageError, nearest
 from ..explain import expected
 from ..explain import explain as explain_job
-from ..logfile import read_tail
+from ..logfile import Place, read_tail
 from ..pipelines import describe
 from ..rows import objects
 from ..spec.check import MAX_PRIORITY, require_all
@@ -30,10 +30,14 @@ from .call import Call, endpoint
 ACTIONS = ("cancel", "hold", "release", "priority")
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MAX_LOG_WAIT = 25.0  #: seconds
+_BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/resolve`
 
 
 def resolve(store: Store, word: str) -> int:
-    """Number of the job that ``word`` names: its number, its name (the newest of it), or the unambiguous beginning of a name."""
+    """Number of the job that ``word`` names: its number, its name or its array's (the newest), or the unambiguous beginning of a name.
+
+    The first task stands for an array.
+    """
     found = store.rows("api/resolve", word)
     if not found:
         names = [row[0] for row in store.rows("api/recent_names")]
@@ -41,9 +45,7 @@ def resolve(store: Store, word: str) -> int:
         raise NotFound(f"there is no job {shown(word)}{near}; 'stoker ps --all' shows them")
     best = min(row[2] for row in found)
     candidates = [row for row in found if row[2] == best]
-    if best == 2 and candidates[0][3] is not None and len({row[3] for row in candidates}) == 1:
-        return int(min(row[0] for row in candidates))  # an array by the name it was given: its first task stands for it
-    if best == 2 and len({row[1] for row in candidates}) > 1:
+    if best == _BEGINNING and len({row[1] for row in candidates}) > 1:
         some = ", ".join(f"{row[1]} ({row[0]})" for row in candidates[:5])
         raise UsageError(f"{word!r} is the beginning of several names: {some}; give more of the name, or the number")
     return int(candidates[0][0])
@@ -152,16 +154,17 @@ async def pipeline(call: Call) -> dict[str, Any]:
 async def logs(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
     given, offset, wait = call.number("lease"), call.number("offset"), call.number("wait") or 0.0
+    at = None if offset is None else Place(call.query("file") or "", int(offset))
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
-        answer = await asyncio.to_thread(_read_log, call.daemon.store, job, None if given is None else int(given), offset)
+        answer = await asyncio.to_thread(_read_log, call.daemon.store, job, None if given is None else int(given), at)
         if answer["text"] or answer["done"] or time.monotonic() >= end:
             return answer
-        offset = answer["offset"]
+        at = Place(answer["file"], answer["offset"])
         await asyncio.sleep(0.2)
 
 
-def _read_log(store: Store, job: int, lease: int | None, offset: float | None) -> dict[str, Any]:
+def _read_log(store: Store, job: int, lease: int | None, at: Place | None) -> dict[str, Any]:
     rows = objects(store, "api/log_dirs", job)
     if lease is not None:
         rows = [row for row in rows if row["lease"] == lease]
@@ -169,13 +172,13 @@ def _read_log(store: Store, job: int, lease: int | None, offset: float | None) -
     if not rows:
         if lease is not None:
             raise NotFound(f"job {job} has no lease {lease} with a log; 'stoker show {job}' lists its leases")
-        return {"text": "", "offset": 0, "done": state in FINAL, "lease": None, "path": None}
+        return {"text": "", "file": "", "offset": 0, "done": state in FINAL, "lease": None, "path": None}
     newest = rows[0]
     path = Path(newest["run_dir"]) / "output.log"
-    text, position = read_tail(path, None if offset is None else int(offset))
+    text, (file, offset) = read_tail(path, at)
     # The lease has ended before the file was read to its end, so nothing can follow what was read.
     done = newest["ended"] and (lease is not None or state in FINAL) and not text
-    return {"text": text, "offset": position, "done": done, "lease": newest["lease"], "path": str(path)}
+    return {"text": text, "file": file, "offset": offset, "done": done, "lease": newest["lease"], "path": str(path)}
 
 
 async def forecast(call: Call) -> dict[str, Any]:

@@ -36,12 +36,12 @@ def name(row: Row) -> str:
 
 
 def state(row: Row) -> str:
-    """Of an array: running while any task is, then waiting, and at the end failed if one has failed."""
+    """Of an array: running while any task is, then waiting, and at the end failed if one has failed, else cancelled if one was."""
     if not collapsed(row):
         return f"{row['state']} (held)" if row.get("held") else str(row["state"])
     if row["array_ended"] < row["array_size"]:
         return "running" if row["array_active"] else "pending"
-    return "failed" if row["array_failed"] else "completed"
+    return "failed" if row["array_failed"] else "cancelled" if row["array_cancelled"] else "completed"
 
 
 def _state_style(row: Row) -> str:
@@ -50,8 +50,8 @@ def _state_style(row: Row) -> str:
 
 def progress(row: Row) -> str:
     if collapsed(row):
-        failed = f", {row['array_failed']} failed" if row["array_failed"] else ""
-        return f"{row['array_ended']}/{row['array_size']} ended{failed}"
+        otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled") if row[f"array_{how}"])
+        return f"{row['array_ended']}/{row['array_size']} ended{otherwise}"
     if row["progress"] is None:
         return "" if row["step"] is None else f"step {row['step']}"
     return fmt.percent(row["progress"] / 100)
@@ -79,8 +79,9 @@ def _ends(row: Row, now: float) -> str:
     """When it ended, should end, or should start."""
     if collapsed(row) and row["array_ended"] < row["array_size"]:
         return ""
-    if row["finished_at"] is not None:
-        return f"ended {fmt.relative(row['finished_at'], now)}"
+    ended = row["array_finished_at"] if collapsed(row) else row["finished_at"]
+    if ended is not None:
+        return f"ended {fmt.relative(ended, now)}"
     if row["gpus"] and row["eta_at"] is not None:
         return f"ends {fmt.expected(row['eta_at'], now)}"
     return f"starts {fmt.expected(row['est_start'], now)}" if row["est_start"] is not None else fmt.MISSING

@@ -22,15 +22,15 @@ def follow(client: Client, ref: str, lease: int | None = None) -> Iterator[str]:
 
     One lease is read to its end before a later one is begun, so that nothing between them is lost.
     """
-    reading, last, offset = lease, lease, None
+    reading, last, file, offset = lease, lease, None, None
     while True:
-        answer = client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, lease=reading, offset=offset, wait=LONG_POLL)
+        answer = client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, lease=reading, file=file, offset=offset, wait=LONG_POLL)
         found = answer["lease"]
         if reading is None and last is not None and found != last:
             reading = last = found
-            offset = 0
+            file, offset = None, 0
             continue
-        offset = answer["offset"] if found is not None else None
+        file, offset = (answer["file"], answer["offset"]) if found is not None else (None, None)
         if answer["text"]:
             reading = last = found
             yield answer["text"]
@@ -63,4 +63,4 @@ def logs(app: App, job: str, following: bool, lease: int | None, lines: int | No
         text = "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
     write(text)
     if not answer["text"]:
-        note(f"job {job} has written nothing yet")
+        note(f"job {job} has written nothing" + ("" if answer["done"] else " yet"))

@@ -58,6 +58,6 @@ def service(app: App, options: tuple[str, ...]) -> None:
     """
     from .up import up
 
-    up.make_context("stoker up", list(options), parent=click.get_current_context().parent)  # a wrong option is refused here
+    up.make_context("up", list(options), parent=click.get_current_context().parent)  # a wrong option is refused here
     base = [sys.executable, "-m", "stoker", "--home", str(app.home.path)]
     write(UNIT.format(home=app.home.path, command=_quoted([*base, "up", *options]), stop=_quoted([*base, "down"])))

@@ -163,7 +163,9 @@ def _check_files(draft: _Draft) -> None:
         near = scripts.neighbour(Path(spec.workdir))
         raise draft.error("workdir", f"{spec.workdir!r} is not a directory{near}; create it, or correct the path")
     if spec.env_file is not None and not Path(spec.env_file).is_file():
-        raise draft.error("env_file", f"{spec.env_file!r} does not exist{scripts.neighbour(Path(spec.env_file))}")
+        there = Path(spec.env_file).exists()
+        wrong = "is not a file" if there else f"does not exist{scripts.neighbour(Path(spec.env_file))}"
+        raise draft.error("env_file", f"{spec.env_file!r} {wrong}")
 
 
 def _place(draft: _Draft) -> str:

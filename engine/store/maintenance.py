@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import filecmp
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import StoreError, UsageError
 from ..home import Home
 from .backup import copy_database
 from .store import Store
@@ -30,13 +33,41 @@ def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, An
         raise UsageError(f"path: {target} is not absolute: the daemon's directory is not yours")
     if target is not None and (target.exists() or not target.parent.is_dir()):
         raise UsageError(f"path: {target} exists already, or its directory does not: name a new file in a directory that is there")
+    if target is not None and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"path: {target.parent} cannot be written by the daemon: name a directory that can")
     start = time.monotonic()
     tables = store.exclusive(lambda con: copy_database(con, own))
     if target is None:
         target = own
     else:  # the database itself may write below its home only; see lockdown
-        shutil.move(own, target)
+        _move(own, target)
     return {"path": str(target), "bytes": target.stat().st_size, "seconds": time.monotonic() - start, "tables": tables}
+
+
+def _move(own: Path, target: Path) -> None:
+    """Move a verified copy, perhaps to another file system: whole under its final name, or not there."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch(mode=0o600)  # before there is anything in it that others should not read
+        shutil.copyfile(own, temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        if not filecmp.cmp(own, temporary, shallow=False):
+            raise StoreError(f"what was written to {target} does not read back the same: look at its disk")
+        os.replace(temporary, target)
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from None
+    finally:
+        own.unlink()
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def clear_unfinished(home: Home) -> None:
+    """Remove what a daemon that was killed had begun to write: copies, exports, answers. For a daemon that starts, and owns the home."""
+    for folder, pattern in ((home.backups, ".*.tmp*"), (home.backups, ".*.compact"), (home.archive, ".*.tmp"), (home.scratch, "answer-*")):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def nightly_backup(store: Store, home: Home) -> None:

@@ -9,7 +9,8 @@ holding AS (
 ),
 arrays AS (
     SELECT array_id, count(*) AS size, count(*) FILTER (finished_at IS NOT NULL) AS ended,
-           count(*) FILTER (finished_at IS NULL AND lease_id IS NOT NULL) AS active, count(*) FILTER (state = 'failed') AS failed
+           count(*) FILTER (finished_at IS NULL AND lease_id IS NOT NULL) AS active, count(*) FILTER (state = 'failed') AS failed,
+           count(*) FILTER (state = 'cancelled') AS cancelled, CASE WHEN ended = size THEN max(finished_at) END AS over
     FROM jobs
     WHERE array_id IS NOT NULL
     GROUP BY array_id
@@ -19,6 +20,7 @@ timed AS (
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
            w.code, w.reason AS waits, w.position, w.est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
+           a.cancelled AS array_cancelled, a.over AS array_finished_at,
            coalesce(s.ran, j.run_time) AS ran, s.remaining AS work_left,
            epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived
     FROM jobs j
@@ -47,7 +49,7 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
             WHEN e.ends > e.deadline THEN 'at risk'
             ELSE 'safe' END AS deadline_risk,
        e.demand, e.priority, e.held, e.code, coalesce(e.waits, e.state_reason) AS reason, e.position,
-       e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed,
+       e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
        e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age
 FROM estimated e;
@@ -89,6 +91,8 @@ COMMENT ON COLUMN jobs_now.array_size IS 'Tasks of the array';
 COMMENT ON COLUMN jobs_now.array_ended IS 'Tasks of the array that have ended';
 COMMENT ON COLUMN jobs_now.array_active IS 'Tasks of the array that hold GPUs';
 COMMENT ON COLUMN jobs_now.array_failed IS 'Tasks of the array that failed';
+COMMENT ON COLUMN jobs_now.array_cancelled IS 'Tasks of the array that were cancelled';
+COMMENT ON COLUMN jobs_now.array_finished_at IS 'When its last task ended (UTC), NULL: one has not ended';
 COMMENT ON COLUMN jobs_now.attempts IS 'Leases granted so far';
 COMMENT ON COLUMN jobs_now.failures IS 'Attempts that failed by its own fault';
 COMMENT ON COLUMN jobs_now.preemptions IS 'Times it was stopped for another job or at the end of a lease';
