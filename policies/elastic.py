@@ -313,13 +313,13 @@ class Rounds:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds or 0.0
+        self.seconds = seconds or 0.0
         self._began = np.inf
         self._division: Division | None = None
 
     def standing(self, view: View) -> Plan | None:
         """The plan of the round that goes on, None: a new one begins."""
-        if self._division is None or not self._began <= view.now < self._began + self._seconds:
+        if self._division is None or not self._began <= view.now < self._began + self.seconds:
             return None
         return decide(Pool(view), self._division)
 

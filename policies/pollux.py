@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -51,9 +51,12 @@ class Pollux:
         self.config = config
         self.goodputs = _Goodputs(config.adapt_batch_size)
         self.rounds = Rounds(self.interval)
+        self.next_round: float | None = None  #: when batch sizes are to be chosen anew, None: none is chosen
 
     def plan(self, view: View) -> Plan:
-        return self.rounds.standing(view) or self._begin(Pool(view))
+        plan = self.rounds.standing(view) or self._begin(Pool(view))
+        # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
+        return replace(plan, wake_at=self.next_round)
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
@@ -66,6 +69,7 @@ class Pollux:
         least = view.jobs.gpus_min
         given = pack(pool, wanted, lambda row, n: n - 1 if n > least[row] else 0, migrate=self.config.migrate)
         batches = {row: batch for row, gpus in given.items() if (batch := self.goodputs.batch(pool, row, len(gpus))) is not None}
+        self.next_round = view.now + self.rounds.seconds if batches else None
         return self.rounds.begin(pool, divide(pool, given, order, batch_size=batches))
 
     def _speedups(self, pool: Pool, rows: Ints) -> Floats:
@@ -128,7 +132,7 @@ class _Goodputs:
         self._adapt = adapt_batch_size
         self._curves = Curves()
         self._view_profiles: object = None
-        self._known: dict[tuple[int, int, int, float], tuple[Ints, Floats, Ints]] = {}
+        self._known: dict[tuple[int, int, int, float], tuple[Ints, Floats, Ints] | None] = {}
 
     def of(self, pool: Pool, row: int) -> tuple[Ints, Floats]:
         adapted = self._adapted(pool, row)
@@ -158,6 +162,6 @@ class _Goodputs:
             nodes = np.array([pool.placement.nodes_needed(n) for n in gpus.tolist()], dtype=np.int64)
             rates, batches = goodput.best(nodes, gpus, progress)
             can = rates > 0
-            can[0] = True  # it runs on what it asks for, whatever its model says
-            self._known[key] = gpus[can], np.maximum(rates[can], 1e-9), batches[can]
+            # A job that asks for more GPUs than its model has a batch for trains as it came.
+            self._known[key] = (gpus[can], rates[can], batches[can]) if can[0] else None
         return self._known[key]

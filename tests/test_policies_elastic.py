@@ -150,8 +150,10 @@ def test_pollux_chooses_batch_sizes_only_where_it_may():
     n = len(answer.allocations[1].gpus)
     assert answer.allocations[1].batch_size == GOODPUT.goodput.best(np.array([1]), np.array([n]), 0.5)[1][0] > 32
     assert answer.allocations[2].batch_size is None
+    assert answer.wake_at == NOW + 60.0  # the noise scale grows whether or not anything happens
     fixed = registry.create("pollux", {"adapt_batch_size": False}).plan(view)
     assert {allocation.batch_size for allocation in fixed.allocations.values()} == {None}
+    assert fixed.wake_at is None
 
 
 @settings(max_examples=25)

@@ -221,6 +221,17 @@ def test_large_jobs_are_counted_or_refused(stoker: Callable[..., Told], tmp_path
     assert "needs 16 GPUs, 1x8 has 8, and 1 more are too large; without --strict they are left out" in err
 
 
+def test_rows_of_a_file_that_are_no_jobs_are_told(stoker: Callable[..., Told], tmp_path: Path) -> None:
+    rows = "0,a,0,60,1,v\n1,b,0,-60,1,v\n2,c,0,60,0,v\n3,a,9,60,1,v\n"
+    (tmp_path / "odd.csv").write_text("job_id,job_key,submit,duration,num_gpu,vc\n" + rows)
+    code, out, told = stoker("simulate", str(tmp_path / "odd.csv"), "-n", "1x2", "-p", "fifo", "--no-store")
+    assert code == 0 and "1 jobs" in out
+    assert told == "stoker: left out of odd: 1 negative duration, 1 CPU job (0 GPUs), 1 duplicate id\n"
+    made = str(tmp_path / "made.csv")
+    assert stoker("trace", "synth", str(tmp_path / "odd.csv"), "--name", "m", "--to", made)[0] == 0
+    assert "left out" not in stoker("simulate", made, "-n", "1x2", "-p", "fifo", "--no-store")[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import random
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from stoker.engine.traces.check import check_jobs, check_name
 from stoker.engine.traces.formats import stoker as own
 from stoker.engine.traces.formats.registry import FAMILIES
 from stoker.engine.traces.formats.rows import Tally
+from stoker.engine.traces.models import measured
 from stoker.engine.traces.read import default_name, read
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
 
@@ -176,6 +179,14 @@ def test_what_else_the_formats_tell(tmp_path: Path) -> None:
     assert (muri.priority, muri.model, muri.batch_size) == (1, "a2c", 16)
 
 
+def test_lucid_tells_how_its_models_share_a_gpu(tmp_path: Path) -> None:
+    row = "{},u,v,n,1,8,COMPLETED,0,50,CIFAR-10,{},64,0,1.1,{},20,{}\n"
+    rows = [("a", "VGG", 40, 6144), ("b", "VGG", 60, 6144), ("c", "Odd", "x", 1), ("d", "Full", 101, 1), ("e", "", 10, 10)]
+    jobs = read(write(tmp_path, LUCID.splitlines()[0] + "\n" + "".join(row.format(*one) for one in rows))).jobs
+    assert [(one.name, one.utilisation, one.memory, one.throughput) for one in measured(jobs)] == [("VGG", 0.5, 0.25, None)]
+    assert measured(read(write(tmp_path, TIRESIAS)).jobs) == ()
+
+
 def test_chronus_has_steps_and_minutes(tmp_path: Path) -> None:
     trace = read(write(tmp_path, CHRONUS))
     soft, strict, best = trace.jobs
@@ -221,6 +232,54 @@ def test_pai_joins_its_tables(tmp_path: Path) -> None:
         read(jobs)
     with pytest.raises(ValueError, match="is not pai_job_table"):
         read(tasks, join=tasks)
+
+
+# -- facts of what was published, in rows of our own -----------------------------------------------------------------------
+
+HELIOS_HEADER = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+HELIOS_ROW = "{},uab,vcd,2,8,1,{},2020-06-09 10:00:00,2020-06-09 10:00:30,2020-06-09 10:01:30,60,30\n"
+
+
+def test_helios_states_are_those_of_its_readme_and_who_has_not_ended_is_no_job(tmp_path: Path) -> None:
+    ended = ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"]  # HeliosData README, note 2
+    rows = [HELIOS_ROW.format(key, state) for key, state in enumerate([*ended, "RUNNING", "SUSPENDED", "PENDING"])]
+    trace = read(write(tmp_path, HELIOS_HEADER + "".join(rows)))
+    assert [job.status for job in trace.jobs] == ended
+    assert {(job.duration, job.gpus_min, job.pool, job.user_name) for job in trace.jobs} == {(60.0, 2, "vcd", "uab")}
+    assert trace.dropped == {"no end": 3}
+
+
+def test_pai_takes_0_for_no_time_as_its_notebook_does(tmp_path: Path) -> None:
+    """cluster-trace-gpu-v2020/analysis/utils.py: the times of rows that start at 0 are NaN."""
+    rows = ["a,worker,1.0,Waiting,0.0,0.0,600.0,29.0,100.0,T4", "b,worker,1.0,Running,500.0,0.0,600.0,29.0,100.0,T4"]
+    rows += ["c,ps,1.0,Failed,0.0,0.0,600.0,29.0,,", "c,worker,2.0,Terminated,700.0,760.0,600.0,29.0,100.0,T4"]
+    jobs = write(tmp_path, "c,i,u,Terminated,0.0,760.0\n", "jobs.csv")
+    trace = read(write(tmp_path, "\n".join(rows)), join=jobs)
+    assert brief(trace) == [("c", 700.0, 60.0, 2)]
+    assert trace.dropped == {"never started": 1, "no end": 1}
+    assert trace.repaired == {"submission taken from the start of its first task": 1}
+
+
+def test_pai_sim_counts_gpus_for_each_instance(tmp_path: Path) -> None:
+    """Its scheduler.py starts a job when num_inst * num_gpu GPUs are idle; the header is the one of the published 100K jobs."""
+    rows = ["0,3,10,6.0,1.0,T4,100,ab", "1,8,20,6.0,0.25,MISC,100,ab", "2,,30,6.0,2.0,P100,100,ab", "3,5,40,6.0,0.1,MISC,100,ab"]
+    trace = read(write(tmp_path, "job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user\n" + "\n".join(rows)))
+    assert [job.gpus_min for job in trace.jobs] == [3, 2, 2, 1]
+    assert trace.repaired == {"fraction of a GPU rounded up": 1}  # 5 * 0.1; 8 * 0.25 are 2 whole ones
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_archives_as_they_are_downloaded_are_to_be_unpacked(tmp_path: Path, kind: str) -> None:
+    """pai_task_table.tar.gz, Helios' data.zip, Philly's trace-data.tar.gz: a tar's first line begins with the header of the archive."""
+    inside, path = write(tmp_path, PAI_TASKS, "pai_task_table.csv"), tmp_path / f"archive.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(inside, inside.name)
+    else:
+        with tarfile.open(path, "w:gz" if kind == "tar.gz" else "w") as tar:
+            tar.add(inside, inside.name)
+    with pytest.raises(ValueError, match="is an archive: unpack it, and give the file in it that lists the jobs"):
+        read(path)
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["csv", "json"])

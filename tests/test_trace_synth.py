@@ -17,6 +17,7 @@ import pytest
 from e2e import DaemonProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import run as simulated
 from stoker.engine.cli.main import run
 from stoker.engine.cli.trace_synth import window
 from stoker.engine.traces.attributes import KEYWORDS, MIXES, SPARED, Attributes
@@ -337,6 +338,51 @@ def test_catalogues_are_whole() -> None:
         assert {model.scale for model in models} == set(SCALES)
     known = {profile.name for profile in profiles()}
     assert known == {model.name for model in itertools.chain(*CATALOGUES.values()) if model.speed is not None}
+
+
+def ends(policy: str, nodes: str, *jobs: tuple[float, float, int, str]) -> list[float]:
+    """When jobs of (submission, duration, GPUs, model) end under a policy."""
+    made = [
+        TraceJob(key=str(row), submitted=at, duration=took, gpus_min=gpus, model=model) for row, (at, took, gpus, model) in enumerate(jobs)
+    ]
+    result = simulated(to_workload(msgspec.structs.replace(SOURCE, jobs=made), profiles()), policy, nodes)
+    return [float(end) for end in result.fates.ended]
+
+
+@pytest.mark.parametrize(
+    ("model", "knob", "expected"),
+    [
+        ("resnet18-cifar10", 2, [100.0, 200.0]),  # scores of 2 and 2 are too many
+        ("resnet18-cifar10", 4, [192.6, 192.6]),  # both use 0.963 of the one GPU
+        ("neumf-movielens", -1, [100.0, 200.0]),
+        ("neumf-movielens", 0, [100.0, 100.0]),
+        ("bert-squad", 4, [100.0, 200.0]),  # 0.831 of the memory each
+        ("deepspeech2-cmuarctic", 3, [100.0, 200.0]),  # of unknown use
+    ],
+)
+def test_lucid_packs_models_whose_use_of_a_gpu_is_published(model: str, knob: int, expected: list[float]) -> None:
+    found = ends(f"lucid,profiler_capacity=0,pack_knob={knob}", "1x1", (0.0, 100.0, 1, model), (0.0, 100.0, 1, model))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("policy", ["tiresias", "themis,lease_term=100000"])
+@pytest.mark.parametrize(("limit", "starts"), [(0.3, 20.0), (0.1, 1000.0)])
+def test_models_of_small_skew_are_spread(policy: str, limit: float, starts: float) -> None:
+    """After 10 s each of the two nodes has one free GPU. BERT's largest tensor is 0.21 of it; on two nodes its step is 1.69 as long."""
+    neumf = [(0.0, 1000.0, 1, "neumf-movielens"), (0.0, 10.0, 1, "neumf-movielens"), (0.0, 1000.0, 1, "neumf-movielens")]
+    slower = (0.9215 + 0.7327) / (0.9215 + 0.05512) if limit > 0.21 else 1.0
+    found = ends(f"{policy},pack_limit={limit}", "2x2", *neumf, (20.0, 100.0, 2, "bert-squad"))
+    assert found[3] == pytest.approx(starts + 100.0 * slower)
+
+
+def test_pollux_chooses_larger_batches_where_they_are_published() -> None:
+    """Alone on its GPU: a pass of 1 024 samples of ResNet-18 costs less a sample than one of 129, and its noise scale bears it."""
+    job = (0.0, 10_000.0, 1, "resnet18-cifar10")
+    assert ends("pollux,adapt_batch_size=false", "1x1", job) == pytest.approx([10_000.0])
+    assert ends("pollux", "1x1", job)[0] < 9_500.0
+    assert ends("pollux", "1x1", (0.0, 10_000.0, 1, "vit-base/mnist")) == pytest.approx([10_000.0])  # its batch size stays
+    widest = [(0.0, 1000.0, 512, model.name) for model in CATALOGUES["dlt"]]
+    assert all(np.isfinite(ends("pollux", "64x8", *widest))), "more GPUs than any batch was measured on"
 
 
 def test_elastic_jobs_can_use_more_but_not_more_than_there_are() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from .. import format as fmt
 from .command import App, Command, examples, pass_app
-from .output import Answer, json_option
+from .output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
 
 
@@ -28,10 +29,13 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
 
     The policies are those that run live, on a virtual clock. Costs and guards are off and estimates exact unless asked for.
     """
-    from ..traces.models import profiles
+    from ..traces.models import measured, profiles
     from ..traces.trace import to_workload
     from .trace_source import load_trace
 
     cluster = parse_nodes(nodes)
-    workload = to_workload(load_trace(trace, lambda: app.client), () if no_profiles else profiles())
+    found = load_trace(trace, lambda: app.client)
+    if found.dropped and found.recipe is None:  # what synth did not draw is no flaw of a file
+        note(f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items()))
+    workload = to_workload(found, () if no_profiles else (*measured(found.jobs), *profiles()))
     return answer(app, make_study(workload, cluster, given), given)

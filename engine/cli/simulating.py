@@ -189,9 +189,12 @@ def _show(study: Study, value: Row, runs: Sequence[Recorded]) -> None:
 
 
 def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
+    import numpy as np
+
     dropped = max((run.row["dropped"] for run in runs), default=0)
     yield f"{len(study.workload) - dropped} jobs" + (f"; {dropped} larger than the cluster are left out" if dropped else "")
-    if profiled := int((study.workload.profile >= 0).sum()):
+    speeds = [row for row, profile in enumerate(study.workload.profiles) if profile.throughput is not None]
+    if profiled := int(np.isin(study.workload.profile, speeds).sum()):
         yield f"{profiled} jobs are of models whose speed on other GPUs than they ask for is known"
     for row in rows:
         ended = row["finished"] + row["rejected"]

@@ -1,4 +1,4 @@
-"""Models that synthesised jobs train: how large their jobs are, and how fast they train (002 Eqn 5.2).
+"""Models that synthesised jobs train: how large their jobs are, how fast they train (002 Eqn 5.2), and how they share and scale.
 
 The parameters are published measurements, taken as 002 ch. 5.3.2.1 takes its own: the step on one GPU, and the time of
 communication that a second GPU adds on the same node and on another one.
@@ -6,9 +6,18 @@ communication that a second GPU adds on the same node and on another one.
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
 
+from ...policies.goodput import Goodput, StepTime
 from ...policies.profiles import Profile, Throughput
+
+if TYPE_CHECKING:
+    from .trace import TraceJob
 
 MOST_GPUS = 64  #: of a profile
 
@@ -31,6 +40,10 @@ class Model:
     batch_size: int
     whole: bool  #: the batch size is that of the whole job, however many GPUs it has; else of each GPU
     speed: Speed | None = None  #: None: nobody has published it
+    utilisation: float = math.nan  #: share of a GPU's compute that it uses alone; this and the next two: NaN where nobody has published it
+    memory: float = math.nan  #: share of a GPU's memory
+    skew: float = math.nan  #: largest tensor as a share of the model
+    goodput: Goodput | None = None  #: None: its batch size stays
 
     def iteration(self, gpus: int, *, spread: bool) -> float | None:
         """Seconds of an iteration on GPUs of one node, or spread over several; None when unknown."""
@@ -51,24 +64,55 @@ class Model:
         work = {gpus: 1.0 if self.whole else float(gpus) for gpus in counts}
         near = [work[gpus] / took for gpus in counts if (took := self.iteration(gpus, spread=False)) is not None]
         far = [work[gpus] / took for gpus in counts if (took := self.iteration(gpus, spread=True)) is not None]
-        return Profile(self.name, Throughput(list(counts), near, far)) if near else None
+        if not near:
+            return None
+        return Profile(self.name, Throughput(list(counts), near, far), self.goodput, self.utilisation, self.memory, self.skew)
+
+
+def _goodput(step: tuple[float, ...], batch: tuple[int, int], most_of_gpu: int, noise: tuple[float, ...]) -> Goodput:
+    """``step`` are the numbers of StepTime; ``batch`` the initial and the largest; ``noise`` is phi at equal steps of progress."""
+    scale = tuple((at / (len(noise) - 1), phi) for at, phi in enumerate(noise))
+    return Goodput(StepTime(*step), *batch, (1, most_of_gpu), scale)
 
 
 # Step and synchronisation times on T4 GPUs that Pollux (Qiao et al., OSDI 2021) publishes with its simulator, at one batch size a GPU
-# each. Scales and shares are of its Table 1, where ImageNet is larger still.
+# each. Scales and shares are of its Table 1, where ImageNet is larger still. Goodput is fitted (`policies.goodput.fit_step_time`) to the
+# same measurements at all batch sizes, within 11 to 14 %; phi = M0 * grad_var / grad_sqr is that of its runs at the initial batch size.
+# Utilisation and memory are those that Lucid (Hu et al., ASPLOS 2023) publishes of the model alone on a GPU of 24 GB, at its batch size
+# nearest to ours. The largest tensors are a 3x3 convolution of 512 by 512 channels (ResNets), the embedding of the words (BERT), and
+# a 3x3 convolution of 512 by 1024 channels (YOLOv3).
 _DLT = (
-    Model("resnet18-cifar10", "small", 0.36, 129, False, Speed(0.1039, 0.0, 0.001452, 0.0252)),
-    Model("neumf-movielens", "small", 0.36, 32768, False, Speed(0.02132, 0.0, 0.003549, 0.01341)),
-    Model("deepspeech2-cmuarctic", "medium", 0.10, 20, False, Speed(0.6812, 0.0, 0.05064, 0.1441)),
-    Model("bert-squad", "medium", 0.10, 12, False, Speed(0.9215, 0.0, 0.05512, 0.7327)),
-    Model("yolov3-voc-detection", "large", 0.06, 8, False, Speed(0.3261, 0.0, 0.01851, 0.4887)),
-    Model("resnet50-imagenet", "large", 0.02, 200, False, Speed(0.9235, 0.0, 0.005889, 0.06149)),
-)
+    Model(
+        "resnet18-cifar10", "small", 0.36, 129, False, Speed(0.1039, 0.0, 0.001452, 0.0252), 0.963, 0.127, 0.21,
+        _goodput((0.01683, 7.109e-4, 0.03056, 0.005278, 0.1247, 0.002648, 2.235), (128, 4096), 1024, (250, 2500, 4840, 12200, 27400)),
+    ),
+    Model(
+        "neumf-movielens", "small", 0.36, 32768, False, Speed(0.02132, 0.0, 0.003549, 0.01341), 0.105, 0.084, math.nan,
+        _goodput((0.006944, 6.534e-7, 0.003136, 0.001164, 0.01459, 5.417e-4, 1.0), (256, 32768), 32768, (1.86e4, 4e6, 7.2e6, 3.3e7, 4.9e7)),
+    ),
+    Model(
+        "deepspeech2-cmuarctic", "medium", 0.10, 20, False, Speed(0.6812, 0.0, 0.05064, 0.1441),
+        goodput=_goodput((0.3104, 0.02388, 0.006398, 0.09848, 0.5039, 0.009865, 1.45), (20, 640), 80, (29, 2200, 25100, 163000, 163000)),
+    ),
+    Model(
+        "bert-squad", "medium", 0.10, 12, False, Speed(0.9215, 0.0, 0.05512, 0.7327), 0.997, 0.831, 0.21,
+        _goodput((0.1718, 0.05867, 0.2673, 0.0441, 1.409, 0.009403, 2.022), (12, 384), 12, (423, 423, 423, 774, 1120)),
+    ),
+    Model(
+        "yolov3-voc-detection", "large", 0.06, 8, False, Speed(0.3261, 0.0, 0.01851, 0.4887), skew=0.076,
+        goodput=_goodput((0.1872, 0.02538, 0.06246, 0.08111, 0.7477, 0.01072, 1.105), (8, 512), 16, (166, 369, 501, 979, 5160)),
+    ),
+    Model(
+        "resnet50-imagenet", "large", 0.02, 200, False, Speed(0.9235, 0.0, 0.005889, 0.06149), 1.0, 0.549, 0.092,
+        _goodput((0.0636, 0.004497, 0.06494, 0.01772, 0.3075, 0.006655, 2.675), (200, 12800), 200, (4420, 5970, 11400, 14300, 14400)),
+    ),
+)  # fmt: skip
 
 # Fitted to the V100 step times that Titan (Gao et al., SoCC 2022) publishes: within 0.5 % up to 256 (ViT) and 52 (RoBERTa) samples on a
 # GPU. Above that the line goes on, as it does when gradients are accumulated.
 _VIT = Speed(0.01754, 0.003223, 0.01448, 0.0302)
 _ROBERTA = Speed(0.02056, 0.01055, 0.0005131, 0.01013)
+_VIT_SKEW, _ROBERTA_SKEW = 0.027, 0.31  #: of one matrix of an MLP (768 by 3072), and of the embedding of the words (50265 by 768)
 
 #: Data set, batch size, scale and fraction of jobs (%), of 002 Table 3.3. Its fractions make a fifth of the jobs small where the text says
 #: 0.3, so they weigh only the tasks of one scale against each other.
@@ -90,17 +134,35 @@ _VICUNA_TASKS = (
 )  # fmt: skip
 
 
-def _tasks(backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None) -> tuple[Model, ...]:
+def _tasks(backbone: str, tasks: tuple[tuple[str, int, str, int], ...], speed: Speed | None, skew: float = math.nan) -> tuple[Model, ...]:
     """Fine-tuning tasks of one backbone; 002 ch. 3.5.1 keeps their batch sizes on any number of GPUs."""
-    return tuple(Model(f"{backbone}/{name}", scale, share / 100, batch, True, speed) for name, batch, scale, share in tasks)
+    return tuple(Model(f"{backbone}/{name}", scale, share / 100, batch, True, speed, skew=skew) for name, batch, scale, share in tasks)
 
 
 CATALOGUES: dict[str, tuple[Model, ...]] = {
     "dlt": _DLT,
-    "vit-base": _tasks("vit-base", _VIT_TASKS, _VIT),
-    "roberta-base": _tasks("roberta-base", _ROBERTA_TASKS, _ROBERTA),
+    "vit-base": _tasks("vit-base", _VIT_TASKS, _VIT, _VIT_SKEW),
+    "roberta-base": _tasks("roberta-base", _ROBERTA_TASKS, _ROBERTA, _ROBERTA_SKEW),
     "vicuna-7b": _tasks("vicuna-7b", _VICUNA_TASKS, None),
 }
+
+
+LUCID_GPU = 24 * 1024.0  #: MiB of the GPUs on which Lucid measured its jobs
+
+
+def measured(jobs: Sequence[TraceJob]) -> tuple[Profile, ...]:
+    """What a trace itself tells of how its models share a GPU: Lucid's table has `gpu_util` (per cent) and `gmem` (MiB) of each job."""
+    told: dict[str, list[tuple[float, float]]] = {}
+    for job in jobs:
+        if job.model is None or job.raw is None or not {"gpu_util", "gmem"} <= job.raw.keys():
+            continue
+        with contextlib.suppress(ValueError):
+            use = float(job.raw["gpu_util"]) / 100, float(job.raw["gmem"]) / LUCID_GPU
+            if all(0 <= share <= 1 for share in use):
+                told.setdefault(job.model, []).append(use)
+    return tuple(
+        Profile(name, utilisation=fmean(one for one, _ in uses), memory=fmean(two for _, two in uses)) for name, uses in told.items()
+    )
 
 
 def profiles() -> tuple[Profile, ...]:

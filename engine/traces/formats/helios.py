@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, each_row
-from .rows import Row
+from .rows import Drop, Row, shown
+
+#: States of Slurm in which a job has not ended. HeliosData's README lists the five in which one has (COMPLETED, CANCELLED, FAILED,
+#: TIMEOUT, NODE_FAIL) and leaves SUSPENDED out of its analysis.
+UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
 def _helios(row: Row) -> TraceJob:
+    """Columns and units are those of HeliosData's README: dates without a zone, duration and queue in seconds, GPUs of the whole job."""
     span = row.span("start_time", "end_time")
+    if (row.text("state") or "").upper() in UNENDED:
+        raise Drop("no end", f"state: {shown(row.values['state'])}: the job had not ended when the log was taken")
     return TraceJob(
         key=row.key("job_id"),
         submitted=row.moment("submit_time"),

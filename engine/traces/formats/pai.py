@@ -52,8 +52,7 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
         try:
             name = row.key("job_name")
             gpus = (row.optional("plan_gpu") or 0.0) / 100 * (row.optional("inst_num") or 0.0)  # plan_gpu is per cent of one GPU
-            began = None if row.text("start_time") is None else row.number("start_time")
-            ended = None if row.text("end_time") is None else row.number("end_time")
+            began, ended = _moment(row, "start_time"), _moment(row, "end_time")
         except Drop as drop:
             context.tally.drop(row.line, drop.reason, drop.detail)
             continue
@@ -69,6 +68,11 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
     return jobs
 
 
+def _moment(row: Row, column: str) -> float | None:
+    """None where nothing is known: the field is empty, or 0, which the publisher's notebook (analysis/utils.py) takes for the same."""
+    return (None if row.text(column) is None else row.number(column)) or None
+
+
 def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context) -> TraceJob:
     if job.began is None:
         raise Drop("never started", f"job {shown(name)}: none of its tasks started")
@@ -78,10 +82,10 @@ def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context)
         raise Drop("end before start", f"job {shown(name)}: ends at {job.ended:g}, before it starts at {job.began:g}")
     of_job = submissions.get(name)
     submitted = job.began
-    if of_job is None or of_job.text("start_time") is None:
+    if of_job is None or (told := _moment(of_job, "start_time")) is None:
         job.row.repair("submission taken from the start of its first task", f"job {shown(name)}")
     else:
-        submitted = of_job.number("start_time")
+        submitted = told
     if submitted > job.began:
         job.row.repair("submission after its start, set to the start", f"job {shown(name)}: {submitted:g}")
         submitted = job.began
@@ -116,12 +120,16 @@ def _job_table(source: Source, _: Context) -> Jobs:
 
 
 def _simulated(row: Row) -> TraceJob:
-    """num_gpu is in GPUs, a fraction where the job shares one; what is empty is 0 to its simulator."""
+    """num_gpu is in GPUs of one instance, a fraction where it shares one: its scheduler starts a job when num_inst times that is idle.
+
+    What is empty is 0 GPUs and 1 instance to its simulator (utils.py).
+    """
+    instances = row.optional("num_inst")
     return TraceJob(
         key=row.key("job_id"),
         submitted=row.moment("submit_time"),
         duration=row.number("duration"),
-        gpus_min=row.whole_gpus(row.optional("num_gpu") or 0.0, "num_gpu"),
+        gpus_min=row.whole_gpus(round((row.optional("num_gpu") or 0.0) * (1.0 if instances is None else instances), 9), "num_gpu"),
         user_name=row.text("user"),
         pool=row.text("gpu_type"),
         raw=dict(row.values),

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from .tables import Durations, Throughputs
@@ -24,6 +24,8 @@ MOST_GPUS = 1_000_000
 LARGEST_COUNT = 1e15  #: of iterations and batch sizes; a float counts exactly up to here
 NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: what the sources write for no value
 LONGEST_NOTHING = 4
+
+GZIP, ZIP, TAR, TAR_MARK_AT = b"\x1f\x8b", b"PK\x03\x04", b"ustar", 257  #: how files begin, and where a tar archive says that it is one
 
 Progress = Callable[[int, int], None]  #: bytes read, of so many
 
@@ -210,7 +212,7 @@ class Source:
     def bytes(self, most: int) -> bytes:
         """All of it unpacked; ValueError when that is more than ``most``."""
         with open(self.path, "rb") as raw, _gzip_errors(self.path):
-            found = _unpacked(raw).read(most + 1)
+            found = _unpacked(raw, self.path).read(most + 1)
         if len(found) > most:
             raise ValueError(f"{self.path}: is larger than {most >> 20} MiB unpacked; cut it into parts")
         return found
@@ -218,7 +220,7 @@ class Source:
     def lines(self) -> Iterator[str]:
         """Lines with their ends, a byte order mark taken off; ValueError for damaged gzip data and lines without end."""
         with open(self.path, "rb") as raw, _gzip_errors(self.path):
-            text = io.TextIOWrapper(_unpacked(raw), encoding="utf-8-sig", errors="replace", newline="")
+            text = io.TextIOWrapper(_unpacked(raw, self.path), encoding="utf-8-sig", errors="replace", newline="")
             for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), ""), 1):
                 if len(line) >= LONGEST_LINE:
                     raise ValueError(f"{self.path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB: this is no table")
@@ -259,10 +261,13 @@ def _gzip_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: the gzip data is damaged ({error}); copy the file again") from None
 
 
-def _unpacked(raw: io.BufferedReader) -> IO[bytes]:
-    """The stream, through gzip when it begins like gzip."""
-    packed = raw.peek(2)[:2] == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedReader[Any]:
+    """The stream, through gzip when it begins like gzip; ValueError for an archive: Philly, Helios and PAI are published as such."""
+    stream: io.BufferedReader[Any] = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw))) if raw.peek(2)[:2] == GZIP else raw
+    head = stream.peek(TAR_MARK_AT + len(TAR))
+    if head.startswith(ZIP) or head[TAR_MARK_AT:].startswith(TAR):
+        raise ValueError(f"{path}: is an archive: unpack it, and give the file in it that lists the jobs")
+    return stream
 
 
 def csv_rows(source: Source, context: Context, columns: Sequence[str] | None = None, delimiter: str = ",", skip: int = 0) -> Iterator[Row]:
