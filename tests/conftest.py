@@ -1,10 +1,14 @@
-"""Fixtures: a store on a real file, and real daemon and runner processes with a home of their own."""
+"""Fixtures: a store on a real file, and real daemon and runner processes with a home of their own.
+
+A test that takes more than 5 s alone on two idle cores is marked `slow`. `make test` runs these too.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,19 +21,31 @@ from stoker.engine.store.store import Store
 # In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Without bytecode each of the hundreds of processes that the tests start would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
     return argname if isinstance(val, bytes) else None
 
 
-@pytest.fixture(autouse=True)
-def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the settings of the person who runs it."""
-    for name in list(os.environ):
-        if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None or item.get_closest_marker("xdist_group") is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_environment() -> Iterator[None]:
+    """No test, and no process that several tests share, sees the settings of the person who runs it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in list(os.environ):
+            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES"):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture
@@ -40,8 +56,17 @@ def home() -> Iterator[Home]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty database file to copy: migrating takes longer than all that most tests then do with it."""
+    path = tmp_path_factory.mktemp("template") / "template.duckdb"
+    Store.open(path).close()
+    return path
+
+
 @pytest.fixture
-def store(home: Home) -> Iterator[Store]:
+def store(home: Home, template: Path) -> Iterator[Store]:
+    shutil.copyfile(template, home.database)
     opened = Store.open(home.database, backups=home.backups)
     yield opened
     opened.close()

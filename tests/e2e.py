@@ -19,8 +19,12 @@ from stoker.engine.home import Home
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0, says: Callable[[], Any] | None = None) -> Any:
-    """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet."""
-    end = time.monotonic() + seconds
+    """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet.
+
+    Asked rarer the longer it takes: a question is some 30 ms of the daemon's CPU time, which what is waited for needs itself.
+    """
+    began = time.monotonic()
+    end = began + seconds
     while True:
         try:
             if found := what():
@@ -28,8 +32,9 @@ def until(what: Callable[[], Any], seconds: float = 30.0, says: Callable[[], Any
             said: object = says() if says is not None else "false"
         except StokerError as error:
             said = error
-        assert time.monotonic() < end, f"it did not come true within {seconds:g} s: {said}"
-        time.sleep(0.03)
+        now = time.monotonic()
+        assert now < end, f"it did not come true within {seconds:g} s: {said}"
+        time.sleep(min(max(0.03, (now - began) / 20), 0.25))
 
 
 class _Process:

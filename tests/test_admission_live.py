@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import Jobs, Said, command, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, until
+from stoker.engine.client import Client
 from stoker.engine.durations import SAID_SPREAD
 from stoker.engine.home import Home
 from stoker.engine.start_ups import COMMAND
 
 pytestmark = pytest.mark.timeout(120)
+
+on_the_full_pool = pytest.mark.xdist_group("full-pool")
 
 HOUR = 3600.0
 FIELDS = {
@@ -32,12 +39,34 @@ def pool(home: Home, start_daemon: Callable[..., Any], start_runner: Callable[..
     return Jobs(daemon.client())
 
 
+@pytest.fixture(scope="module")
+def full_home() -> Iterator[Home]:
+    """Two jobs have the slots for an hour, as they say. For all tests of the module that only ask, or submit what never starts."""
+    path = Path(tempfile.mkdtemp(prefix="stoker-"))
+    home = Home(path)
+    daemon, runner = DaemonProcess(home), RunnerProcess(home)
+    try:
+        jobs = Jobs(daemon.start())
+        runner.start()
+        running = [jobs.shell(f"long{n}", "sleep 3600", estimate=HOUR) for n in range(2)]
+        until(lambda: all(jobs.state(job) == "running" for job in running))
+        yield home
+    finally:
+        daemon.end()
+        runner.end()
+        end_workers(home)
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @pytest.fixture
-def full(pool: Jobs) -> Jobs:
-    """Two jobs that have the slots for an hour, as they say."""
-    running = [pool.shell(f"long{n}", "sleep 600", estimate=HOUR) for n in range(2)]
-    until(lambda: all(pool.state(job) == "running" for job in running))
-    return pool
+def full(full_home: Home) -> Iterator[Jobs]:
+    """What a test leaves waiting is cancelled: the next one finds no queue."""
+    with closing(Client(full_home, url="", token="")) as client:
+        jobs = Jobs(client)
+        yield jobs
+        for (job,) in jobs.sql("SELECT id FROM jobs WHERE finished_at IS NULL AND name NOT LIKE 'long%'"):
+            jobs.act("cancel", job)
+        until(lambda: jobs.sql("SELECT count(*) FROM jobs WHERE finished_at IS NULL") == [(2,)])
 
 
 def submit(home: Home, *options: str) -> Said:
@@ -76,16 +105,17 @@ def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
     assert 0 < found["cpu_seconds"] < 5
 
 
-def test_a_full_pool_keeps_a_near_deadline_hardly_and_says_which_it_would(home: Home, full: Jobs) -> None:
+@on_the_full_pool
+def test_a_full_pool_keeps_a_near_deadline_hardly_and_says_which_it_would(full_home: Home, full: Jobs) -> None:
     """The first slot is free when the sooner of two jobs of about an hour ends."""
-    found = forecast(home, "--estimate", "10m", "--deadline", "20m")
+    found = forecast(full_home, "--estimate", "10m", "--deadline", "20m")
     assert found["steps"][0]["probability"] <= 0.1
     sooner = HOUR * math.exp(-0.55 * SAID_SPREAD)  # the median of the smaller of two normal draws is 0.55 deviations below the mean
     assert found["end_50"] - found["now"] == pytest.approx(sooner + 600, rel=0.15)
     assert found["end_90"] > found["end_50"]
-    said = submit(home, "--estimate", "10m", "--deadline", "20m")
+    said = submit(full_home, "--estimate", "10m", "--deadline", "20m")
     assert "unlikely (" in said.err and "the earliest that can be kept 9 times in 10 is " in said.err
-    later = forecast(home, "--estimate", "10m", "--deadline", "6h")
+    later = forecast(full_home, "--estimate", "10m", "--deadline", "6h")
     assert later["steps"][0]["probability"] == 1.0
 
 
@@ -102,53 +132,58 @@ def test_of_unknown_duration_it_says_what_to_add(home: Home, pool: Jobs) -> None
     assert "not estimated: nothing tells how long it takes: give --estimate" in said.err
 
 
-def test_soft_deadlines_have_a_line_each(home: Home, full: Jobs) -> None:
-    said = submit(home, "--estimate", "10m", "--soft", "12m=100", "--soft", "1h=50", "--soft", "9h=10")
+@on_the_full_pool
+def test_soft_deadlines_have_a_line_each(full_home: Home, full: Jobs) -> None:
+    said = submit(full_home, "--estimate", "10m", "--soft", "12m=100", "--soft", "1h=50", "--soft", "9h=10")
     first, second, third = said.err.splitlines()
     assert "for 100: unlikely" in first and "for 50: " in second and "for 10: likely met (100%" in third
     chances = [int(found[1]) for line in (first, second, third) if (found := PERCENT.search(line))]
     assert len(chances) == 3 and chances == sorted(chances)
 
 
-def test_of_an_array_the_first_and_the_last_task_are_told(home: Home, full: Jobs) -> None:
+@on_the_full_pool
+def test_of_an_array_the_first_and_the_last_task_are_told(full_home: Home, full: Jobs) -> None:
     said = command(
-        home, "submit", "--name", "sweep", "--array", "a=1,2,3", "--estimate", "1h", "--deadline", "1d", "--json", "--", "echo", "{a}"
+        full_home, "submit", "--name", "sweep", "--array", "a=1,2,3", "--estimate", "1h", "--deadline", "1d", "--json", "--", "echo", "{a}"
     )  # fmt: skip
     first, middle, last = (row["forecast"] for row in json.loads(said.out)["jobs"])
     assert middle is None
     assert first["end_50"] < last["end_50"], "the last waits for the others"
 
 
-def test_a_dry_run_says_the_same_and_submits_nothing(home: Home, full: Jobs) -> None:
+@on_the_full_pool
+def test_a_dry_run_says_the_same_and_submits_nothing(full_home: Home, full: Jobs) -> None:
     options = ("--name", "ghost", "--estimate", "10m", "--deadline", "20m")
-    said = submit(home, "--dry-run", *options)
+    said = submit(full_home, "--dry-run", *options)
     assert said.code == 0 and "unlikely (" in said.err and "ghost" in said.out
-    trial = json.loads(submit(home, "--dry-run", "--json", *options).out)["jobs"][0]["forecast"]
-    real = forecast(home, *options)
+    trial = json.loads(submit(full_home, "--dry-run", "--json", *options).out)["jobs"][0]["forecast"]
+    real = forecast(full_home, *options)
     assert trial.keys() == real.keys() == FIELDS
     assert trial["end_90"] - trial["now"] == pytest.approx(real["end_90"] - real["now"], rel=0.1)
     assert full.sql("SELECT count(*) FROM jobs WHERE name = 'ghost'") == [(1,)]
 
 
-def test_a_required_deadline_refuses_what_would_miss_it(home: Home, full: Jobs) -> None:
-    refused = submit(home, "--name", "picky", "--estimate", "10m", "--deadline", "20m", "--require-deadline")
+@on_the_full_pool
+def test_a_required_deadline_refuses_what_would_miss_it(full_home: Home, full: Jobs) -> None:
+    refused = submit(full_home, "--name", "picky", "--estimate", "10m", "--deadline", "20m", "--require-deadline")
     assert refused.code == 4 and "nothing was submitted: picky: deadline " in refused.line
-    taken = submit(home, "--name", "picky", "--estimate", "10m", "--deadline", "1d", "--require-deadline")
+    taken = submit(full_home, "--name", "picky", "--estimate", "10m", "--deadline", "1d", "--require-deadline")
     assert taken.code == 0 and "likely met" in taken.err
-    without = submit(home, "--name", "picky", "--require-deadline")
+    without = submit(full_home, "--name", "picky", "--require-deadline")
     assert without.code == 2 and "has a deadline" in without.line
     assert full.sql("SELECT count(*) FROM jobs WHERE name = 'picky'") == [(1,)]
 
 
-def test_explain_says_how_it_stands_now(home: Home, full: Jobs) -> None:
-    submit(home, "--name", "asked", "--estimate", "10m", "--deadline", "20m")
-    said = command(home, "explain", "asked")
+@on_the_full_pool
+def test_explain_says_how_it_stands_now(full_home: Home, full: Jobs) -> None:
+    submit(full_home, "--name", "asked", "--estimate", "10m", "--deadline", "20m")
+    said = command(full_home, "explain", "asked")
     assert said.code == 0 and "unlikely (" in said.out
-    answer = json.loads(command(home, "explain", "asked", "--json").out)
+    answer = json.loads(command(full_home, "explain", "asked", "--json").out)
     assert answer["forecast"]["status"] == "estimated"
     full.act("cancel", "asked")
     until(lambda: full.state("asked") == "cancelled")
-    assert json.loads(command(home, "explain", "asked", "--json").out)["forecast"] is None
+    assert json.loads(command(full_home, "explain", "asked", "--json").out)["forecast"] is None
     assert full.client.get("/v1/jobs/asked/forecast")["status"] == "ended"
 
 

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from e2e import until
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.home import Home
@@ -26,15 +25,6 @@ from stoker.engine.home import Home
 pytestmark = pytest.mark.xdist_group("cli-live")
 
 Stoker = Callable[..., tuple[int, str, str]]
-
-
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true answer; fails when there is none in time."""
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -10,26 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from e2e import until
 from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
-from stoker.engine.errors import StokerError
 from stoker.engine.home import Home
-
-
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """The first true answer; fails when there is none in time."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            if found := what():
-                return found
-        except StokerError:
-            pass
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.05)
 
 
 class Up:

@@ -76,6 +76,7 @@ def registered(home: Home, lease: int) -> Process | None:
     return None
 
 
+@pytest.mark.slow
 def test_rounds_under_load(directory: Path) -> None:
     with Chaos(directory, 11, trainings=0.0, calm=1.0) as chaos:
         for _ in range(10):
@@ -85,6 +86,7 @@ def test_rounds_under_load(directory: Path) -> None:
         assert len(chaos.ledger.accepted) >= 5
 
 
+@pytest.mark.slow
 def test_the_examination_sees_each_kind_of_wrong(directory: Path) -> None:
     with Chaos(directory, 12, trainings=0.0) as chaos:
         until(lambda: len(chaos.ledger.accepted) >= 8 and chaos.counts().get("completed", 0) >= 2)
@@ -123,7 +125,7 @@ def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, 
     jobs = Jobs(daemon.client())
     two = [jobs.submit(f"job{i}", *script(tmp_path, 3.0)) for i in range(2)]
     until(lambda: sum(line["what"] == "step" for line in diary()) > 4)
-    supervisors = {lease: registered(daemon.home, lease) for lease in (1, 2)}
+    supervisors = until(lambda: all((found := {lease: registered(daemon.home, lease) for lease in (1, 2)}).values()) and found)
     daemon.kill()
     seen = len(diary())
     until(lambda: len(diary()) > seen + 4)  # they train on while there is no daemon
@@ -189,6 +191,7 @@ def test_every_acknowledged_submission_survives_once(start_daemon) -> None:
     assert jobs.sql("SELECT count(*), count(DISTINCT idempotency_key) FROM jobs") == [(len(there), len(there))]
 
 
+@pytest.mark.slow
 def test_reopen_close_reopen_look_up_and_write(start_daemon) -> None:
     """The sequence with which DuckDB before 2.0 lost index entries (duckdb#23645), twice over."""
     daemon: DaemonProcess = start_daemon()
@@ -225,6 +228,7 @@ def test_a_daemon_killed_while_it_creates_its_database_comes_up_later(home: Home
         daemon.end()
 
 
+@pytest.mark.slow
 def test_training_resumes_to_the_same_result_after_kill_of_supervisor_and_worker(start_daemon, start_runner) -> None:
     daemon: DaemonProcess = start_daemon()
     start_runner()

@@ -326,6 +326,7 @@ def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fle
 # -- 7 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs) -> None:
     """'SIGTERM save fired 0 of 6' (spd #741): through the daemon, a job that was stopped has the losses of its undisturbed twin.
@@ -460,6 +461,7 @@ def test_pain_11_gpus_are_named_by_uuid_everywhere(fleet: Fleet, jobs: Jobs) -> 
 # -- 12 --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:
@@ -490,6 +492,7 @@ def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
 # -- 13 --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended_and_who_progresses_is_not(jobs: Jobs) -> None:
     """'Idle or hung holders' (dstack #2374): utilisation and progress together; power too, in test_devices.py."""
     script = (
@@ -570,6 +573,7 @@ def test_pain_14_no_wake_up_is_lost_between_two_runs(monkeypatch: pytest.MonkeyP
     watched.stop()
 
 
+@pytest.mark.slow
 def test_pain_14_a_policy_that_hangs_stops_neither_the_others_nor_the_end(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess], tmp_path: Path
 ) -> None:

@@ -60,15 +60,6 @@ TABLES = ("jobs", "leases", "lease_gpus", "workers", "waiting", "metrics", "repo
 Tables = dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def template() -> Iterator[Path]:
-    """A migrated, empty database file, copied for each history: migrating takes longer than the rest."""
-    folder = Path(tempfile.mkdtemp(prefix="stoker-"))
-    Store.open(folder / "template.duckdb").close()
-    yield folder / "template.duckdb"
-    shutil.rmtree(folder)
-
-
 # -- what is submitted -----------------------------------------------------------------------------------------------------
 
 

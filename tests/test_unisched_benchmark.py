@@ -67,9 +67,3 @@ def test_a_figure_that_there_is_not_is_said_so() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "there is no figure '6.1'" in done.stderr
-
-
-def test_figures_are_drawn(tmp_path: Path) -> None:
-    run("--figure", "5.10d", "--days", "0.25", "--out", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["figure-5.10d.png"]
-    assert (tmp_path / "figure-5.10d.png").stat().st_size > 5000
