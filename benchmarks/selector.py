@@ -4,9 +4,11 @@
 
 Random cycles: 70 % of the jobs have one to four deadlines within 24 leases, the others are paid for running now; each has up to six
 options on half to four times its GPUs, on as few nodes as it takes or scattered; GPUs grow slower than in proportion. "gap" is
-certified: how far the objective may be from the largest. Seconds are of CPU time on one thread. "again": the same cycle, begun with
-its own prices. The thesis's program, one variable per job and lease, is solved by CP-SAT on all cores, once in the time that the
-optimisation took (but a second at least) and once in ``--plain`` seconds. Goals: 1000x960 below 1 s and 5000x960 below 4 s at 1 %.
+certified: how far the objective may be from the largest. Seconds are of CPU time on one thread. The cycle after is what has become
+of the first one a lease later, begun with nothing, with the last prices, and with the last choice too. Arrays have as many equal
+tasks as ``--array`` says. The thesis's program, one variable per job and lease, is solved by CP-SAT on all cores, once in the time
+that the optimisation took (but a second at least) and once in ``--plain`` seconds. Goals: 1000x960 below 1 s and 5000x960 below 4 s
+at 1 %.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
+from stoker.policies.unisched.last import last_of
 from stoker.policies.unisched.patterns import patterns
 from stoker.policies.unisched.plain import solve_plain
 from stoker.policies.unisched.problem import Limits, Problem, Solution
@@ -27,7 +31,9 @@ HORIZON = 24
 OPTIONS = 6
 LARGEST = 16
 SLO = 0.7
+MISJUDGED = 0.05  #: share of the jobs whose estimate changes by a lease from one cycle to the next
 SIZES = ("200x64", "1000x64", "1000x960", "5000x64", "5000x960")
+LATER = ("1000x64", "1000x960", "5000x64", "5000x960")
 SMALL = ("10x8", "20x16", "50x32", "100x64", "200x64")  #: for the thesis's program
 CLOCK = time.process_time
 ABLATIONS: dict[str, Limits] = {
@@ -42,38 +48,63 @@ ABLATIONS: dict[str, Limits] = {
 }
 
 
-def cycle(jobs: int, gpus: int, seed: int) -> Problem:
-    """One scheduling cycle with all GPUs free."""
+@dataclass(frozen=True)
+class Job:
+    options: tuple[tuple[int, tuple[int, ...], int], ...]  #: GPUs, cells, leases
+    tiers: tuple[tuple[int, float], ...]  #: leases, reward
+    now_reward: float
+    bonus: float = 0.0  #: of the first option, for staying
+
+
+def a_job(rng: np.random.Generator, gpus: int) -> Job:
+    size = int(rng.choice([1, 2, 4, 8] if gpus <= 64 else [1, 2, 4, 8, LARGEST]))
+    leases, slowdown = float(rng.uniform(1, 12)), float(rng.uniform(1.1, 1.6))
+    options = tuple(
+        (given, pattern.cells, int(np.ceil(leases * (size / given) ** 0.8 * (1.0 if pattern.compact else slowdown))))
+        for given, pattern in _options(size)
+    )
+    if rng.random() >= SLO:
+        return Job(options, (), 1.0 / leases)
+    tiers = int(rng.integers(1, 5))
+    ends = sorted(rng.choice(np.arange(2, HORIZON + 1), tiers, replace=False).tolist())
+    return Job(options, tuple(zip(ends, sorted(rng.uniform(10, 100, tiers).tolist(), reverse=True), strict=True)), 0.0)
+
+
+def some_jobs(jobs: int, gpus: int, seed: int, array: int = 1) -> list[Job]:
+    """``array``: as many of them in a row are tasks of one array, equal in everything."""
     rng = np.random.default_rng([seed, jobs, gpus])
-    option_gpus: list[int] = []
-    option_cells: list[tuple[int, ...]] = []
-    option_leases: list[int] = []
-    option_start, tier_start = [0], [0]
-    tier_leases: list[int] = []
-    tier_reward: list[float] = []
-    now_reward = np.zeros(jobs)
-    for job in range(jobs):
-        size = int(rng.choice([1, 2, 4, 8] if gpus <= 64 else [1, 2, 4, 8, LARGEST]))
-        leases, slowdown = float(rng.uniform(1, 12)), float(rng.uniform(1.1, 1.6))
-        for given, pattern in _options(size):
-            option_gpus.append(given)
-            option_cells.append(pattern.cells)
-            option_leases.append(int(np.ceil(leases * (size / given) ** 0.8 * (1.0 if pattern.compact else slowdown))))
-        option_start.append(len(option_gpus))
-        if rng.random() < SLO:
-            tiers = int(rng.integers(1, 5))
-            tier_leases += sorted(rng.choice(np.arange(2, HORIZON + 1), tiers, replace=False).tolist())
-            tier_reward += sorted(rng.uniform(10, 100, tiers).tolist(), reverse=True)
-        else:
-            now_reward[job] = 1.0 / leases
-        tier_start.append(len(tier_leases))
+    drawn = [a_job(rng, gpus) for _ in range(-(-jobs // array))]
+    return [drawn[number // array] for number in range(jobs)]
+
+
+def cycle(jobs: Sequence[Job], gpus: int) -> Problem:
+    """One scheduling cycle with all GPUs free."""
+    options = [(*option, job.bonus * (option is job.options[0])) for job in jobs for option in job.options]
+    tiers = [tier for job in jobs for tier in job.tiers]
+    n = len(jobs)
     return Problem(
-        capacity=gpus, busy=np.zeros(0, dtype=np.int64), cells=np.array([[0, 0, 0, gpus // 8]]), lease=np.ones(jobs, dtype=np.int64),
-        may_start=np.ones(jobs, dtype=bool), option_start=np.array(option_start), option_gpus=np.array(option_gpus),
-        option_cells=np.array(option_cells), option_leases=np.array(option_leases), option_bonus=np.zeros(len(option_gpus)),
-        tier_start=np.array(tier_start), tier_leases=np.array(tier_leases, dtype=np.int64), tier_reward=np.array(tier_reward),
-        now_reward=now_reward,
+        capacity=gpus, busy=np.zeros(0, dtype=np.int64), cells=np.array([[0, 0, 0, gpus // 8]]), lease=np.ones(n, dtype=np.int64),
+        may_start=np.ones(n, dtype=bool), option_start=np.cumsum([0, *(len(job.options) for job in jobs)]),
+        option_gpus=np.array([option[0] for option in options]), option_cells=np.array([option[1] for option in options]),
+        option_leases=np.array([option[2] for option in options]), option_bonus=np.array([option[3] for option in options]),
+        tier_start=np.cumsum([0, *(len(job.tiers) for job in jobs)]), tier_leases=np.array([tier[0] for tier in tiers], dtype=np.int64),
+        tier_reward=np.array([tier[1] for tier in tiers]), now_reward=np.array([job.now_reward for job in jobs]),
     )  # fmt: skip
+
+
+def one_lease_later(jobs: Sequence[Job], ids: Sequence[int], solution: Solution, gpus: int, seed: int) -> tuple[list[Job], list[int]]:
+    """The cycle after: who has run has less to do, deadlines are nearer, some estimates have changed, and as many jobs came as went."""
+    rng = np.random.default_rng([seed, len(jobs), gpus, 1])
+    kept, names = [], []
+    for job, name, ran in zip(jobs, ids, solution.now.tolist(), strict=True):
+        wrong = int(rng.choice([-1, 1])) if rng.random() < MISJUDGED else 0
+        options = tuple((given, cells, leases - ran + wrong) for given, cells, leases in job.options)
+        tiers = tuple((end - 1, reward) for end, reward in job.tiers if end > 1)
+        if min(leases for _, _, leases in options) >= 1:
+            kept.append(Job(options, tiers, job.now_reward, bonus=0.01 * ran))
+            names.append(name)
+    fresh = [a_job(rng, gpus) for _ in range(len(jobs) - len(kept))]
+    return kept + fresh, names + list(range(max(ids) + 1, max(ids) + 1 + len(fresh)))
 
 
 def _options(size: int) -> list[tuple[int, Any]]:
@@ -93,12 +124,10 @@ def spread(values: Sequence[float], unit: float = 1.0) -> str:
 
 def measure(size: str, seeds: int) -> dict[str, Any]:
     found: list[Solution] = []
-    again: list[Solution] = []
     for seed in range(seeds):
         progress(f"{size}, seed {seed}")
-        problem = cycle(*parse(size), seed)
-        found.append(solve(problem, Limits(clock=CLOCK)))
-        again.append(solve(problem, Limits(clock=CLOCK), found[-1].warm))
+        jobs, gpus = parse(size)
+        found.append(solve(cycle(some_jobs(jobs, gpus, seed), gpus), Limits(clock=CLOCK)))
     phases = {
         name: float(np.median([one.phases.get(name, 0.0) for one in found])) for name in ("columns", "dual", "greedy", "core", "fill")
     }
@@ -108,14 +137,67 @@ def measure(size: str, seeds: int) -> dict[str, Any]:
         "gap %": spread([one.gap for one in found], 100.0),
         "CPU s": spread([one.seconds for one in found]),
         **{f"{name} s": seconds for name, seconds in phases.items()},
-        "again: gap %": spread([one.gap for one in again], 100.0),
-        "CPU s ": spread([one.seconds for one in again]),
     }
+
+
+def measure_start(size: str, seeds: int) -> list[dict[str, Any]]:
+    """The cycle after, begun with nothing, with the last prices, and with the last choice too."""
+    starts: dict[str, list[Solution]] = {"nothing": [], "prices": [], "prices and choice": []}
+    for seed in range(seeds):
+        progress(f"{size}, seed {seed}, one lease later")
+        number, gpus = parse(size)
+        jobs, ids = some_jobs(number, gpus, seed), list(range(number))
+        before = cycle(jobs, gpus)
+        solution = solve(before, Limits(clock=CLOCK))
+        last = last_of(np.array(ids), before, solution)
+        jobs, ids = one_lease_later(jobs, ids, solution, gpus, seed)
+        problem = cycle(jobs, gpus)
+        for name, warm in zip(starts, (None, solution.warm, last.warm(np.array(ids), problem)), strict=True):
+            starts[name].append(solve(problem, Limits(clock=CLOCK), warm))
+    return [
+        {
+            "jobs x GPUs": size,
+            "begun with": name,
+            "gap %": spread([one.gap for one in found], 100.0),
+            "CPU s": spread([one.seconds for one in found]),
+            "iterations": int(np.median([one.counts["iterations"] for one in found])),
+            "cores": sum(one.counts["core"] > 0 for one in found),
+            "lost to nothing %": spread(
+                [100.0 * (1 - one.objective / cold.objective) for one, cold in zip(found, starts["nothing"], strict=True)]
+            ),
+        }
+        for name, found in starts.items()
+    ]
+
+
+def measure_alike(size: str, seeds: int, array: int) -> list[dict[str, Any]]:
+    """Jobs that are alike put together, and not: of arrays, and where there are none."""
+    rows = []
+    for tasks in (array, 1):
+        for name, alike in (("each by itself", None), ("put together", Limits().alike)):
+            found = []
+            for seed in range(seeds):
+                progress(f"{size}, seed {seed}, arrays of {tasks}, {name}")
+                jobs, gpus = parse(size)
+                found.append(solve(cycle(some_jobs(jobs, gpus, seed, tasks), gpus), Limits(clock=CLOCK, alike=alike)))
+            rows.append(
+                {
+                    "jobs x GPUs": size,
+                    "arrays of": tasks,
+                    "alike jobs": name,
+                    "columns": int(np.median([one.counts["columns"] for one in found])),
+                    "gap %": spread([one.gap for one in found], 100.0),
+                    "CPU s": spread([one.seconds for one in found]),
+                    "objective": float(np.median([one.objective for one in found])),
+                }
+            )
+    return rows
 
 
 def compare(size: str, seconds: float) -> dict[str, Any]:
     progress(f"{size}, the thesis's program")
-    problem = cycle(*parse(size), 0)
+    jobs, gpus = parse(size)
+    problem = cycle(some_jobs(jobs, gpus, 0), gpus)
     ours, cores = solve(problem, Limits(clock=CLOCK)), len(os.sched_getaffinity(0))
     same, longer = (solve_plain(problem, limit, cores) for limit in (max(1.0, ours.seconds), seconds))
     return {
@@ -136,7 +218,8 @@ def ablate(size: str, seeds: int) -> list[dict[str, Any]]:
     rows = []
     for name, limits in ABLATIONS.items():
         progress(f"{size}, {name}")
-        found = [solve(cycle(*parse(size), seed), limits) for seed in range(seeds)]
+        jobs, gpus = parse(size)
+        found = [solve(cycle(some_jobs(jobs, gpus, seed), gpus), limits) for seed in range(seeds)]
         rows.append(
             {
                 "jobs x GPUs": size,
@@ -152,16 +235,21 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--plain", type=float, default=20.0, metavar="SECONDS")
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="JOBSxGPUS")
+    parser.add_argument("--sizes", nargs="*", default=SIZES, metavar="JOBSxGPUS")
+    parser.add_argument("--later", nargs="*", default=LATER, metavar="JOBSxGPUS", help="sizes for the cycle after")
+    parser.add_argument("--alike", nargs="*", default=LATER, metavar="JOBSxGPUS", help="sizes for jobs that are alike")
+    parser.add_argument("--array", type=int, default=100, metavar="TASKS", help="so many jobs in a row are alike there")
     parser.add_argument("--small", nargs="*", default=SMALL, metavar="JOBSxGPUS", help="sizes for the thesis's program")
     parser.add_argument("--ablate", nargs="*", default=("200x64", "1000x960"), metavar="JOBSxGPUS")
     options = parser.parse_args(given)
     began = machine()
-    solve(cycle(20, 16, 0))  # so that the solvers are imported
+    solve(cycle(some_jobs(20, 16, 0), 16))  # so that the solvers are imported
     tables = {
         "The optimisation (least / median / largest of the seeds; phases: median)": [
             measure(size, options.seeds) for size in options.sizes
         ],
+        "The cycle after, by what it begins with": [row for size in options.later for row in measure_start(size, options.seeds)],
+        "Jobs that are alike": [row for size in options.alike for row in measure_alike(size, options.seeds, options.array)],
         "Beside the thesis's program": [compare(size, options.plain) for size in options.small],
         "What each part brings": [row for size in options.ablate for row in ablate(size, options.seeds)],
     }

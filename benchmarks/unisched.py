@@ -7,9 +7,10 @@ demands, deadlines and stopping rules drawn as in 5.4.2; ``--traces`` (or STOKER
 ``itp/``. Without it jobs and five models are made up. The default is a copy of clusters and workloads at a twelfth, for two days;
 ``--full`` has 120 and 96 nodes, two weeks and three seeds, which takes days of CPU time. The load is the same: 1.15 of the cluster.
 
-All schedulers but UniSched and Chronus get each job's profile 300 s after its submission, from GPUs that cost them nothing. Chronus' own
-profiler has a share of the cluster as large as two nodes of 120. Ratios are to the first scheduler of a figure; ``least`` and ``most``
-are over its workloads and schedulers. R_slo is 1 less Eqn 5.15 as printed: lower is better. Times of cycles are CPU time.
+All schedulers but UniSched and Chronus get each job's profile 300 s after its submission, from GPUs that cost them nothing; in figure
+5.6e from GPUs of the cluster. These, and Chronus' own profiler, are a share of it as large as two nodes of 120. Ratios are to the first
+scheduler of a figure; ``least`` and ``most`` are over its workloads and schedulers. R_slo is 1 less Eqn 5.15 as printed: lower is better.
+Times of cycles are CPU time.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from stoker.policies.contract import Bools, Floats, Plan, Policy, View
 from unisched_workloads import PER_NODE, Recipe, workload
 
 PROFILING = 300.0  #: seconds, one best-effort lease (002 ch. 5.3.2.1)
+NEVER = 2.0  #: share of the training by which the end of a job that stops at a metric is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,13 @@ class Case:
     config: tuple[tuple[str, Any], ...] = ()
     overhead: float = 1.0  #: suspensions and resumptions cost so many times what they do
     noise: float = 0.0  #: standard deviation of the normal factor of all estimates of run times
+    partition: int = 0  #: GPUs of the cluster on which jobs of policies without profiling runs are profiled; 0: on others, at no cost
+    maximum: bool = False  #: jobs that stop at a metric are believed to run to their maximum of iterations
 
     def __str__(self) -> str:
         settings = "".join(f",{key}={value}" for key, value in self.config)
         more = ("" if self.overhead == 1 else f", overhead x{self.overhead:g}") + (f", noise {self.noise:.0%}" if self.noise else "")
+        more += (f", {self.partition} GPUs for profiling" if self.partition else "") + (", maximum of iterations" if self.maximum else "")
         return f"{self.policy}{settings} on {self.recipe}{more}"
 
 
@@ -93,14 +97,22 @@ def options_of(case: Case) -> Options:
         resume=thesis.resume * case.overhead,
         resume_per_gpu=thesis.resume_per_gpu * case.overhead,
         profiling=PROFILING,
+        profiler_gpus=case.partition,
     )
-    return Options(costs=costs, errors=Errors(gaussian=case.noise), seed=case.recipe.seed)
+    errors = Errors(gaussian=case.noise, iterations=NEVER) if case.maximum else Errors(gaussian=case.noise)
+    return Options(costs=costs, errors=errors, seed=case.recipe.seed)
+
+
+def cluster_of(case: Case) -> Cluster:
+    """Without the GPUs that are set aside, which are those of the last nodes."""
+    whole, rest = divmod(case.recipe.nodes * PER_NODE - case.partition, PER_NODE)
+    return Cluster((PER_NODE,) * whole + (rest,) * (rest > 0))
 
 
 def measure(case: Case, traces: Path | None) -> Measured:
     began = time.process_time()
     jobs = workload(case.recipe, traces)
-    cluster = Cluster((PER_NODE,) * case.recipe.nodes)
+    cluster = cluster_of(case)
     policy = Watch(registry.create(case.policy, dict(case.config)))
     result = simulate(jobs, cluster, policy, options_of(case), observer=policy.observe)
     totals = figures(jobs, result, cluster)

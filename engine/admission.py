@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..policies.contract import Floats, Phase, View
+from ..policies.contract import Floats, Phase, Policy, View
 from .durations import SAID_SPREAD, Durations, Finished, Known
 from .guards import protect
 from .plan_check import check
@@ -32,10 +32,12 @@ from .start_ups import StartUps
 from .states import FINAL
 from .store.store import Store
 from .trial import with_job
+from .view import PROFILED_ON
 from .whatif import FEW_RUNS, Prospect, Question, Simulate, by_queue, look_ahead, quickest, spread_out
 
 PATIENCE = 8.0  #: seconds after which an answer is not waited for any longer
 TURN = 1.0  #: seconds that a question waits for the one before it
+PROFILING = 60.0  #: seconds that a profiling run trains, where none has been measured: runs of jobs whose steps take a tenth of a second
 RESUMPTION = 5.0  #: seconds that a suspension costs with its resumption, where nothing has been measured
 ROUNDS = 100  #: decisions in the time that a job is expected to take, in pools of many more jobs
 ROUNDS_A_JOB = 20  #: decisions in the time that a GPU is held by one job, in the mean
@@ -138,12 +140,24 @@ class Admission:
         coming = [one for one in specs if one.pool == spec.pool and not (one.hold or one.after or _is_capped(one))]
         for one in coming:
             took = self._model_takes(one)
-            view = with_job(view, one, remaining=took)
+            view = with_job(view, one, remaining=took, profile_gpus=self._profile_gpus(one))
             number = int(view.jobs.id[-1])
             whole = took if one.estimate is None else one.estimate
             work[number] = {**_NOTHING_KNOWN, "model": one.model, "whole": whole, "said": one.estimate is not None}
         new = range(len(ids), len(view.jobs))
         return _Asked(view, _known(view.jobs.id.tolist(), work), new[coming.index(spec)], new)
+
+    def _profile_gpus(self, spec: JobSpec) -> int:
+        """GPUs of the profiling run that such a job would need first."""
+        if spec.signature is None:  # nothing can be measured of it
+            return 0
+        ((measured,),) = self._store.rows("policy/is_measured", spec.signature, spec.pool)
+        return 0 if measured else min(spec.gpus_min, PROFILED_ON)
+
+    def _profiling(self, pool: str) -> float:
+        """Seconds that a profiling run trains in the pool."""
+        ((median,),) = self._store.rows("policy/profiling_runs", pool)
+        return PROFILING if median is None else float(median)
 
     def _model_takes(self, spec: JobSpec) -> float:
         """Seconds that such a job takes as earlier ones of its model did, NaN: none has run."""
@@ -164,7 +178,7 @@ class Admission:
         question = Question(view, row, np.array(asked.fresh, dtype=np.int64))
         start_up = start_up_seconds(asked.known, StartUps(self._store.rows("policy/start_ups", view.pool)))
         try:
-            simulated, prospect = foresee(question, durations, rules, start_up)
+            simulated, prospect = foresee(question, durations, rules, start_up, self._profiling(view.pool))
         except SimulationError as error:
             raise _NotEstimated("failed", str(error)) from None
         faster, gpus = quickest(view, row)
@@ -239,28 +253,32 @@ def ahead_of_work(view: View, start_up: Floats) -> Floats:
     return np.where((jobs.phase == Phase.PENDING) & (jobs.run_time == 0.0), start_up, 0.0)
 
 
-def foresee(question: Question, durations: Durations, rules: Rules, start_up: Floats) -> tuple[int, Prospect]:
-    """How many runs were simulated, and what is to be expected. ``start_up``: seconds of a first start, a row a job.
+def foresee(question: Question, durations: Durations, rules: Rules, start_up: Floats, profiling: float) -> tuple[int, Prospect]:
+    """How many runs were simulated, and what is to be expected.
+
+    ``start_up``: seconds of a first start, a row a job. ``profiling``: seconds that a profiling run trains, if the policy gives such.
 
     Where the policy takes long to be simulated, jobs are listed in its order of service too, or only. Raises SimulationError
     when the policy fails.
     """
-    listing = _listing(question.view, rules, start_up)
+    listing = _listing(question.view, rules, start_up, profiling)
     try:
-        prospect = look_ahead(question, durations, simulation(question, durations, rules, listing, start_up))
+        prospect = look_ahead(question, durations, simulation(question, durations, rules, listing, start_up, profiling))
     except OutOfTime:
         return 0, look_ahead(question, durations, listing)
     few = len(prospect.ends) < FEW_RUNS
     return len(prospect.ends), spread_out(question, durations, prospect, listing) if few else prospect
 
 
-def simulation(question: Question, durations: Durations, rules: Rules, listing: Simulate, start_up: Floats) -> Simulate:
+def simulation(
+    question: Question, durations: Durations, rules: Rules, listing: Simulate, start_up: Floats, profiling: float = PROFILING
+) -> Simulate:
     """Simulate a pool by its own rules."""
     start_of = _by_id(question.view, start_up)
     overhead = np.zeros(0) if question.view.jobs.overhead is None else question.view.jobs.overhead
     overhead = overhead[~np.isnan(overhead)]
     options = Options(
-        costs=Costs(resume=float(np.median(overhead)) if len(overhead) else RESUMPTION),
+        costs=Costs(resume=float(np.median(overhead)) if len(overhead) else RESUMPTION, profiling=profiling),
         limits=rules.limits,
         errors=Errors(duration=SAID_SPREAD),  # the beliefs are those of the view; this is what the policy holds them for
         interval=_spacing(question, durations, listing),
@@ -295,13 +313,26 @@ def _by_id(view: View, start_up: Floats) -> dict[int, float]:
     return dict(zip(view.jobs.id.tolist(), start_up.tolist(), strict=True))
 
 
-def _listing(view: View, rules: Rules, start_up: Floats) -> Simulate:
+def profiling_ahead(view: View, policy: Policy, start_up: Floats, profiling: float) -> Floats:
+    """Seconds that profiling runs will keep jobs from their work, a row a job.
+
+    Where the policy gives such runs, and not of jobs that have all their GPUs in theirs: these train meanwhile.
+    """
+    jobs = view.jobs
+    if not getattr(policy, "profiles", False) or jobs.profile_gpus is None:
+        return np.zeros(len(jobs))
+    apart = (jobs.phase == Phase.PENDING) & (jobs.profile_gpus > 0) & (jobs.profile_gpus < jobs.gpus_min)
+    return np.where(apart, start_up + profiling, 0.0)
+
+
+def _listing(view: View, rules: Rules, start_up: Floats, profiling: float) -> Simulate:
     """Serve the pool in the order that its policy gives now; who is not in it comes last."""
+    policy = rules.policy()
     try:
-        plan = check(rules.policy().plan(protected := protect(view, rules.limits)), protected)
+        plan = check(policy.plan(protected := protect(view, rules.limits)), protected)
     except (Exception, SystemExit) as error:  # a policy is anybody's code
         raise SimulationError(f"policy {rules.name} failed: {type(error).__name__}: {error}") from error
-    start_of = _by_id(view, ahead_of_work(view, start_up))
+    start_of = _by_id(view, ahead_of_work(view, start_up) + profiling_ahead(view, policy, start_up, profiling))
     order = [*plan.allocations, *(plan.order or (job for group in plan.waiting for job in group.jobs))]
 
     def simulate(view: View, left: Floats, watched: Watched, cpu: float) -> Floats:

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from .contract import Bools, Gpus, Ints
+from .contract import Bools, Floats, Gpus, Ints
 
 _NOWHERE = np.iinfo(np.int64).max
 _SMALL = 8  #: GPUs of the largest node that is kept as a number
@@ -36,12 +36,22 @@ class Grid:
         self.row = np.full(self.nodes * self.width, -1, dtype=np.int64)
         self.row[gpus.node * self.width + gpus.index] = np.arange(len(gpus))
         self.cells = _columns(self.levels)
+        self.slot = gpus.node * self.width + gpus.index
+        self.full = bool((self.slot == np.arange(len(gpus))).all())  #: a GPU's slot is its row
         self.largest_first = np.cumsum(-np.sort(-np.bincount(gpus.node, minlength=self.nodes)))
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
         """Node and bit of each GPU."""
         return list(zip(self.node.tolist(), (1 << self.index).tolist(), strict=True))
+
+    def largest(self, fitting: Bools | None) -> int:
+        """GPUs of the largest node, of those that are ``fitting``."""
+        return self._largest if fitting is None else int(np.bincount(self.node[fitting], minlength=1).max())
+
+    @cached_property
+    def _largest(self) -> int:
+        return int(self.largest_first[0]) if self.nodes else 0
 
     @cached_property
     def row_of_slot(self) -> list[int]:
@@ -94,6 +104,10 @@ class Free(ABC):
 
     @abstractmethod
     def per_node(self) -> Ints: ...
+
+    @abstractmethod
+    def levels(self) -> Floats:
+        """A row a node and a column a slot: -inf of the free ones, inf of all others; the caller's own."""
 
     @abstractmethod
     def has(self, gpus: Iterable[int]) -> bool:
@@ -194,6 +208,9 @@ class States(Free):
             self._largest = int(per_node[per_node.argmax()]) if len(per_node) else 0  # `max` costs several times as much
         return self._largest
 
+    def levels(self) -> Floats:
+        return self.table.levels[self.state]
+
     def has(self, gpus: Iterable[int]) -> bool:
         places, state = self.grid.places, self.state
         for gpu in gpus:
@@ -245,6 +262,7 @@ class Table:
         leaves = (np.arange(1 << width)[:, None] >> np.arange(width)) & 1
         self.counts, self._scores = _count(leaves, levels)
         self.free = self.counts[:, -1].copy()
+        self.levels = np.where(leaves == 1, -np.inf, np.inf)
         self._levels, self._columns = levels, _columns(levels)
         self._best: dict[int, tuple[Ints, Ints, Ints]] = {}
         self._positions: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -298,6 +316,9 @@ class Cells(Free):
 
     def per_node(self) -> Ints:
         return self.counts[:, -1]
+
+    def levels(self) -> Floats:
+        return np.where(self.counts[:, : self.grid.width] > 0, -np.inf, np.inf)
 
     def has(self, gpus: Iterable[int]) -> bool:
         rows = list(gpus)

@@ -14,11 +14,11 @@ class Chronus(UniSched):
     """Deadlines by an integer program over leases, what is left to the shortest remaining time; profiling on GPUs of its own.
 
     The three kinds of jobs are dealt with apart: profiling runs have a fixed part of the pool, jobs with deadlines are chosen by the
-    program on as few nodes as possible only, and best-effort jobs take what they leave, the shortest remaining time first. A job
-    that stops at a metric is taken to run to its maximum of iterations, and suspensions to cost nothing. So it is UniSched
-    with other settings, and its two hybrids of 5.6.3 are Chronus with some of them set back:
+    program on as few nodes as possible only, and best-effort jobs take what they leave, the shortest remaining time first, those
+    that have lost their deadlines among them. A job that stops at a metric is taken to run to its maximum of iterations, and
+    suspensions to cost nothing. So it is UniSched with other settings, and its two hybrids of 5.6.3 are Chronus with some of them set back:
     with the Estimator ``iterations=estimated resumption_aware=true``, with the Selector
-    ``placement=joint best_effort=joint profiler=unified``.
+    ``placement=joint best_effort=joint profiler=unified late=0.01``.
     """
 
     @dataclass(frozen=True)
@@ -28,5 +28,6 @@ class Chronus(UniSched):
         profiler: str = tunable(STATIC, "as in unisched", choices=(UNIFIED, STATIC))
         iterations: str = tunable(MAXIMUM, "as in unisched", choices=(ESTIMATED, MAXIMUM))
         resumption_aware: bool = tunable(False, "as in unisched")
+        late: float = tunable(1.0, "as in unisched", low=0.0, high=1.0)
 
     name: ClassVar[str] = "chronus"

@@ -23,6 +23,7 @@ from .profiles import Profile
 
 if TYPE_CHECKING:
     from .cells import Free
+    from .standstill import Standstill
 
 __all__ = ["Bools", "Floats", "Ints", "Profile", "Strings"]
 
@@ -203,6 +204,7 @@ class Plan:
     preempt: Collection[int] | None = None  #: running jobs to be suspended, all others stay; None: ``allocations`` is complete
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
+    standstill: Standstill | None = None  #: until when the plan need not be asked again while jobs only end; None: not known
 
 
 @runtime_checkable

@@ -17,10 +17,15 @@ def remaining_time(jobs: Jobs, unknown: float) -> Floats:
     lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still.
     """
     left = jobs.remaining
-    nothing_known = np.isnan(left)
-    if np.count_nonzero(nothing_known):
-        left = np.where(nothing_known, np.maximum(unknown, jobs.run_time), left)
+    if not all_known(jobs):
+        left = np.where(np.isnan(left), np.maximum(unknown, jobs.run_time), left)
     return np.maximum(left, 0.0)
+
+
+def all_known(jobs: Jobs) -> bool:
+    """Whether something is known of every job: then what is left only shrinks, and only of those that run."""
+    left = jobs.remaining
+    return not len(left) or not np.isnan(left[left.argmax()])  # the first NaN, if there is one
 
 
 def total_time(jobs: Jobs, unknown: float) -> Floats:

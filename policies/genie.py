@@ -24,12 +24,13 @@ class Genie:
     number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; where the
     free GPUs allow no such number, it starts on those that end it soonest. Jobs that can meet no deadline any more come after those
     that can, and best-effort jobs last, in the order of their submission; these get ``gpus_min`` GPUs, as does a job whose
-    speed no profile tells. Jobs that fit may overtake one that does not.
+    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off.
     """
 
     @dataclass(frozen=True)
     class Config:
         elastic: bool = tunable(True, "jobs with a deadline may have more GPUs than they need at least")
+        backfill: bool = tunable(True, "jobs behind one that does not fit may start")
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
 
     name: ClassVar[str] = "genie"
@@ -52,7 +53,7 @@ class Genie:
         slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
         placement = Placement(view)
-        given = _start(view, order, remaining, slowness, placement)
+        given = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
         return _plan(view, order, given, placement)
 
     def _slowness(self, view: View) -> dict[int, Floats]:
@@ -82,26 +83,37 @@ def _time_ratios(profile: Profile, least: int, most: int) -> Floats | None:
     return rates[0] / np.array(rates)
 
 
-def _start(view: View, order: Ints, remaining: Floats, slowness: dict[int, Floats], placement: Placement) -> dict[int, tuple[int, ...]]:
-    """GPUs by row. What is free only shrinks along ``order``, so a size that failed once fails for good."""
-    free = placement.free_soon()
-    jobs = view.jobs
+def _start(
+    view: View, order: Ints, remaining: Floats, slowness: dict[int, Floats], placement: Placement, *, backfill: bool
+) -> dict[int, tuple[int, ...]]:
+    """GPUs by row. What is free only shrinks along ``order``, so a size that failed once fails for good.
+
+    Without ``backfill`` nobody starts behind a job that does not fit, but for one that not even the empty pool could hold.
+    """
+    jobs, free = view.jobs, placement.free_soon()
     given: dict[int, tuple[int, ...]] = {}
     failed: set[tuple[int, float]] = set()
     for row, least, memory in zip(order.tolist(), jobs.gpus_min[order].tolist(), jobs.gpu_memory[order].tolist(), strict=True):
-        if least > free:
-            continue
-        for n in _preferred(jobs, row, remaining[row] * slowness[row], view.now) if row in slowness else (least,):
-            if (n, memory) in failed:
-                continue
+        numbers = _preferred(jobs, row, remaining[row] * slowness[row], view.now) if row in slowness else (least,)
+        gpus = _find(numbers, memory, placement, failed) if least <= free else None
+        if gpus is not None:
+            placement.take(gpus)
+            free -= len(gpus)
+            given[row] = gpus
+        elif not backfill and least <= placement.capacity(memory=memory):
+            break
+    return given
+
+
+def _find(numbers: Sequence[int], memory: float, placement: Placement, failed: set[tuple[int, float]]) -> tuple[int, ...] | None:
+    """GPUs for the first of ``numbers`` for which there are any; those that fail are added to ``failed``."""
+    for n in numbers:
+        if (n, memory) not in failed:
             gpus = placement.find_any(n, memory=memory)
             if gpus is not None:
-                placement.take(gpus)
-                free -= n
-                given[row] = gpus
-                break
+                return gpus
             failed.add((n, memory))
-    return given
+    return None
 
 
 def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]:

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .cells import free_gpus, grid_of
-from .contract import Bools, Ints, Phase, View
+from .cells import Free, free_gpus, grid_of
+from .contract import Bools, Floats, Ints, Phase, View
+from .reach import Reach
 
 
 class Placement:
@@ -37,10 +38,10 @@ class Placement:
             self._now = free_gpus(grid_of(gpus), now)
         # One set serves as both until they differ: most ticks have nothing that stops.
         self._soon = self._now
-        stopping = jobs.phase == Phase.STOPPING
-        if np.count_nonzero(stopping):
+        phase = jobs.phase
+        if len(phase) and phase[phase.argmax()] == Phase.STOPPING:  # the greatest
             soon = gpus.usable.copy()
-            soon[jobs.alloc_gpus[~stopping[jobs.holder]]] = False
+            soon[jobs.alloc_gpus[(phase != Phase.STOPPING)[jobs.holder]]] = False
             self._soon = free_gpus(self._now.grid, soon)
 
     def copy(self) -> Placement:
@@ -50,6 +51,10 @@ class Placement:
         twin._now = self._now.copy()
         twin._soon = twin._now if self._soon is self._now else self._soon.copy()
         return twin
+
+    def settled(self) -> Free | None:
+        """What is free, if nothing more will be soon."""
+        return self._now if self._soon is self._now else None
 
     def free(self) -> int:
         """GPUs that are free now."""
@@ -92,14 +97,23 @@ class Placement:
 
     def would_fit(self, n: int, freed: Ints, *, memory: float = 0.0) -> bool:
         """Whether ``find_soon(n)`` would succeed if the GPUs ``freed`` (now held by running jobs) were given up."""
-        fitting = self._fitting(memory)
+        fitting, soon = self._fitting(memory), self._soon
+        in_one_node = fitting is None and n <= soon.grid.largest(None)
+        if n > len(freed) + (soon.largest() if in_one_node else soon.total()):
+            return False
         if not self._all_usable:
             freed = freed[self.gpus.usable[freed]]
-        per_node = self._soon.per_node() if fitting is None else self._soon.masked(fitting).per_node()
+        per_node = soon.per_node() if fitting is None else soon.masked(fitting).per_node()
         if fitting is not None:
             freed = freed[fitting[freed]]
         per_node = per_node + np.bincount(self.gpus.node[freed], minlength=len(per_node))
-        return self._soon.grid.enough(n, per_node, fitting)
+        return soon.grid.enough(n, per_node, fitting)
+
+    def reach(self, gpus: Ints, level: Floats, *, memory: float = 0.0) -> Reach:
+        """What more could be found soon if the holders of ``gpus`` went; ``level``, one a GPU of these: the least go first, inf stay."""
+        if not self._all_usable:
+            level = np.where(self.gpus.usable[gpus], level, np.inf)
+        return Reach(self._soon, gpus, level, self._fitting(memory))
 
     def capacity(self, *, memory: float = 0.0) -> int:
         """GPUs of the pool with at least ``memory`` bytes, held or not, usable or not: no gang can be larger."""

@@ -22,6 +22,7 @@ from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
+from .standstill import Standstill
 from .victims import Victims, displaceable, draining, movable
 
 
@@ -40,6 +41,7 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
+    steady: bool = False  #: while nothing else happens, time lets no claim exceed a hold that it does not exceed now
 
 
 def serve(view: View, ranking: Ranking | Callable[[], Ranking]) -> Plan:
@@ -108,6 +110,8 @@ class _Tick:
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
         self.failed: set[tuple[int, float]] = set()
+        self.wanted: list[tuple[int, float]] = []  #: GPUs and claim of the first of each size that was looked at and cannot start
+        self.beyond: list[tuple[int, float]] = []  #: the same, of whom nobody with more GPUs was looked at
 
     def _possible(self, rows: Ints) -> Bools:
         """Which of these jobs the pool could ever hold."""
@@ -158,16 +162,21 @@ class _Tick:
                 return
             elif self._place(row):
                 self.queue.advance()
-            elif self.ranking.blocking:
-                self.queue.alive &= self.claim[self.queue.rows] != self.claim[row]
             else:
                 self._leave(row)
 
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
+        claim = float(self.claim[row])
+        self.wanted.append((int(self.jobs.gpus_min[row]), claim))
+        if self.ranking.blocking:
+            self.queue.alive &= self.claim[self.queue.rows] != claim
+            return
         self.queue.leave()
         if not self.displaced and not self._has_weaker(row):
-            self.queue.leave_larger(self.placement.free_soon())
+            free = self.placement.free_soon()
+            self.queue.leave_larger(free)
+            self.beyond.append((free, claim))
 
     def _place(self, row: int) -> bool:
         n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
@@ -217,7 +226,27 @@ class _Tick:
             preempt=[int(jobs.id[row]) for row in sorted(self.preempted - self.given.keys())],
             waiting=Later(lambda: waiting(jobs, self.unserved, self._why(), self.placement, self.ranking.displaceable)),
             order=Later(self._order),
+            standstill=self._standstill(),
         )
+
+    def _standstill(self) -> Standstill | None:
+        """Where it is easily shown: nobody stops, nothing is kept for anybody, and all GPUs suit all jobs."""
+        ranking, free = self.ranking, self.placement.settled()
+        if free is None or self.preempted or self.jobs.protected is not None:
+            return None
+        if ranking.relaxed is not None or np.count_nonzero(self.queue.memory):
+            return None
+        held: list[tuple[Ints | tuple[int, ...], Floats | float]] = []
+        if ranking.claim is not None:
+            if not ranking.steady:
+                return None
+            held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
+            held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
+        return Standstill(free, held, self._all_wanted, passable=not ranking.blocking)
+
+    def _all_wanted(self) -> list[tuple[int, float]]:
+        sizes = self.queue.gpus
+        return [*self.wanted, *((n, claim) for free, claim in self.beyond for n in set(sizes[sizes > free].tolist()))]
 
     def _order(self) -> list[int]:
         return [int(job) for job in self.jobs.id[self.unserved]]

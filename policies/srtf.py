@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import Jobs, Plan, View, tunable
-from .estimates import MEASURES, TIME, measured, remaining_time
+from .estimates import MEASURES, TIME, all_known, measured, remaining_time
 from .serving import Ranking, serve
 
 
@@ -43,5 +43,6 @@ class Srtf:
             key=left,
             claim=-left,
             hold=-left / self.config.hysteresis,
+            steady=all_known(jobs),
             displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining {self.config.measure}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -91,36 +92,25 @@ class Victims:
         return sorted({owner for owner in self.owner_of[list(target)].tolist() if owner >= 0 and self.left[owner]})
 
     def _shortest_prefix(self, placement: Placement, n: int, memory: float, limit: int) -> int | None:
-        """How many of the weakest must go, when they go in that order: by galloping, as one by one is slow (KAI-Scheduler #1410)."""
-
-        def fits(count: int) -> bool:
-            return placement.would_fit(n, self._gpus_of_first(count), memory=memory)
-
-        weaker = self.left[:limit].nonzero()[0]
-        if not len(weaker) or not fits(limit):
-            return None
-        low = int(weaker[0])  # those before have gone already
-        high = low + 1
-        while high < limit and not fits(high):
-            low, high = high, 2 * high
-        high = min(high, limit)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+        """How many of the weakest must go, when they go in that order."""
+        left = self.left[self.owner]
+        reach = placement.reach(self.gpus[left], self.owner[left].astype(np.float64), memory=memory)
+        count = bisect_left(range(limit), True, key=lambda last: reach.fits(n, last + 1)) + 1
+        return count if count <= limit else None
 
     def _gpus_of_first(self, count: int) -> Ints:
         upto = int(self.owner.searchsorted(count))
         gpus: Ints = self.gpus[:upto][self.left[self.owner[:upto]]]
         return gpus
 
-    def _gpus_of(self, positions: list[int]) -> Ints:
-        return np.concatenate([self.jobs.allocation(int(self.rows[position])) for position in positions])
-
     def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
         """Drop victims that are not needed, strongest first; what remains is minimal."""
         for position in reversed(doomed):
             fewer = [other for other in doomed if other != position]
-            if fewer and placement.would_fit(n, self._gpus_of(fewer), memory=memory):
+            if fewer and self._suffice(fewer, placement, n, memory):
                 doomed = fewer
         return doomed
+
+    def _suffice(self, positions: list[int], placement: Placement, n: int, memory: float) -> bool:
+        gpus = np.concatenate([self.jobs.allocation(int(self.rows[position])) for position in positions])
+        return placement.would_fit(n, gpus, memory=memory)

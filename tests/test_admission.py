@@ -103,6 +103,27 @@ class TestFromTheMiddle:
         options = Options(costs=Costs(resume=7.0))
         assert ends(make_view([3], jobs), options=options, start_up=np.array([6.0, 6.0, 4.0])) == [14, 17, 14]
 
+    @pytest.mark.parametrize(("policy", "expected"), [("unisched", 160.0), ("fifo", 100.0)])
+    def test_a_new_gang_is_profiled_before_it_trains_where_the_policy_does_that(self, policy: str, expected: float) -> None:
+        options = Options(costs=Costs(profiling=60.0))
+        assert ends(make_view([4], [Job(1, gpus=4, profile_gpus=2, remaining=100)]), policy, options=options) == [expected]
+
+    @pytest.mark.parametrize("jobs", [Job(1, gpus=2, profile_gpus=2, remaining=100), Job(1, gpus=4, remaining=100)], ids=["small", "known"])
+    def test_who_has_all_its_gpus_in_its_profiling_run_or_is_known_loses_no_time(self, jobs: Job) -> None:
+        assert ends(make_view([4], [jobs]), "unisched", options=Options(costs=Costs(profiling=60.0))) == [100.0]
+
+    def test_a_profiling_run_goes_on_where_it_is(self) -> None:
+        """It has trained for 15 of 60 s, after a start of 5 s; then the gang has its own first start."""
+        job = Job(1, gpus=4, profile_gpus=2, held=(0, 1), remaining=100, lease_time=20, lease_end=NOW + 280)
+        options = Options(costs=Costs(profiling=60.0, resume=30.0))
+        assert ends(make_view([4], [job]), "unisched", options=options, start_up=np.array([5.0])) == [45 + 5 + 100]
+
+    def test_what_is_believed_of_a_job_stays_as_wrong_when_its_speed_is_known(self) -> None:
+        """Job 1 is believed to be the shortest from the start to the end, and takes the longest."""
+        jobs = [Job(1, gpus=4, profile_gpus=2, remaining=10), Job(2, gpus=4, remaining=50)]
+        options = Options(costs=Costs(profiling=60.0))
+        assert ends(make_view([4], jobs), "unisched", left=[200, 50], options=options)[1] > 260
+
     def test_a_job_that_is_stopping_gives_its_gpus_up_and_goes_on_later(self) -> None:
         jobs = [Job(1, held=(0,), remaining=30, run_time=9, stopping=True, submitted=1), Job(2, remaining=10, submitted=0)]
         second, first = ends(make_view([1], jobs), options=Options(costs=Costs(resume=3.0)))
@@ -401,7 +422,9 @@ class TestBounds:
 
         assert asyncio.run(ask()) == ["busy", "estimated"]
 
-    def test_a_policy_that_is_slow_is_asked_for_its_order_only(self, store: Any) -> None:
+    def test_a_policy_that_is_slow_is_asked_for_its_order_only(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(admission, "PATIENCE", 60.0)  # of the clock: what is to be seen here is counted in processor time
+
         class Slow:
             name = "slow"
 
@@ -431,6 +454,67 @@ def specs(*tasks: tuple[int | None, bool]) -> list[JobSpec]:
 
 def test_of_an_array_the_first_and_the_last_task_stand_for_all() -> None:
     assert with_deadlines(specs((0, True), (1, True), (2, True), (None, False), (None, True))) == [0, 2, 4]
+
+
+def _profiled_for(con: Any) -> None:
+    """Profiling runs of 10, 20 and 90 s, and some that tell nothing: stopped, not of profiling, without a worker."""
+    con.execute(
+        "INSERT INTO jobs BY NAME SELECT 1 AS id, 'a' AS name, 'train' AS kind, 'default' AS pool, 'ann' AS owner, 'cancelled' AS state,"
+        " now() AS state_since, 0 AS priority, false AS held, 1 AS gpus_min, 1 AS gpus_max, 0 AS gpu_memory, 'best-effort' AS demand,"
+        " 'toy' AS model, now() AS submitted_at, now() AS finished_at, 0 AS attempts, 0 AS failures, 0 AS preemptions,"
+        " false AS cancel_requested, 0 AS run_time, 0 AS attained, '{}' AS labels, '{}' AS spec"
+    )
+    con.execute(
+        "INSERT INTO leases BY NAME SELECT n AS id, 1 AS job_id, n AS attempt, 1 AS gpu_count, 'ended' AS state, 'unisched' AS policy,"
+        " TIMESTAMP '2026-01-01' AS granted_at, CASE WHEN lived THEN granted_at + INTERVAL 3 SECOND END AS started_at,"
+        " granted_at + to_seconds(3 + seconds) AS ended_at, outcome, profile"
+        " FROM (VALUES (1, 10, 'profiled', true, true), (2, 20, 'profiled', true, true), (3, 90, 'profiled', true, true),"
+        " (4, 999, 'cancelled', true, true), (5, 999, 'profiled', false, true), (6, 999, 'profiled', true, false))"
+        " ended(n, seconds, outcome, profile, lived)"
+    )
+
+
+class TestProfiling:
+    """What a spec is told of the profiling run that it would need; its gang has 4 GPUs, 100 s of work, and its start takes no time."""
+
+    def ask(self, store: Any, policy: str, **fields: Any) -> dict[str, Any]:
+        work: dict[str, Any] = {"recipe": "toy"} | fields
+        spec = JobSpec(name="x", estimate=100.0, gpus_min=4, gpus_max=4, **work)
+
+        async def run() -> dict[str, Any]:
+            asked = Admission(store, StubScheduling(make_view([4]), partial(registry.create, policy, {})))  # type: ignore[arg-type]
+            return await asked.of_spec([spec], 0)
+
+        answer = asyncio.run(run())
+        assert answer["status"] == "estimated"
+        return {"takes": answer["end_50"] - answer["now"], "signature": spec.signature, "pool": spec.pool}
+
+    @pytest.fixture(autouse=True)
+    def _starts_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(admission, "start_up_seconds", lambda known, _: np.zeros(len(known.model)))
+        monkeypatch.setattr(admission, "PATIENCE", 60.0)
+
+    def test_it_comes_first_where_the_policy_in_force_gives_such_runs(self, store: Any) -> None:
+        late, soon = (self.ask(store, policy)["takes"] for policy in ("unisched", "fifo"))
+        assert late == pytest.approx(soon + admission.PROFILING)
+
+    def test_of_a_command_nothing_can_be_measured(self, store: Any) -> None:
+        assert self.ask(store, "unisched", recipe=None, command=["true"])["takes"] == pytest.approx(self.ask(store, "fifo")["takes"])
+
+    def test_not_where_its_speed_is_known(self, store: Any) -> None:
+        asked = self.ask(store, "unisched")
+        measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now())"
+        store.exclusive(lambda con: con.execute(measured, [asked["signature"]]))
+        assert self.ask(store, "unisched")["takes"] == asked["takes"], "measured on other GPUs than the pool has"
+        gpu = "INSERT INTO gpus VALUES ('g', 'n', 0, $1, 'cuda', 'A100', 0, 'ok', NULL)"
+        store.exclusive(lambda con: con.execute(gpu, [asked["pool"]]))
+        assert self.ask(store, "unisched")["takes"] == pytest.approx(asked["takes"] - admission.PROFILING)
+
+    def test_runs_take_as_long_as_they_did(self, store: Any) -> None:
+        """The median of 10, 20 and 90 s; what was stopped or did not measure does not count."""
+        before = self.ask(store, "unisched")["takes"]
+        store.exclusive(_profiled_for)
+        assert self.ask(store, "unisched")["takes"] == pytest.approx(before - admission.PROFILING + 20.0)
 
 
 class TestStartUps:

@@ -38,6 +38,7 @@ SETTINGS = [
     ("edf", {}),
     ("genie", {}),
     ("genie", {"elastic": False}),
+    ("genie", {"backfill": False}),
     ("hydra", {}),
     ("hydra", {"backfill": False}),
     ("threesigma", {}),
@@ -226,6 +227,16 @@ def test_genie_gives_the_fewest_gpus_that_meet_the_deadline():
     assert gpus(99) == 1  # lost anyway
     assert gpus(100, free=4) == 4  # none of those that meet it are free: the fastest
     assert gpus(100, elastic=False) == 1
+
+
+def test_genie_without_backfilling_lets_nobody_pass_but_whom_no_pool_could_hold():
+    """Job 1 has the least laxity, and waits for 4 of which 2 are free; nothing could ever hold job 4."""
+    first = Job(1, gpus=4, remaining=100.0, tiers=((NOW + 200, 100.0),))
+    jobs = [Job(9, held=(0, 1)), first, Job(2, remaining=10.0), Job(3, remaining=10.0)]
+    assert given_gpus(plan("genie", make_view([4], jobs))).keys() >= {2, 3}
+    assert given_gpus(plan("genie", make_view([4], jobs), backfill=False)).keys() <= {9}
+    too_large = [Job(4, gpus=8, remaining=1.0, tiers=((NOW + 10, 100.0),)), Job(2, remaining=10.0)]
+    assert given_gpus(plan("genie", make_view([4], too_large), backfill=False)).keys() == {2}
 
 
 def test_genie_counts_laxity_on_the_best_number_of_gpus():

@@ -21,6 +21,7 @@ from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Policy, Profile, View
 from stoker.policies.profiles import Throughput
 from stoker.policies.unisched.modelling import model, standing_of
+from stoker.policies.unisched.problem import Problem
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
 from views import GIB, NOW, Job, given, make_view, reasons, views
@@ -387,12 +388,95 @@ def test_a_gang_for_two_nodes_is_profiled_on_one_where_there_is_no_other():
     assert {gpu // 4 for gpu in answer.allocations[2].gpus} == {1}
 
 
+# What the optimisation is asked
+
+
+def asked(view: View, **config: Any) -> Problem:
+    made, aside = make(**config).config, np.zeros(len(view.gpus), dtype=bool)
+    return model(view, roles_of(view, made), standing_of(view, aside), made, ~aside).problem
+
+
 def test_a_deadline_in_a_hundred_years_costs_nothing():
     jobs = [strict(n, 1, 1000, 3.2e9, submitted=float(n)) for n in range(1, 30)]
-    view = make_view([8], jobs)
-    aside = np.zeros(8, dtype=bool)
-    asked = model(view, roles_of(view, make().config), standing_of(view, aside), make().config, ~aside)
-    assert asked.problem.tier_leases.max() < 100
+    assert asked(make_view([8], jobs)).tier_leases.max() < 100
+
+
+@pytest.mark.parametrize(
+    ("first", "leases"), [(720.0, 11), (300.0, 17)], ids=["until the first deadline", "until the next one if the work does not fit"]
+)
+def test_suspensions_are_those_until_the_first_deadline_that_can_be_met(first: float, leases: int):
+    """600 s of work within 12 terms of 60 s are expected to take 625 s; within 100 terms they take 998 s, more suspensions among them."""
+    job = Job(1, remaining=600.0, tiers=((NOW + first, 100.0), (NOW + 6000, 20.0)), overhead=30.0)
+    assert asked(make_view([1], [job]), be_lease=60.0, slo_leases=1).option_leases.tolist() == [leases]
+
+
+def test_on_more_nodes_than_needed_it_takes_as_many_times_longer():
+    """1000 s take 1.5 / 1.05 times as long: 5 leases of 300 s, not 4."""
+    problem = asked(make_view([8, 8, 8], [strict(1, 6, 1000, 9000, profile=0)], profiles=[VGG]), slo_leases=1, resumption_aware=False)
+    assert problem.option_cells.tolist() == [[0, -1, 0, 1], [6, 0, 0, 0]]
+    assert problem.option_leases.tolist() == [4, 5]
+
+
+def test_who_renews_on_more_nodes_than_needed_stays_there_at_that_speed():
+    held = {"held": (0, 1, 2, 8, 9, 10), "lease_time": 300.0, "lease_end": NOW}
+    known, unknown = (strict(1, 6, 1000, 9000, profile=profile, **held) for profile in (0, -1))
+    for job, leases in ((known, 5), (unknown, 4)):
+        problem = asked(make_view([8, 8], [job], profiles=[VGG]), slo_leases=1, resumption_aware=False)
+        assert problem.option_cells.tolist() == [[6, 0, 0, 0]]
+        assert problem.option_leases.tolist() == [leases]
+
+
+def test_a_gang_that_takes_the_whole_pool_takes_it_in_one_piece():
+    assert asked(make_view([8], [Job(1, gpus=8, remaining=100.0)])).option_cells.tolist() == [[0, 0, 0, 1]]
+
+
+def test_a_deadline_whose_lease_goes_on_has_its_later_leases_planned():
+    """Its lease has 200 s to go of the 900 that it needs; one that needs no more than its lease is no part of it."""
+    held = {"held": (0,), "lease_time": 100.0, "lease_end": NOW + 200}
+    problem = asked(make_view([2], [strict(1, 1, 900, 3000, **held)]), slo_leases=1, resumption_aware=False)
+    assert problem.may_start.tolist() == [False]
+    assert problem.first_slot.tolist() == [1]
+    assert problem.option_leases.tolist() == [3]
+    assert problem.busy.tolist() == [1]
+    assert len(asked(make_view([2], [strict(1, 1, 150, 3000, **held)]))) == 0
+
+
+@pytest.mark.parametrize("apart", [{}, {"best_effort": "srtf"}, {"profiler": "static"}], ids=["nobody", "best effort", "profiling"])
+def test_who_is_served_apart_is_not_asked_for(apart: dict[str, str]):
+    view = make_view([8], [Job(1, remaining=50.0), Job(2, profile_gpus=1), strict(3, 1, 100, 900)])
+    assert len(asked(view, **apart)) == 3 - len(apart)
+
+
+def test_without_maxima_of_iterations_the_estimates_are_what_is_believed():
+    view = make_view([1], [strict(1, 1, 1000, 1500), Job(2, remaining=10.0)])
+    view = dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, remaining_most=None))
+    assert given(plan("chronus", view, profiler="unified")) == {1: (0,)}
+
+
+def test_nothing_is_decided_anew_for_a_deadline_that_runs():
+    """Job 2 came within the cycle and has to end before the next one; it runs already."""
+    policy = make()
+    policy.plan(make_view([3], [Job(1, remaining=900.0)]))
+    first = Job(1, remaining=900.0, held=(0,), lease_time=10.0, lease_end=END)
+    second = strict(2, 1, 100, 150, held=(1,), lease_time=5.0, lease_end=END)
+    later = policy.plan(make_view([3], [first, second, Job(3, remaining=500.0, submitted=NOW)], now=NOW + 10))
+    assert (later.gap, later.wake_at) == (None, END)
+    assert given(later) == {3: (2,)}
+
+
+def test_who_needs_much_memory_is_placed_before_larger_gangs_that_do_not():
+    memory = [80 * GIB] * 4 + [24 * GIB] * 4
+    jobs = [strict(1, 4, 1000, 1300), dataclasses.replace(strict(2, 2, 1000, 1300), memory=48 * GIB)]
+    runs = given(plan("unisched", make_view([4, 4], jobs, memory=memory)))
+    assert set(runs[1]) == {4, 5, 6, 7}
+    assert set(runs[2]) < {0, 1, 2, 3}
+
+
+def test_a_cycle_begins_at_its_time_but_for_the_rounding():
+    policy = make()
+    policy.plan(make_view([2], [Job(1, remaining=900.0)]))
+    assert policy.plan(make_view([2], [Job(1, remaining=900.0)], now=END - 1e-3)).wake_at == END
+    assert policy.plan(make_view([2], [Job(1, remaining=900.0)], now=END - 5e-7)).wake_at == END + 300
 
 
 # Every view

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stoker.policies.unisched.columns import make_columns
 from stoker.policies.unisched.dual import evaluate
+from stoker.policies.unisched.last import last_of
 from stoker.policies.unisched.patterns import patterns
 from stoker.policies.unisched.plain import solve_plain
-from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
+from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Guess, Limits, Problem, Solution, Warm, from_level
 from stoker.policies.unisched.schedule import Schedule
 from stoker.policies.unisched.selector import solve
+from stoker.policies.unisched.twins import find_twins
 from views import NOW  # noqa: F401 - loads the settings of hypothesis
 
 NODE = 8
@@ -100,10 +103,28 @@ def small_problems(draw: st.DrawFn, most: int = 8) -> Problem:
 @st.composite
 def mixed_problems(draw: st.DrawFn, most: int = 8) -> Problem:
     """On some of the whole nodes GPUs have much memory, which some of the jobs ask for."""
-    problem = draw(small_problems(most))
+    problem = draw(small_problems(most) | arrays(most))
     large = draw(st.integers(0, int(problem.cells[0, -1])))
     memory = draw(st.lists(st.integers(0, 1), min_size=len(problem), max_size=len(problem)))
     return dataclasses.replace(problem, cells=np.vstack([problem.cells, ints(0, 0, 0, large)]), memory=ints(*memory))
+
+
+@st.composite
+def arrays(draw: st.DrawFn, most: int = 8) -> Problem:
+    """Jobs that are alike, or nearly, among each other."""
+    kinds = draw(st.lists(some_jobs(), min_size=1, max_size=2))
+    jobs = [draw(st.sampled_from(kinds)) for _ in range(draw(st.integers(2, most)))]
+    return make_problem([draw(st.sampled_from([job, nearly(job)])) for job in jobs], NODE * draw(st.integers(1, 3)))
+
+
+def nearly(job: Job) -> Job:
+    """The same job with rewards that are 0.05 % larger."""
+    tiers = [(end, 1.0005 * reward) for end, reward in job.tiers]
+    return dataclasses.replace(job, tiers=tiers, now=1.0005 * job.now)
+
+
+problems = small_problems() | mixed_problems() | arrays()
+larger_problems = small_problems(most=14) | mixed_problems(most=14) | arrays(most=14)
 
 
 def slots_used(problem: Problem, solution: Solution) -> np.ndarray:
@@ -155,7 +176,7 @@ def largest_reward(problem: Problem) -> float:
     return max(float(part.max(initial=0.0)) for part in (problem.tier_reward, problem.now_reward, problem.option_bonus))
 
 
-@given(small_problems() | mixed_problems())
+@given(problems)
 def test_it_is_within_one_per_cent_of_the_plain_program_and_its_bound_is_above_it(problem: Problem) -> None:
     solution, plain = solve(problem), solve_plain(problem, PROOF)
     assert plain.optimal
@@ -165,7 +186,7 @@ def test_it_is_within_one_per_cent_of_the_plain_program_and_its_bound_is_above_i
     assert solution.status == OPTIMAL
 
 
-@given(small_problems(most=14) | mixed_problems(most=14))
+@given(larger_problems)
 def test_an_answer_is_what_it_says(problem: Problem) -> None:
     assert_true(problem, solve(problem))
 
@@ -177,7 +198,7 @@ def test_a_larger_answer_is_what_it_says(size: tuple[int, int], seed: int) -> No
     assert_true(problem, solve(problem, Limits(exact=0, cores=((200, 1.0),), nodes=20)))
 
 
-@given(small_problems(most=14))
+@given(larger_problems)
 def test_without_time_there_is_an_answer(problem: Problem) -> None:
     clock = itertools.count()
     solution = solve(problem, Limits(seconds=0.0, clock=lambda: float(next(clock))))
@@ -216,12 +237,69 @@ def test_the_same_problem_has_the_same_answer(problem: Problem) -> None:
             assert np.array_equal(one, other)
 
 
-@given(small_problems(most=10), small_problems(most=10))
-def test_prices_of_another_cycle_do_no_harm(last: Problem, problem: Problem) -> None:
-    warm, cold = solve(problem, warm=solve(last).warm), solve(problem)
+@given(problems, problems, st.randoms(use_true_random=False))
+def test_a_stale_start_does_no_harm(last: Problem, problem: Problem, random: Random) -> None:
+    """The jobs of the cycle before are some of these, and others, with other options and deadlines."""
+    before, after = (np.array(random.sample(range(12), len(cycle)), dtype=np.int64) for cycle in (last, problem))
+    warm = solve(problem, warm=last_of(before, last, solve(last)).warm(after, problem))
     assert_true(problem, warm)
-    assert warm.objective >= 0.99 * cold.objective - 1e-6
+    assert warm.objective >= 0.99 * solve(problem).objective - 1e-6
     assert warm.status == OPTIMAL
+
+
+@given(larger_problems, st.randoms(use_true_random=False))
+def test_any_guess_at_any_prices_does_no_harm(problem: Problem, random: Random) -> None:
+    """Also one that gives jobs the options of others, or deadlines that nobody has."""
+    guess = Guess(*(ints(*(random.randint(-1, 60) for _ in range(len(problem)))) for _ in range(2)))
+    prices = Warm(np.array([random.random() for _ in range(4)]), ints(2, 5), np.array([random.random(), 3.0]), guess)
+    solution = solve(problem, warm=prices)
+    assert_true(problem, solution)
+    assert solution.status == OPTIMAL or solution.gap > 0.01
+
+
+def test_a_choice_that_is_still_right_is_all_it_takes() -> None:
+    """The same problem begun with its own prices and choice needs no iteration and no core."""
+    for seed in range(3):
+        problem, ids = random_problem(60, 64, seed), np.arange(60)[::-1]
+        first = solve(problem, Limits(gap=0.02))
+        again = solve(problem, Limits(gap=0.02), last_of(ids, problem, first).warm(ids, problem))
+        assert (again.counts["iterations"], again.counts["core"]) == (0, 0)
+        assert again.status == OPTIMAL
+
+
+def test_the_last_choice_is_found_again_by_job() -> None:
+    """Job 7 has gone, jobs 8 and 12 came; job 5 has lost an option, job 9 its deadlines."""
+    whole_node, apart = whole(8, 4), (8, (8, 0, 0, 0), 5, 0.0)
+    nine, five, seven = (Job([whole_node, apart], [(4, 100.0), (9, 50.0)]) for _ in range(3))
+    before = make_problem([nine, five, seven], 24)
+    chosen = dataclasses.replace(solve(before), option=ints(0, 3, 4), tier=ints(1, 2, 4))
+    steps = [(3, 100.0), (8, 50.0)]
+    now = make_problem([Job([whole_node], steps), Job([apart, whole_node]), Job([apart], steps), Job([whole_node], steps)], 24)
+    guess = last_of(ints(9, 5, 7), before, chosen).warm(ints(8, 9, 5, 12), now).guess
+    assert guess is not None
+    assert guess.option.tolist() == [-1, 2, 3, -1]
+    assert guess.tier.tolist() == [-1, -1, 2, -1]
+
+
+def test_a_choice_of_nodes_of_another_size_is_no_guess() -> None:
+    problem = make_problem([Job([whole(1, 1)], now=1.0)], 8)
+    smaller = dataclasses.replace(problem, cells=ints(0, 0, 2)[None], option_cells=problem.option_cells[:, :3])
+    guess = last_of(ints(1), problem, solve(problem)).warm(ints(1), smaller).guess
+    assert guess is not None and guess.option.tolist() == [-1]
+
+
+def test_a_guess_of_alike_jobs_is_one_of_their_row() -> None:
+    alike = Job([whole(2, 1), whole(4, 1)], [(3, 9.0), (4, 5.0)])
+    twins = find_twins(make_problem([Job([whole(1, 1)], [(2, 5.0)]), alike, alike], 8), 0.0)
+    option, tier = twins.of_guess(Guess(ints(-1, 2, 4), ints(-1, -1, 4)))
+    assert (option.tolist(), tier.tolist()) == ([2, 2], [-1, 2])
+
+
+def test_nobody_of_a_last_cycle_is_a_start_too() -> None:
+    problem = random_problem(20, 24, 0)
+    nothing = make_problem([], 24)
+    warm = last_of(ints(), nothing, solve(nothing)).warm(np.arange(20), problem)
+    assert solve(problem, warm=warm).objective >= 0.99 * solve(problem).objective
 
 
 def test_prices_of_the_last_cycle_save_iterations() -> None:
@@ -243,7 +321,7 @@ def test_any_prices_bound_every_schedule(problem: Problem, numbers: list[float])
     assert bound >= solve(problem).objective - 1e-6
 
 
-@given(small_problems(most=14))
+@given(small_problems(most=14) | arrays(most=14))
 def test_what_runs_fits_on_real_cells(problem: Problem) -> None:
     """Each node's positions are given out cell by cell, largest first, as the pieces of the chosen options."""
     solution = solve(problem)
@@ -379,12 +457,69 @@ def test_far_deadlines_share_rows_and_the_answer_still_exists() -> None:
     assert solution.gap < 0.05
 
 
+def test_tasks_of_an_array_are_one_row_each_with_its_own_answer() -> None:
+    """Ten of four GPUs and two leases until slot 4 in a node of 8, where 2 run at once: four are in time, the first of them now."""
+    array, other = Job([whole(4, 2)], [(4, 100.0)]), Job([whole(8, 9)], [(2, 100.0)])
+    problem = make_problem([array] * 5 + [other] + [array] * 5, 8)
+    together, apart = solve(problem), solve(problem, Limits(alike=None))
+    assert together.counts["alike"] == 9 and apart.counts["alike"] == 0
+    assert together.counts["columns"] * 10 == apart.counts["columns"]
+    assert together.objective == apart.objective == 400.0
+    assert_true(problem, together)
+    assert together.tier.tolist() == [0, 1, 2, 3] + [-1] * 7
+    assert together.now.tolist() == [True, True] + [False] * 9
+
+
+def test_what_makes_jobs_unlike() -> None:
+    job = Job([whole(2, 2, 0.5)], [(4, 100.0)], now=0.5)
+    others = [
+        dataclasses.replace(job, options=[whole(2, 3, 0.5)]),
+        dataclasses.replace(job, options=[whole(4, 2, 0.5)]),
+        dataclasses.replace(job, options=[(2, (2, 0, 0, 0), 2, 0.5)]),
+        dataclasses.replace(job, options=[whole(2, 2)]),
+        dataclasses.replace(job, options=[whole(2, 2, 0.5), whole(4, 1)]),
+        dataclasses.replace(job, tiers=[(5, 100.0)]),
+        dataclasses.replace(job, tiers=[(4, 101.0)]),
+        dataclasses.replace(job, tiers=[]),
+        dataclasses.replace(job, now=0.6),
+        dataclasses.replace(job, now=0.0),
+        dataclasses.replace(job, lease=2),
+        dataclasses.replace(job, first=1),
+    ]
+    for other in others:
+        assert len(find_twins(make_problem([job, other, job], 8), 1e-3).problem) == 2
+    large = dataclasses.replace(make_problem([job, job], 8), cells=ints(0, 0, 0, 1, 0, 0, 0, 1).reshape(2, 4), memory=ints(0, 1))
+    assert len(find_twins(large, 1e-3).problem) == 2
+    everyone = find_twins(make_problem([*others, job, *others], 8), 1e-3)
+    assert len(everyone.problem) == len(others) + 1
+
+
+def test_alike_jobs_keep_the_slot_of_their_first_lease() -> None:
+    problem = make_problem([Job([whole(4, 1)], [(1, 5.0)], first=2)] * 2, 8)
+    assert find_twins(problem, 0.0).problem.first_slot.tolist() == [2]
+    assert slots_used(problem, solve(problem))[:4].tolist() == [0, 0, 8, 0]
+
+
+def test_rewards_within_the_tolerance_are_taken_for_the_largest_but_paid_as_they_are() -> None:
+    rewards = [100.0, 100.02, 100.05]
+    problem = make_problem([Job([whole(8, 1)], [(1, reward)]) for reward in rewards], 24)
+    twins = find_twins(problem, 1e-3)
+    assert len(twins.problem) == 1
+    assert twins.problem.tier_reward.tolist() == [100.05]
+    assert twins.excess == pytest.approx(5e-4)
+    assert len(find_twins(problem, 1e-4).problem) > 1
+    assert len(find_twins(problem, 0.0).problem) == 3
+    solution = solve(problem)
+    assert solution.objective == pytest.approx(300.07)
+    assert solution.bound == pytest.approx(300.15)
+
+
 def test_a_schedule_gives_back_what_is_dropped() -> None:
     problem = make_problem([Job([whole(8, 3, 0.5)], [(4, 9.0)], lease=2), Job([whole(2, 1)], now=1.0)], 16)
     columns = make_columns(problem, 10)
     schedule = Schedule(problem, columns)
     cells, free = schedule.cells.copy(), schedule.free.copy()
-    taken = [column for column in range(len(columns)) if not schedule.has(int(columns.job[column])) and schedule.take(column)]
+    taken = [column for column in range(len(columns)) if schedule.take(column)]
     assert len(taken) == 2
     assert (schedule.free != free).any()
     for column in taken:

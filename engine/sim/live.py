@@ -86,13 +86,10 @@ class LiveJobs(Jobs):
         return self._table.tiers()
 
     @_worked_out
-    def _trained(self) -> Any:
-        """Seconds of training in the present lease."""
-        return np.maximum(self._now - self._floats[F.SINCE], 0.0) * (self._ints[I.HELD] > 0)
-
-    @_worked_out
     def _left(self) -> Any:
-        return self._floats[F.LEFT] - self._trained * self._floats[F.SPEED]
+        """Work left; who holds no GPUs has no speed."""
+        trained = np.maximum(self._now - self._floats[F.SINCE], 0.0)  # seconds in the present lease
+        return self._floats[F.LEFT] - trained * self._floats[F.SPEED]
 
     @_worked_out
     def attained(self) -> Any:

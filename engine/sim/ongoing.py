@@ -106,9 +106,9 @@ class _Ongoing(Simulation):
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
         self.now = view.now
         self.memory = _memory(memory, view)
-        self._starting = np.zeros(len(left))
+        self._start_up = self._starting = np.zeros(len(left))
         if start_up is not None:
-            self.truth = _Starts(self, start_up)
+            self._start_up, self.truth = start_up, _Starts(self, start_up)
             begun = (view.jobs.held > 0) & (view.jobs.run_time == 0.0)
             self._starting = np.where(begun, np.maximum(start_up - view.jobs.lease_time, 0.0), 0.0)
         self._take_over(view, left)
@@ -116,8 +116,7 @@ class _Ongoing(Simulation):
     def _take_over(self, view: View, left: Floats) -> None:
         """Put the jobs in the table as they stand."""
         jobs, table, here = view.jobs, self.table, self.arrivals
-        for job in here.tolist():
-            table.add(job, view.now)
+        self._take_over_profiling(view)
         self.arrived, self.to_come = len(here), 0
         ints, floats = table.ints[:, : table.n], table.floats[:, : table.n]
         ints[I.PREEMPTIONS] = jobs.preemptions[here]
@@ -134,13 +133,31 @@ class _Ongoing(Simulation):
         self.changed = True
         self._push(view.now, Kind.WAKE, 0, self.waking)
 
+    def _take_over_profiling(self, view: View) -> None:
+        """Jobs of unknown speed have their profiling runs to come, or are in them, where the policy gives them such."""
+        jobs = view.jobs
+        needed = np.zeros(len(jobs), dtype=np.int64) if not self.profiles or jobs.profile_gpus is None else jobs.profile_gpus
+        trained = np.maximum(jobs.lease_time - self._start_up, 0.0)
+        for job in self.arrivals.tolist():
+            self.table.add(job, view.now, int(needed[job]))
+            if needed[job]:
+                self.unmeasured[job] = max(self.options.costs.profiling - float(trained[job]), 0.0)
+                if 0 < jobs.held[job] < jobs.gpus_min[job]:
+                    self.profiling.add(job)
+
+    def _know(self, job: int, row: int) -> None:
+        """What is believed of its duration is of the view, and stays as wrong as it is."""
+        belief = self.table.floats[F.BELIEF, row]
+        super()._know(job, row)
+        self.table.floats[F.BELIEF, row] = belief
+
     def _hold(self, job: int, row: int, view: View) -> None:
         """The job has the GPUs that it has, and trains or is about to have stopped."""
         jobs, table, gpus = view.jobs, self.table, view.jobs.allocation(job)
         table.hold(row, gpus)
         table.floats[F.SINCE, row] = view.now + self._starting[job]
         table.ints[I.PHASE, row] = jobs.phase[job]
-        self.recorder.attempts[job] = 1
+        self.recorder.attempts[job] = job not in self.profiling  # from a profiling run nothing goes on
         self.version[job] = 1
         users = self._users(gpus)
         self.free.set(gpus, False)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from ...policies.cells import free_gpus, grid_of
-from ...policies.contract import Allocation, Ints, Phase, Plan, Policy, View
+from ...policies.contract import Ints, Phase, Plan, Policy, View
+from ...policies.standstill import Standstill
 from ..guards import Actions, Memory, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
 from .cluster import Cluster
@@ -34,6 +35,7 @@ from .options import NO_LIMITS, Options
 from .plain import plain_starts
 from .recorder import Recorder
 from .result import Result
+from .said import in_a_line, says_of_its_plan
 from .table import Table
 from .truth import Truth, beliefs
 from .workload import Workload
@@ -92,7 +94,7 @@ class Simulation:
         self.rigid = getattr(policy, "rigid", False)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
         self.plain = observer is None and not self.gpus.memory.any()  #: nobody looks at reasons, and every free GPU suits every job
-        self.starts_alone = self.plain and not self.profiles and _says_of_its_plan(policy, "starts_alone")
+        self.starts_alone = self.plain and not self.profiles and says_of_its_plan(policy, "starts_alone")
         self.heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
         self.version = [0] * len(workload)  #: of a job's lease; events of an older one are void
         self.total = len(self.gpus)
@@ -115,6 +117,9 @@ class Simulation:
         self.sequence = self.events = self.decisions = self.waking = self.running = self.stopping = self.busy = 0
         self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake)  #: by kind
         self.plan_seconds = 0.0
+        self.standstill: Standstill | None = None  #: of those who wait since the last decision
+        self.freed: list[int] = []  #: GPUs that jobs left since then by their end
+        self.came: list[int] = []  #: jobs that came since then
         self.changed = self.acted = self.lapsed = self.vacated = False
         self.fruitless = self.in_vain = 0
 
@@ -178,6 +183,8 @@ class Simulation:
             if (self.waking if kind == Kind.WAKE else self.version[job]) == version:
                 self.events += 1
                 self.handle[kind](job)
+                if kind != Kind.END:
+                    self.standstill = None
         while self.arrived < len(submitted) and submitted[self.arrived] <= self.now:
             self.events += 1
             self._arrive(int(self.arrivals[self.arrived]))
@@ -212,6 +219,7 @@ class Simulation:
 
     def _appear(self, job: int, profile_gpus: int = 0) -> None:
         self.table.add(job, self.now, profile_gpus)
+        self.came.append(job)
         self.to_come -= 1
         self.changed = True
 
@@ -292,7 +300,12 @@ class Simulation:
         table = self.table
         if table.n - self.running - self.stopping != 1:
             return False
-        row = int(table.ints[I.PHASE, : table.n].argmin())  # PENDING is the least
+        self.standstill = None  # it was of this one
+        return self._start_freely(int(table.ints[I.PHASE, : table.n].argmin()))  # PENDING is the least
+
+    def _start_freely(self, row: int) -> bool:
+        """Start this job where the policy would, if it fits on what is free."""
+        table = self.table
         gpus = self.free.find(int(table.ints[I.GPUS_MIN, row]), None, False)
         if gpus is None:
             return False
@@ -302,8 +315,19 @@ class Simulation:
         self._end_leases()
         return True
 
+    def _stands_still(self) -> bool:
+        """Whether those whom the last plan left waiting wait on for certain; one who has come since, and fits, has then started."""
+        still, came, freed = self.standstill, self.came, self.freed
+        self.came, self.freed = [], []
+        if still is None or len(came) > 1 or not still.outlives(freed):
+            return False
+        if came:
+            return still.passable and self._start_freely(self.table.row(came[0]))
+        self.changed = self.acted = False
+        return True
+
     def _decide(self) -> None:
-        if self.starts_alone and self._start_alone():
+        if self.starts_alone and (self._stands_still() or self._start_alone()):
             return
         view = self.view()
         start = time.perf_counter()
@@ -316,11 +340,13 @@ class Simulation:
         starts = plain_starts(plan, self.table, self.free, self.total) if self.plain else None
         if starts is not None:
             actions = Actions(starts)
+            self.standstill = plan.standstill if plan.wake_at is None and self.interval is None else None
         else:
+            self.standstill = None
             try:
                 plan = check(plan, view, reasons=self.observer is not None)
             except PlanError as error:
-                raise self._error(f"invalid plan: {error}; the plan: {_shown(plan)}") from None
+                raise self._error(f"invalid plan: {error}; the plan: {in_a_line(plan)}") from None
             actions = reconcile(view, plan, self.options.limits, self.memory)
         if self.observer is not None:
             self.observer(view, plan, actions)
@@ -511,6 +537,7 @@ class Simulation:
         gpus = self.table.release(row)
         left = gpus if job not in self.partners else [gpu for gpu, users in zip(gpus, self._users(gpus).tolist(), strict=True) if not users]
         self.free.set(left, True)
+        self.freed += left
         self.busy -= len(left)
         self.version[job] += 1
         self.recorder.leave(job, float(self.table.floats[F.GRANTED, row]), self.now, gpus)
@@ -534,6 +561,7 @@ class Simulation:
                 self._change_pace(other)
 
     def _part(self, job: int) -> None:
+        self.standstill = None  # who is left alone on GPUs can be displaced
         for other in sorted(self.partners.pop(job)):
             self.partners[other].discard(job)
             if not self.partners[other]:
@@ -567,24 +595,3 @@ class Simulation:
 
     def _error(self, what: str) -> SimulationError:
         return SimulationError(f"policy {self.policy.name} at {self.now:g} s: {what}")
-
-
-def _says_of_its_plan(policy: Policy, name: str) -> bool:
-    """Whether the class that has this plan(), or one made from it, declares ``name``: what a class says of its own is true of no other."""
-    if "plan" in getattr(policy, "__dict__", ()):
-        return False
-    for kind in type(policy).__mro__:
-        if name in vars(kind):
-            return bool(vars(kind)[name])
-        if "plan" in vars(kind):
-            return False
-    return False
-
-
-def _shown(plan: object) -> str:
-    """A plan in a line: what it gives, as far as that can be read."""
-    allocations = getattr(plan, "allocations", None)
-    if not isinstance(allocations, Mapping):
-        return repr(plan)[:200]
-    given = [f"{job}: {allocation.gpus if isinstance(allocation, Allocation) else allocation}" for job, allocation in allocations.items()]
-    return "{" + ", ".join(given[:10]) + (", …" if len(given) > 10 else "") + "}"

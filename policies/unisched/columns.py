@@ -1,5 +1,7 @@
 """The columns of the optimisation: for a job one (allocation option, deadline aimed at, runs now) each, and the rows they use.
 
+Jobs that are alike are one row of the problem with a number of copies, each of which takes one of its columns or none.
+
 Rows are prices' places: the prefix rows of (5.14) for slot 0, and for ends ``d`` of spans of time the work in slots 1 to
 d - 1. Of a job that needs R more slots of its leases and must have them by D, at least max(0, R - max(0, D - d)) fall there.
 """
@@ -19,9 +21,13 @@ _GROWTH = 1.15  #: of one priced span of time to the next, once there are too ma
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """``c`` columns in the order of their jobs; each job may also take none. Uses and capacities of rows are in GPUs and GPU-slots."""
+    """``c`` columns in the order of their jobs; each job may also take none. Uses and capacities of rows are in GPUs and GPU-slots.
 
-    job: Ints  #: (c,)
+    Choices are arrays of columns, with a column as often in them as copies of its job take it.
+    """
+
+    job: Ints  #: (c,) row of the problem
+    copies: Ints  #: (c,) how many alike jobs that is
     option: Ints  #: (c,) entry of the problem's options
     tier: Ints  #: (c,) entry of the problem's tiers, NONE: runs now for what that is worth alone
     now: Bools  #: (c,)
@@ -56,15 +62,15 @@ class Columns:
         """(len(chosen), cells + spans)"""
         return np.concatenate([self.patterns[self.pattern[chosen]], self.gpus[chosen, None] * self.due[self.kind[chosen]]], axis=1)
 
-    def total(self, chosen: Ints, weights: Floats | None = None) -> Floats:
+    def total(self, chosen: Ints, weights: Ints | None = None) -> Floats:
         """The sum of ``use`` over the chosen columns, times ``weights``."""
         slot0 = np.bincount(self.pattern[chosen], weights, minlength=len(self.patterns)) @ self.patterns
         gpus = self.gpus[chosen] if weights is None else self.gpus[chosen] * weights
         return np.concatenate([slot0, np.bincount(self.kind[chosen], gpus, minlength=len(self.due)) @ self.due])
 
 
-def make_columns(problem: Problem, spans: int) -> Columns:
-    """All columns that could be part of a schedule; ``spans``: rows for work at most."""
+def make_columns(problem: Problem, spans: int, copies: Ints | None = None) -> Columns:
+    """All columns that could be part of a schedule; ``spans``: rows for work at most. ``copies``: (n,) of each job; None: one."""
     job, option, tier, now = _combinations(problem)
     needed, whole = problem.option_leases[option], tier == NONE
     later = np.where(whole, 0, needed - now)
@@ -88,8 +94,9 @@ def make_columns(problem: Problem, spans: int) -> Columns:
     distinct, of_option = np.unique(np.concatenate([np.zeros_like(demand[:1]), demand]), axis=0, return_inverse=True)
     pattern = of_option.ravel()[np.where(now, option + 1, 0)]
     jobs, begins = np.unique(job, return_index=True)
+    many = np.ones_like(job) if copies is None else copies[job]
     return Columns(
-        job, option, tier, now, value, problem.option_gpus[option], later, kind, pattern,
+        job, many, option, tier, now, value, problem.option_gpus[option], later, kind, pattern,
         jobs, np.append(begins, len(job)), distinct.astype(float), due.astype(float), ends,
         np.concatenate([supply, _capacity(problem, ends)]).astype(float),
     )  # fmt: skip
@@ -171,6 +178,22 @@ def _capacity(problem: Problem, ends: Ints) -> Ints:
     taken = np.concatenate([[0], np.cumsum(problem.busy[1:])])
     room: Ints = (ends - 1) * problem.capacity - taken[np.minimum(ends - 1, len(taken) - 1)]
     return room
+
+
+def with_choice(columns: Columns, option: Ints, tier: Ints, reduced: Floats) -> Ints:
+    """The columns of these options and deadlines, as far as there are such; running now or not, as is worth more at the prices."""
+    steps = int(columns.tier.max(initial=0)) + 2
+    keys = np.append((columns.option * steps + columns.tier + 1) * 2 + columns.now, np.iinfo(np.int64).max)  # ascending
+    worth = np.append(reduced, -np.inf)
+    later, now = (_found(keys, (option * steps + tier + 1) * 2 + at_once) for at_once in (0, 1))
+    chosen = np.where(worth[now] >= worth[later], now, later)
+    return chosen[chosen < len(columns)]
+
+
+def _found(keys: Ints, wanted: Ints) -> Ints:
+    """Where each is among the keys, the last place for what is not there."""
+    places = np.searchsorted(keys, wanted)
+    return np.where(keys[places] == wanted, places, len(keys) - 1)
 
 
 def from_warm(columns: Columns, warm: Warm | None) -> Floats:

@@ -54,6 +54,12 @@ class UniSchedConfig:
     margin: float = tunable(
         0.0, "a job with a deadline is taken to need so much longer, as a share, as far as the deadline allows", low=0.0, high=1.0
     )
+    late: float = tunable(
+        0.01,
+        "what a job that has lost its deadlines is worth, as a share of a best-effort job of that length",
+        low=0.0,
+        high=1.0,
+    )
     unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
     effort: str = tunable(
         QUICK, "how far a cycle's optimisation goes where the gap stays too wide: quick, some tenths of a second; thorough, seconds",

@@ -1,8 +1,8 @@
 """The core: the few columns whose choice the prices leave open, chosen among exactly by branch and bound.
 
 Most jobs have one column that is far better at the prices than all others, or none that is worth its price. They are
-settled; the rest is a small integer program over what the settled ones leave of the rows. SCIP of OR-tools solves these
-in a tenth of the time of HiGHS, and CP-SAT is no match for either, as the program is nearly linear.
+settled; the rest is a small integer program over what the settled ones leave of the rows: how many copies of a job take each column.
+SCIP of OR-tools solves these in a tenth of the time of HiGHS, and CP-SAT is no match for either, as the program is nearly linear.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIE = 1e-9  #: of the best column of all: what a loss must be above to be one
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """``settled``: columns that are taken for certain; ``open``: those to choose from, none or one a job."""
+    """``settled``: columns that all copies take for certain; ``open``: those to choose from, none or one a copy."""
 
     settled: Ints
     open: Ints
@@ -51,35 +51,42 @@ def _affordable(columns: Columns, taken: Bools, settled: Bools, best: Floats) ->
     chosen = np.flatnonzero(taken)
     owners = np.searchsorted(columns.jobs, columns.job[chosen])
     order = np.argsort(-best[owners], kind="stable")
-    fits = (np.cumsum(columns.use(chosen[order]), axis=0) <= columns.room + _SLACK).all(axis=1)
+    use = columns.use(chosen[order]) * columns.copies[chosen[order], None]
+    fits = (np.cumsum(use, axis=0) <= columns.room + _SLACK).all(axis=1)
     good = settled.copy()
     good[owners[order][~fits]] = False
     return good
 
 
-def choose(columns: Columns, core: Core, gap: float, nodes: int, seconds: float) -> tuple[Ints | None, float]:
-    """The chosen columns with the settled ones, None when no choice was found in time, and a bound of the core's own optimum."""
-    settled_value = float(columns.value[core.settled].sum())
+def choose(columns: Columns, core: Core, start: Ints, gap: float, nodes: int, seconds: float) -> tuple[Ints | None, float]:
+    """The chosen columns with the settled ones, None when no choice was found in time, and a bound of the core's own optimum.
+
+    ``start``: a choice, of which as much as is open here is the solver's first guess.
+    """
+    settled = np.repeat(core.settled, columns.copies[core.settled])
+    settled_value = float(columns.value[settled].sum())
     if not len(core.open):
-        return core.settled, settled_value
+        return settled, settled_value
     solver, objective, least = new_solver()
-    room = np.maximum(0.0, columns.room - columns.total(core.settled))
+    room = np.maximum(0.0, columns.room - columns.total(settled))
     rows = [solver.Constraint(least, limit) for limit in room.tolist()]
-    use = columns.use(core.open)
-    one_each = {job: solver.Constraint(least, 1.0) for job in np.unique(columns.job[core.open]).tolist()}
+    use, copies = columns.use(core.open), columns.copies[core.open].tolist()
+    of_job = {job: solver.Constraint(least, float(most)) for job, most in zip(columns.job[core.open].tolist(), copies, strict=True)}
     variables = []
     for position, (job, value) in enumerate(zip(columns.job[core.open].tolist(), columns.value[core.open].tolist(), strict=True)):
-        variable = solver.BoolVar("")
+        variable = solver.IntVar(0.0, float(copies[position]), "")
         variables.append(variable)
         objective.SetCoefficient(variable, value)
-        one_each[job].SetCoefficient(variable, 1.0)
+        of_job[job].SetCoefficient(variable, 1.0)
         for row in np.flatnonzero(use[position]).tolist():
             rows[row].SetCoefficient(variable, float(use[position, row]))
+    if len(start):
+        solver.SetHint(variables, np.bincount(start, minlength=len(columns))[core.open].astype(float).tolist())
     bound = bounded(solver, gap, nodes, seconds)
     if bound is None:
         return None, math.inf
-    taken = np.array([variable.solution_value() > 0.5 for variable in variables])
-    return np.sort(np.concatenate([core.settled, core.open[taken]])), settled_value + bound
+    taken = np.array([round(variable.solution_value()) for variable in variables])
+    return np.sort(np.concatenate([settled, np.repeat(core.open, taken)])), settled_value + bound
 
 
 def new_solver() -> tuple[Any, Any, float]:

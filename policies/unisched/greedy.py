@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,121 +17,150 @@ _ENOUGH = 4000  #: columns tried for jobs without one, best first
 
 def within_rows(columns: Columns, chosen: Ints, worth: Floats) -> Ints:
     """Those of the chosen columns that fit in the rows together, by descending worth."""
-    order = chosen[np.argsort(-worth[chosen], kind="stable")]
+    distinct, counts = np.unique(chosen, return_counts=True)
+    order = np.argsort(-worth[distinct], kind="stable")
+    order, wanted = distinct[order], counts[order].tolist()
     left, use, kept = columns.room + 1e-9, columns.use(order), []
-    for position in range(len(order)):
-        rest = left - use[position]
-        if rest.min() >= 0:
-            left = rest
-            kept.append(position)
-    return order[kept]
+    for position, count in enumerate(wanted):
+        rest = left - count * use[position]
+        fitting = count
+        if rest.min() < 0:
+            used = use[position] > 0
+            fitting = int((left[used] // use[position, used]).min()) if count > 1 else 0
+            rest = left - fitting * use[position]
+        left = rest
+        kept.append(fitting)
+    return np.repeat(order, kept)
 
 
-def realise(
-    problem: Problem, columns: Columns, chosen: Ints, reduced: Floats, enough: float, tries: int, over: Callable[[], bool]
-) -> Schedule:
-    """A schedule of as many of the chosen columns as fit, completed with others. ``chosen``: one a job, within the rows.
+def realise(empty: Schedule, chosen: Ints, reduced: Floats, enough: float, tries: int, over: Callable[[], bool]) -> Schedule:
+    """A schedule of as many of the chosen columns as fit, completed with others. ``chosen`` are within the rows.
 
     Who has least time to spare is served first: its leases are where the others' could be anywhere. Gangs are not divisible,
     so some may find no room; these go first in the next of ``tries``, until the objective is ``enough``.
     """
-    order, best = by_slack(problem, columns, chosen), None
-    for _ in range(max(1, tries)):
-        schedule = Schedule(problem, columns)
-        lost = [column for column in order if not schedule.take(column)]
+    order, best = chosen[by_slack(empty.problem, empty.columns, chosen)].tolist(), empty
+    for attempt in range(max(1, tries)):
+        schedule = empty.empty()
+        taken, lost = _take_all(schedule, order)
         insert(schedule, reduced, over)
         if lost:
             improve(schedule, over)
-        if best is None or schedule.value > best.value:
+        if attempt == 0 or schedule.value > best.value:
             best = schedule
         if not lost or best.value >= enough or over():
             break
-        first = set(lost)
-        order = lost + [column for column in order if column not in first]
-    assert best is not None
+        order = lost + taken
     return best
 
 
-def by_slack(problem: Problem, columns: Columns, chosen: Ints) -> list[int]:
-    """Least spare time first, then the largest gang; who runs in slot 0 alone comes last."""
+def _take_all(schedule: Schedule, order: list[int]) -> tuple[list[int], list[int]]:
+    """Those of ``order`` that found room, and those that did not. Room only gets less: where one copy found none no other will."""
+    taken: list[int] = []
+    lost: list[int] = []
+    full: set[int] = set()
+    for column in order:
+        if column not in full and schedule.take(column):
+            taken.append(column)
+        else:
+            full.add(column)
+            lost.append(column)
+    return taken, lost
+
+
+def by_slack(problem: Problem, columns: Columns, chosen: Ints) -> Ints:
+    """Order of the chosen columns: least spare time first, then the largest gang; who runs in slot 0 alone comes last."""
     tier = columns.tier[chosen]
     last = np.where(tier == NONE, 0, problem.tier_leases[tier]) if len(problem.tier_leases) else np.zeros_like(tier)
     spare = (last - columns.later[chosen] - columns.now[chosen]) * problem.lease[columns.job[chosen]]
-    return [int(column) for column in chosen[np.lexsort((chosen, -columns.gpus[chosen], spare, tier == NONE))]]
+    return np.lexsort((chosen, -columns.gpus[chosen], spare, tier == NONE))
 
 
 def insert(schedule: Schedule, worth: Floats, over: Callable[[], bool]) -> None:
-    """Give columns to jobs that have none, those of most worth (c,) first."""
+    """Give columns to copies that have none, those of most worth (c,) first."""
     columns = schedule.columns
-    waiting = ~_in(schedule.column, len(schedule.problem))[columns.job]
-    possible = np.flatnonzero(waiting & _may_fit(schedule))
+    possible = np.flatnonzero(_idle(schedule)[columns.job] & _may_fit(schedule))
     for column in possible[np.argsort(-worth[possible], kind="stable")][:_ENOUGH].tolist():
-        if int(columns.job[column]) not in schedule.column:
-            schedule.take(column)
+        while schedule.take(column):
             if over():
                 return
 
 
 def improve(schedule: Schedule, over: Callable[[], bool]) -> None:
-    """Exchange columns of jobs for better ones of their own, where there is room."""
-    columns = schedule.columns
-    mine = np.full(len(schedule.problem), -np.inf)
-    for job, column in schedule.column.items():
-        mine[job] = columns.value[column]
-    gain = columns.value - mine[columns.job]
-    better = np.flatnonzero(np.isfinite(gain) & (gain > 1e-9))
-    for column in better[np.argsort(-gain[better], kind="stable")][:_ENOUGH].tolist():
-        if columns.value[column] > columns.value[schedule.column[int(columns.job[column])]] + 1e-9:
-            schedule.replace(column)
-            if over():
-                return
+    """Exchange columns of copies for better ones of their own, where there is room."""
+    value = schedule.columns.value
+    exchanges = _Exchanges(schedule)
+    gain = value[exchanges.other] - value[exchanges.held]
+    better = np.flatnonzero(gain > 1e-9)
+    for place in better[np.argsort(-gain[better], kind="stable")][:_ENOUGH].tolist():
+        exchanges.make(place)
+        if over():
+            return
 
 
 def postpone(schedule: Schedule) -> None:
     """Free slot 0 of jobs that keep their deadline without it."""
     columns = schedule.columns
-    for column in reversed(by_slack(schedule.problem, columns, _taken(schedule))):
+    for copy, column in reversed(_taken_by_slack(schedule)):
         if columns.now[column] and columns.tier[column] != NONE and column > 0 and _same_but_now(columns, column - 1, column):
-            schedule.replace(column - 1)
+            schedule.replace(copy, column - 1)
 
 
 def bring_forward(schedule: Schedule) -> int:
     """Let jobs with a deadline run ahead in slot 0, least spare time first. Frees a later lease, harms nobody."""
     columns, count = schedule.columns, 0
-    for column in by_slack(schedule.problem, columns, _taken(schedule)):
+    for copy, column in _taken_by_slack(schedule):
         if not columns.now[column] and column + 1 < len(columns) and _same_but_now(columns, column, column + 1):
-            count += schedule.replace(column + 1)
+            count += schedule.replace(copy, column + 1)
     return count
 
 
 def start_others(schedule: Schedule) -> int:
     """Fill slot 0 with jobs that have no column: best rewards first, fastest options first."""
     problem, count = schedule.problem, 0
-    idle = np.flatnonzero(problem.may_start & ~_in(schedule.column, len(problem)) & ~_in(schedule.extra, len(problem)))
+    idle = np.flatnonzero(problem.may_start & _idle(schedule))
     for job in idle[np.argsort(-problem.now_reward[idle], kind="stable")].tolist():
         if schedule.cells[0] <= 0:
             break
         options = np.arange(problem.option_start[job], problem.option_start[job + 1])
         for option in options[np.lexsort((-problem.option_bonus[options], problem.option_leases[options]))].tolist():
-            if schedule.start(job, option):
+            while schedule.start(job, option):
                 count += 1
-                break
     return count
 
 
 def hasten(schedule: Schedule) -> None:
     """Let jobs have the option that needs fewest leases of those that are worth the same, where there is room."""
-    columns, needed = schedule.columns, schedule.problem.option_leases
-    mine = np.full(len(schedule.problem), NONE)
-    for job, column in schedule.column.items():
-        mine[job] = column
-    now = mine[columns.job]
-    better = (now != NONE) & (columns.tier == columns.tier[now]) & (columns.now == columns.now[now]) & (columns.gpus <= columns.gpus[now])
-    better &= (columns.value >= columns.value[now]) & (needed[columns.option] < needed[columns.option[now]])
+    columns = schedule.columns
+    exchanges = _Exchanges(schedule)
+    held, other = exchanges.held, exchanges.other
+    needed = schedule.problem.option_leases[columns.option]
+    better = (columns.tier[other] == columns.tier[held]) & (columns.now[other] == columns.now[held])
+    better &= (columns.gpus[other] <= columns.gpus[held]) & (columns.value[other] >= columns.value[held]) & (needed[other] < needed[held])
     found = np.flatnonzero(better)
-    for column in found[np.argsort(needed[columns.option[found]], kind="stable")].tolist():
-        if needed[columns.option[column]] < needed[columns.option[schedule.column[int(columns.job[column])]]]:
-            schedule.replace(column)
+    for place in found[np.argsort(needed[other[found]], kind="stable")].tolist():
+        exchanges.make(place)
+
+
+class _Exchanges:
+    """Every column that is held beside every other one of the same job."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, columns = schedule, schedule.columns
+        self._holders = defaultdict[int, list[int]](list)
+        for copy, column in schedule.column.items():
+            self._holders[column].append(copy)
+        distinct = np.array(sorted(self._holders), dtype=np.int64)
+        of_job = np.searchsorted(columns.jobs, columns.job[distinct])
+        begins, counts = columns.start[of_job], columns.start[of_job + 1] - columns.start[of_job]
+        self.held: Ints = np.repeat(distinct, counts)  #: by pair
+        self.other: Ints = np.arange(len(self.held)) + np.repeat(begins - np.cumsum(counts) + counts, counts)  #: by pair
+
+    def make(self, place: int) -> None:
+        """Give the other column of the pair to those that still hold the first one, as many as there is room for."""
+        holders, other = self._holders[int(self.held[place])], int(self.other[place])
+        while holders and self._schedule.replace(holders[-1], other):
+            holders.pop()
 
 
 def fill(schedule: Schedule, reduced: Floats, over: Callable[[], bool]) -> tuple[Schedule, int]:
@@ -141,9 +171,9 @@ def fill(schedule: Schedule, reduced: Floats, over: Callable[[], bool]) -> tuple
     as there is room.
     """
     other, columns = schedule.copy(), schedule.columns
-    for job, column in schedule.column.items():
+    for copy, column in schedule.column.items():
         if columns.tier[column] == NONE:
-            other.drop(job)
+            other.drop(copy)
     postpone(other)
     after_deadlines = float(reduced.min(initial=0.0)) - float(columns.value.max(initial=0.0))
     insert(other, np.where(columns.tier == NONE, columns.value / columns.gpus + after_deadlines, reduced), over)
@@ -153,8 +183,11 @@ def fill(schedule: Schedule, reduced: Floats, over: Callable[[], bool]) -> tuple
     return best, count
 
 
-def _taken(schedule: Schedule) -> Ints:
-    return np.fromiter(schedule.column.values(), np.int64, len(schedule.column))
+def _taken_by_slack(schedule: Schedule) -> list[tuple[int, int]]:
+    """Copies with what they have."""
+    taken = list(schedule.column.items())
+    chosen = np.fromiter(schedule.column.values(), np.int64, len(taken))
+    return [taken[place] for place in by_slack(schedule.problem, schedule.columns, chosen).tolist()]
 
 
 def _same_but_now(columns: Columns, later: int, now: int) -> bool:
@@ -162,10 +195,9 @@ def _same_but_now(columns: Columns, later: int, now: int) -> bool:
     return bool(same and columns.now[now] and not columns.now[later])
 
 
-def _in(jobs: Iterable[int], n: int) -> Bools:
-    found = np.zeros(n, dtype=bool)
-    found[list(jobs)] = True
-    return found
+def _idle(schedule: Schedule) -> Bools:
+    """(n,) jobs with a copy that has nothing."""
+    return np.array([bool(copies) for copies in schedule.idle], dtype=bool)
 
 
 def _may_fit(schedule: Schedule) -> Bools:

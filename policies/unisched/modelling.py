@@ -222,7 +222,7 @@ class _Modelling:
         whole = np.floor(room / self._length[owner] + AT_ONCE)
         # One lease is there as long as the job can end in it.
         leases = np.where(self._work[owner] <= room + AT_ONCE, np.maximum(whole, 1.0), np.maximum(whole, 0.0))
-        return start, leases.astype(np.int64), room, jobs.tier_reward[tier]
+        return start, leases.astype(np.int64), room, jobs.tier_reward[tier] * self.roles.chance[rows][owner]
 
     @cached_property
     def _length(self) -> Floats:

@@ -41,7 +41,7 @@ STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free 
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
 NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
-LOST = Reason("late", "can no longer end by its deadline; it is served as a best-effort job")
+LOST = Reason("late", "can no longer end by its deadline; it is served after best-effort jobs")
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
 
 
@@ -118,7 +118,7 @@ class _Placing:
     def _make_room(self, row: int) -> list[int]:
         """Take their GPUs from jobs that were renewed, and come later, so that this one finds its nodes; who they are."""
         n, memory = int(self.roles.wants[row]), float(self.jobs.gpu_memory[row])
-        if self.roles.role[row] == Role.PROFILER:
+        if self.roles.role[row] == Role.PROFILER and (self.config.profiler == STATIC or self._place(row) == APART):
             return []
         node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
         fits = self.view.gpus.usable & self.main.large_enough(memory)

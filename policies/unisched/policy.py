@@ -15,10 +15,11 @@ from ..deadlines import has_deadline, next_deadline
 from ..feasible import holdable_in
 from ..placement import Placement
 from .config import QUICK, SRTF, STATIC, THOROUGH, UniSchedConfig
+from .last import Last, last_of
 from .modelling import Model, Standing, model, standing_of
 from .placing import Cycle, place
-from .problem import TIMEOUT, Limits, Solution, Warm
-from .roles import AT_ONCE, Role, Roles, roles_of
+from .problem import TIMEOUT, Limits, Solution
+from .roles import AT_ONCE, Role, Roles, best_effort_reward, roles_of
 from .selector import solve
 from .walk import walk
 
@@ -35,7 +36,7 @@ class UniSched:
     time, so that what is left over by deadlines goes to the shortest. Leases run out at the end of a cycle and are renewed, or
     their jobs are suspended; what jobs are expected to lose by that counts as work (Eqn 5.3). A gang may be spread over more nodes
     than it needs where its speed there is known and the optimum is larger for it. Between cycles GPUs that become free are filled
-    at once with who waits. A job that can no longer meet a deadline is served as a best-effort job.
+    at once with who waits. A job that can no longer meet a deadline is served after best-effort jobs.
     """
 
     Config: ClassVar[type] = UniSchedConfig
@@ -45,7 +46,7 @@ class UniSched:
     def __init__(self, config: UniSchedConfig) -> None:
         self.config = config
         self._cycle: Cycle | None = None
-        self._warm: Warm | None = None
+        self._last: Last | None = None
 
     def plan(self, view: View) -> Plan:
         if not len(view.jobs):
@@ -108,13 +109,14 @@ class UniSched:
             return Cycle(ends, dict.fromkeys(walk(view, roles, standing, self._may_run(view, standing), (), aside), False))
         asked = model(view, roles, standing, self.config, view.gpus.usable & ~aside)
         limits = replace(EFFORTS[self.config.effort], gap=self.config.gap, seconds=self.config.time_limit, clock=time.perf_counter)
-        solution = solve(asked.problem, limits, self._warm)
-        self._warm = solution.warm
+        ids = view.jobs.id[asked.rows]
+        solution = solve(asked.problem, limits, None if self._last is None else self._last.warm(ids, asked.problem))
+        self._last = last_of(ids, asked.problem, solution)
         chosen, planned, refused = self._read(view, asked, solution)
         if self.config.best_effort == SRTF:
             rest = self._may_run(view, standing)
             rest = rest[roles.role[rest] == Role.BEST_EFFORT]
-            shortest_first = rest[np.argsort(roles.left[rest], kind="stable")]
+            shortest_first = rest[np.argsort(-best_effort_reward(roles, self.config)[rest], kind="stable")]
             chosen |= dict.fromkeys(walk(view, roles, standing, shortest_first, chosen, aside), False)
         if solution.status == TIMEOUT and self._cycle is not None:
             # What the cycle before has chosen is a good start for one that could not be finished (end of 5.3.3.4).

@@ -122,6 +122,8 @@ class Limits:
     clock: Callable[[], float] = stopped_clock  #: seconds from any origin
     iterations: int = 250  #: of the dual
     rows: int = 40  #: deadlines at which the work due is summed up
+    alike: float | None = 0.1  #: share of ``gap`` up to which rewards of jobs that are otherwise equal may differ for them to be dealt with
+    #: as copies of one; 0: not at all; None: every job by itself
     cores: tuple[tuple[int, float], ...] = ((400, 1.0), (400, 0.98), (800, 1.0))  #: chosen among exactly, one after the other:
     #: columns, and share of the room after slot 0 that may be planned; with a little less the gangs are easier to pack
     nodes: int = 200  #: of a core's branch and bound
@@ -131,12 +133,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """What each job of a problem may be given, as another cycle has chosen. It is a start and no more: much of it may be out of date."""
+
+    option: Ints  #: (n,) entry of the problem's options, -1: nothing
+    tier: Ints  #: (n,) entry of the problem's deadlines, -1: none
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
-    """What the next cycle starts from: the prices of GPUs."""
+    """What the next cycle starts from: the prices of GPUs, and what was chosen."""
 
     cells: Floats  #: (classes * levels,) reward for a GPU of slot 0, by row of (5.14)
     slots: Ints  #: (rows,) ends, in slots, of the spans of time that were priced
     work: Floats  #: (rows,) reward for a GPU for one slot before that end
+    guess: Guess | None = None  #: of the problem that is to be solved; None: nothing is known of its jobs
 
 
 @dataclass(frozen=True, slots=True)

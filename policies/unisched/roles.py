@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import erfc, sqrt
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ..resumption import execution_time
 from .config import MAXIMUM, UniSchedConfig
 
 AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
+UNLIKELY = 0.05  #: a deadline that is less likely than this is given up
+#: Leases that a crowd lasts. With 1 and soft deadlines jobs waited for hours to be profiled, and met none; 4 and far more do as well.
+CROWD = 4
 BEST_EFFORT_MOST = 0.99  #: of any best-effort job's reward: profiling comes before all of them
 
 
@@ -30,9 +34,10 @@ class Roles:
 
     role: Ints
     wants: Ints  #: GPUs that it is to get: its gang, or those of its profiling run
-    left: Floats  #: seconds of work on its gang, placed as well as can be
+    left: Floats  #: seconds of work on its gang, placed as well as can be; of an SLO job never more than until its last deadline
     overhead: Floats  #: seconds that a suspension costs with its resumption
     lost: Bools  #: has a deadline, but none that it can still meet
+    chance: Floats  #: what its deadlines' rewards are multiplied with, 0 to 1: below 1 the estimate says that all will be missed
 
 
 def roles_of(view: View, config: UniSchedConfig) -> Roles:
@@ -43,14 +48,16 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
     if jobs.overhead is not None:
         overhead = np.maximum(np.nan_to_num(jobs.overhead, nan=config.overhead), 0.0)
     # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
-    alive = slo & (view.now + left <= jobs.deadline + AT_ONCE)
+    chance = _chance(jobs, slo, left, view.now, config)
+    alive = chance >= UNLIKELY
+    left = np.where(alive & (chance < 1.0), jobs.deadline - view.now - AT_ONCE, left)  # it must not pause any more
     role = np.where(alive, Role.SLO, Role.BEST_EFFORT)
     wants = jobs.gpus_min
     if jobs.profile_gpus is not None:
         unknown = (jobs.profile_gpus > 0) & (jobs.phase == Phase.PENDING)
         role = np.where(unknown, Role.PROFILER, role)
         wants = np.where(unknown, jobs.profile_gpus, wants)
-    return Roles(role, wants, left, overhead, slo & ~alive & (role != Role.PROFILER))
+    return Roles(role, wants, left, overhead, slo & ~alive & (role != Role.PROFILER), chance)
 
 
 def _left(jobs: Jobs, slo: Bools, now: float, config: UniSchedConfig) -> Floats:
@@ -67,17 +74,34 @@ def _left(jobs: Jobs, slo: Bools, now: float, config: UniSchedConfig) -> Floats:
     return np.maximum(np.where(np.isnan(known), guess, known), 0.0)
 
 
+def _chance(jobs: Jobs, slo: Bools, left: Floats, now: float, config: UniSchedConfig) -> Floats:
+    """1 where the last deadline is met by a run from now on, if the estimate is right.
+
+    Else the probability that an estimate is off, up or down, by as much as the job would be late. The first estimates of a job that
+    stops at a metric are hardly better than its maximum (5.3.2.2): whoever believes them gives up deadlines that are met.
+    """
+    room = np.where(slo, jobs.deadline, now) - now
+    chance = (slo & (left <= room + AT_ONCE)).astype(np.float64)
+    if jobs.uncertainty is None or config.iterations == MAXIMUM:
+        return chance
+    doubtful = slo & (chance == 0.0) & (room > AT_ONCE) & (jobs.uncertainty > 0.0)
+    for row in np.flatnonzero(doubtful).tolist():
+        chance[row] = erfc(np.log(left[row] / room[row]) / (sqrt(2.0) * jobs.uncertainty[row]))
+    return chance
+
+
 def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
-    """What a profiling run of each job is worth: 1, or what a job with a deadline is expected to lose by waiting for another lease.
+    """What a profiling run of each job is worth: 1, or what a job with a deadline is expected to lose by waiting on.
 
     5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. But
     a job with a deadline loses its slack while it waits to be profiled. How long it takes is not known yet; taken to be anything
-    from half of the time to its deadline to all of it, the slack is gone within one lease with probability 2 x lease / time.
+    from half of the time to its deadline to all of it, the slack is gone after a wait with probability 2 x wait / time. The wait is
+    ``CROWD`` leases: who is outbid for this one will be for the next ones, too.
     """
     worth = np.ones(len(view.jobs))
     if config.urgent_profiling:
         left = np.maximum(next_deadline(view.jobs, view.now) - view.now, config.be_lease)
-        worth = np.maximum(worth, reward(view.jobs, view.now) * np.minimum(2.0 * config.be_lease / left, 1.0))
+        worth = np.maximum(worth, reward(view.jobs, view.now) * np.minimum(2.0 * CROWD * config.be_lease / left, 1.0))
     return worth
 
 
@@ -85,10 +109,11 @@ def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:
     """The reciprocal of the remaining time, counted in leases, below the 1 of a profiling run (5.3.3.2).
 
     The text leaves the unit open. With leases, a job that ends within its next one is worth nearly as much as a profiling run, and no
-    sum of best-effort rewards on a node comes near the 100 of a deadline.
+    sum of best-effort rewards on a node comes near the 100 of a deadline. After its last deadline a job earns nothing (fig. 5.5a);
+    ``late`` keeps the shortest of such jobs first, behind all others.
     """
     leases = np.maximum(_with_suspensions(roles, config) / config.be_lease, 0.0)
-    return BEST_EFFORT_MOST / (1.0 + leases)
+    return BEST_EFFORT_MOST / (1.0 + leases) * np.where(roles.lost, config.late, 1.0)
 
 
 def _with_suspensions(roles: Roles, config: UniSchedConfig) -> Floats:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy as shallow
+from itertools import pairwise
+
 import numpy as np
 
 from ..arrays import Ints
@@ -12,86 +15,105 @@ _NO_LEASES: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Schedule:
-    """Columns that have been taken, at most one a job, with the leases of each. Slot 0 fits in cells, later slots in GPUs."""
+    """Columns that have been taken, at most one a copy of a job, with the leases of each. Slot 0 fits in cells, later slots in GPUs.
 
-    def __init__(self, problem: Problem, columns: Columns) -> None:
+    ``copy_start``: (n + 1,) numbers of the first copy of each job of the problem; None: every job is its own only copy.
+    """
+
+    def __init__(self, problem: Problem, columns: Columns, copy_start: Ints | None = None) -> None:
         self.problem, self.columns = problem, columns
+        self.copy_start = np.arange(len(problem) + 1) if copy_start is None else copy_start
         self.first = problem.first_slot
         self.demand = problem.demand
-        self.cells = problem.supply
+        self.horizon = self._horizon()
+        self._clear()
+
+    def _horizon(self) -> int:
+        problem, columns = self.problem, self.columns
         aims = columns.tier != NONE
         job = columns.job[aims]
         last = self.first[job] + problem.tier_leases[columns.tier[aims]] * problem.lease[job]
-        horizon = max(len(problem.busy), int(last.max(initial=0)), int(problem.lease.max(initial=1)))
-        self.free = np.full(horizon, problem.capacity)
+        return max(len(problem.busy), int(last.max(initial=0)), int(problem.lease.max(initial=1)))
+
+    def _clear(self) -> None:
+        problem = self.problem
+        self.cells = problem.supply
+        self.free = np.full(self.horizon, problem.capacity)
         self.free[: len(problem.busy)] -= problem.busy
-        self.column: dict[int, int] = {}  #: of each job that has one
+        ends = self.copy_start.tolist()
+        self.idle = [
+            list(range(end - 1, begin - 1, -1)) for begin, end in pairwise(ends)
+        ]  #: by job, copies without anything, next one last
+        self.column: dict[int, int] = {}  #: of each copy that has one
         self.leases: dict[int, Ints] = {}  #: numbers of the leases after slot 0, ascending
-        self.extra: dict[int, int] = {}  #: option of each job that runs now though that earns nothing
+        self.extra: dict[int, int] = {}  #: option of each copy that runs now though that earns nothing
         self.value = 0.0
 
+    def empty(self) -> Schedule:
+        """Of the same problem, with nothing taken."""
+        twin = shallow(self)
+        twin._clear()
+        return twin
+
     def copy(self) -> Schedule:
-        twin = object.__new__(Schedule)
-        twin.problem, twin.columns, twin.first, twin.demand = self.problem, self.columns, self.first, self.demand
-        twin.cells, twin.free, twin.value = self.cells.copy(), self.free.copy(), self.value
+        twin = shallow(self)
+        twin.cells, twin.free, twin.idle = self.cells.copy(), self.free.copy(), [list(copies) for copies in self.idle]
         twin.column, twin.leases, twin.extra = dict(self.column), dict(self.leases), dict(self.extra)
         return twin
 
-    def has(self, job: int) -> bool:
-        return job in self.column or job in self.extra
-
     def take(self, column: int) -> bool:
-        """Give the column to its job, which has none, where there is room for it."""
+        """Give the column to a copy of its job that has nothing, where there is one, and room for it."""
         columns = self.columns
         job, now, gpus, later = int(columns.job[column]), bool(columns.now[column]), int(columns.gpus[column]), int(columns.later[column])
         option = int(columns.option[column])
-        if now and not self._can_start(job, option, gpus):
+        if not self.idle[job] or (now and not self._can_start(job, option, gpus)):
             return False
         leases = self._find(job, int(columns.tier[column]), gpus, later) if later else _NO_LEASES
         if leases is None:
             return False
-        self._occupy(job, gpus, leases, 1)
-        if now:
-            self._start(job, option, gpus, 1)
-        self.column[job], self.leases[job] = column, leases
-        self.value += float(columns.value[column])
+        self._hold(self.idle[job].pop(), column, leases)
         return True
 
-    def drop(self, job: int) -> int:
-        """Take the column of the job away, and say which it was."""
-        column, columns = self.column.pop(job), self.columns
-        gpus = int(columns.gpus[column])
-        self._occupy(job, gpus, self.leases.pop(job), -1)
-        if columns.now[column]:
-            self._start(job, int(columns.option[column]), gpus, -1)
-        self.value -= float(columns.value[column])
-        return column
+    def put_back(self, copy: int, column: int, leases: Ints) -> None:
+        """Give the column with these leases, for which there is room, to this copy of its job, which has nothing."""
+        self.idle[int(self.columns.job[column])].remove(copy)
+        self._hold(copy, column, leases)
 
-    def put_back(self, job: int, column: int, leases: Ints) -> None:
-        """Undo ``drop``, with nothing else changed in between."""
-        columns, gpus = self.columns, int(self.columns.gpus[column])
+    def _hold(self, copy: int, column: int, leases: Ints) -> None:
+        columns = self.columns
+        job, gpus = int(columns.job[column]), int(columns.gpus[column])
         self._occupy(job, gpus, leases, 1)
         if columns.now[column]:
             self._start(job, int(columns.option[column]), gpus, 1)
-        self.column[job], self.leases[job] = column, leases
+        self.column[copy], self.leases[copy] = column, leases
         self.value += float(columns.value[column])
 
-    def replace(self, column: int) -> bool:
-        """Exchange the column of its job for this one, or leave all as it is."""
-        job = int(self.columns.job[column])
-        leases, before = self.leases[job], self.drop(job)
+    def drop(self, copy: int) -> int:
+        """Take the column of the copy away, and say which it was."""
+        column, columns = self.column.pop(copy), self.columns
+        job, gpus = int(columns.job[column]), int(columns.gpus[column])
+        self._occupy(job, gpus, self.leases.pop(copy), -1)
+        if columns.now[column]:
+            self._start(job, int(columns.option[column]), gpus, -1)
+        self.value -= float(columns.value[column])
+        self.idle[job].append(copy)
+        return column
+
+    def replace(self, copy: int, column: int) -> bool:
+        """Exchange the column of the copy for this one of its job, or leave all as it is."""
+        leases, before = self.leases[copy], self.drop(copy)
         if self.take(column):
             return True
-        self.put_back(job, before, leases)
+        self.put_back(copy, before, leases)
         return False
 
     def start(self, job: int, option: int) -> bool:
-        """Let a job that has no column run now under the option, where there is room."""
+        """Let a copy of the job that has nothing run now under the option, where there is one, and room."""
         gpus = int(self.problem.option_gpus[option])
-        if not self._can_start(job, option, gpus):
+        if not self.idle[job] or not self._can_start(job, option, gpus):
             return False
         self._start(job, option, gpus, 1)
-        self.extra[job] = option
+        self.extra[self.idle[job].pop()] = option
         self.value += float(self.problem.now_reward[job] + self.problem.option_bonus[option])
         return True
 

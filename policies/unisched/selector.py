@@ -10,16 +10,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..arrays import Floats, Ints
-from .columns import NONE, Columns, from_warm, make_columns
+from ..arrays import Bools, Floats, Ints
+from .columns import NONE, Columns, from_warm, make_columns, with_choice
 from .core import choose, make_core
 from .dual import descend, evaluate
 from .exact import choose_exactly
 from .greedy import fill, realise, within_rows
 from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, Warm
 from .schedule import Schedule
+from .twins import Twins, find_twins
 
 _TIES = 1e-7  #: of the largest value: prices so low that they only make equal choices take what uses least
+_FAVOUR = 0.02  #: of its value: how much better than its price the last choice of a job is taken to be
+_MANY = 20  #: times the columns of a core: with more it costs less to choose one at the last prices than to lower these
 _NEAR, _FAR = 0.02, 0.1  #: how far below the bound the dual first aims, from prices of the last cycle and from none
 
 
@@ -27,7 +30,6 @@ _NEAR, _FAR = 0.02, 0.1  #: how far below the bound the dual first aims, from pr
 class _Search:
     """The best schedule and the least bound so far."""
 
-    problem: Problem
     columns: Columns
     limits: Limits
     began: float
@@ -59,7 +61,7 @@ class _Search:
         return self.best.value >= self.enough
 
     def offer(self, chosen: Ints, reduced: Floats, tries: int = 1) -> None:
-        schedule = realise(self.problem, self.columns, chosen, reduced, self.enough, tries, self.over)
+        schedule = realise(self.best.empty(), chosen, reduced, self.enough, tries, self.over)
         if schedule.value > self.best.value:
             self.best = schedule
 
@@ -67,58 +69,94 @@ class _Search:
 def solve(problem: Problem, limits: Limits = Limits(), warm: Warm | None = None) -> Solution:  # noqa: B008 - frozen
     """The best schedule found within the limits, with a bound of all schedules. Never fails: giving nothing is a schedule too."""
     began = limits.clock()
-    columns = make_columns(problem, limits.rows)
+    twins = find_twins(problem, None if limits.alike is None else limits.alike * limits.gap)
+    columns = make_columns(twins.problem, limits.rows, np.diff(twins.copy_start))
     multipliers = _ties(columns)
     bound, reduced, chosen = evaluate(columns, multipliers)
-    search = _Search(problem, columns, limits, began, bound, Schedule(problem, columns), marked=began)
+    closer = replace(limits, gap=max(0.0, limits.gap - twins.excess))  # the rewards of copies are a little above their own
+    search = _Search(columns, closer, began, bound, Schedule(twins.problem, columns, twins.copy_start), marked=began)
     search.mark("columns")
-    if (columns.total(chosen) <= columns.room).all():
-        search.offer(chosen, reduced)
+    if (columns.total(chosen, columns.copies[chosen]) <= columns.room).all():
+        search.offer(np.repeat(chosen, columns.copies[chosen]), reduced)
         search.mark("greedy")
     if not search.done:
-        multipliers, reduced = _search(search, multipliers, warm)
-    status = OPTIMAL if search.done else TIMEOUT if search.over() else FEASIBLE
+        multipliers, reduced = _search(search, multipliers, warm, twins)
+    over = search.over()
     schedule, search.counts["filled"] = fill(search.best, reduced, search.over)
     search.mark("fill")
     cells = columns.cells
     prices = Warm(multipliers[:cells], columns.ends, multipliers[cells:])
-    return _answer(search, schedule, OPTIMAL if schedule.value >= search.enough else status, prices)
+    return _answer(problem, twins, search, schedule, prices, limits, TIMEOUT if over else FEASIBLE)
 
 
-def _search(search: _Search, multipliers: Floats, warm: Warm | None) -> tuple[Floats, Floats]:
-    """Prices, a schedule at these, and then cores of growing size, until the gap is small enough."""
+def _search(search: _Search, multipliers: Floats, warm: Warm | None, twins: Twins) -> tuple[Floats, Floats]:
+    """Begun with the last cycle's or with nothing: prices, a schedule at these, and growing cores, until the gap is small enough."""
     columns, limits = search.columns, search.limits
-    start = multipliers if warm is None else np.maximum(multipliers, from_warm(columns, warm))
-    dual = descend(columns, start, _FAR if warm is None else _NEAR, limits.iterations, search.over)
+    if warm is not None:
+        multipliers = np.maximum(multipliers, from_warm(columns, warm))
+        reduced = _start(search, multipliers, warm, twins)
+        if limits.cores and len(columns) > _MANY * limits.cores[0][0] and not search.done and not search.over():
+            _choose_core(search, reduced, *limits.cores[0], tries=1)
+        if search.done:
+            return multipliers, reduced
+    level = _FAR if warm is None else _NEAR
+    dual = descend(columns, multipliers, level, limits.iterations, search.best.value / (1 - limits.gap), search.over)
     search.counts["iterations"] = dual.iterations
-    if dual.bound < search.bound:
-        search.bound, multipliers = dual.bound, dual.multipliers
+    search.bound, multipliers = min(search.bound, dual.bound), dual.multipliers
     _, reduced, chosen = evaluate(columns, multipliers)
     search.mark("dual")
-    search.offer(within_rows(columns, chosen, reduced), reduced)
-    search.mark("greedy")
+    if not search.done:
+        search.offer(within_rows(columns, np.repeat(chosen, columns.copies[chosen]), reduced), reduced)
+        search.mark("greedy")
     for size, share in limits.cores:
         if search.done or search.over():
             return multipliers, reduced
-        _choose_core(search, reduced, size, share)
+        _choose_core(search, reduced, size, share, limits.tries)
     if not search.done and not search.over():
         _exactly(search)
         search.mark("exact")
     return multipliers, reduced
 
 
-def _choose_core(search: _Search, reduced: Floats, size: int, share: float) -> None:
+def _start(search: _Search, multipliers: Floats, warm: Warm, twins: Twins) -> Floats:
+    """At the last prices, which are nearly right, a schedule in which the last choice decides what they leave open."""
+    columns = search.columns
+    bound, reduced, chosen = evaluate(columns, multipliers)
+    search.bound, favoured = min(search.bound, bound), reduced
+    if warm.guess is None:
+        chosen = np.repeat(chosen, columns.copies[chosen])
+    else:
+        guessed = with_choice(columns, *twins.of_guess(warm.guess), reduced)
+        favoured = reduced.copy()
+        favoured[guessed] += _FAVOUR * columns.value[guessed]
+        chosen = _preferred(columns, chosen, guessed, reduced, favoured)
+    search.offer(within_rows(columns, chosen, favoured), favoured)
+    search.mark("start")
+    return reduced
+
+
+def _preferred(columns: Columns, chosen: Ints, guessed: Ints, reduced: Floats, favoured: Floats) -> Ints:
+    """For each copy what was guessed, unless the best column of its job is worth more in spite of the favour."""
+    best = np.zeros(int(columns.job.max(initial=-1)) + 1)
+    best[columns.job[chosen]] = reduced[chosen]
+    kept = guessed[favoured[guessed] >= best[columns.job[guessed]]]
+    others = columns.copies[chosen] - np.bincount(columns.job[kept], minlength=len(best))[columns.job[chosen]]
+    return np.concatenate([kept, np.repeat(chosen, np.maximum(others, 0))])
+
+
+def _choose_core(search: _Search, reduced: Floats, size: int, share: float, tries: int) -> None:
     columns, limits = search.columns, search.limits
     room = columns.room.copy()
     room[columns.cells :] *= share
     planned = replace(columns, room=room)
     core = make_core(planned, reduced, size)
-    found, bound = choose(planned, core, limits.gap / 2, limits.nodes, search.left)
+    start = np.fromiter(search.best.column.values(), np.int64, len(search.best.column))
+    found, bound = choose(planned, core, start, limits.gap / 2, limits.nodes, search.left)
     search.counts["core"] = len(core.open)
     if share >= 1.0 and len(core.open) == len(columns):
         search.bound = min(search.bound, bound)
     if found is not None:
-        search.offer(found, reduced, limits.tries)
+        search.offer(found, reduced, tries)
     search.mark("core")
 
 
@@ -137,19 +175,51 @@ def _ties(columns: Columns) -> Floats:
     return _TIES * float(columns.value.max(initial=0.0)) / np.maximum(columns.room, 1.0)
 
 
-def _answer(search: _Search, schedule: Schedule, status: str, warm: Warm) -> Solution:
-    problem, columns = search.problem, search.columns
+def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule, warm: Warm, limits: Limits, otherwise: str) -> Solution:
+    """``otherwise``: the status where the gap is too wide."""
+    columns = search.columns
     n = len(problem)
     option, tier, now = np.full(n, NONE), np.full(n, NONE), np.zeros(n, dtype=bool)
     leases: list[Ints] = [np.zeros(0, dtype=np.int64)] * n
-    for job, column in schedule.column.items():
+    job_of = _job_of_copies(twins, schedule).tolist()
+    for copy, column in schedule.column.items():
+        job = job_of[copy]
         option[job], tier[job], now[job] = columns.option[column], columns.tier[column], columns.now[column]
-        leases[job] = np.concatenate([[0], schedule.leases[job]]) if now[job] else schedule.leases[job]
-    for job, chosen in schedule.extra.items():
+        leases[job] = np.concatenate([[0], schedule.leases[copy]]) if now[job] else schedule.leases[copy]
+    for copy, chosen in schedule.extra.items():
+        job = job_of[copy]
         option[job], now[job], leases[job] = chosen, True, np.zeros(1, dtype=np.int64)
-    bound = max(search.bound, schedule.value)  # the same sum in another order may differ in the last digit
-    counts = {"columns": len(columns), "rows": len(columns.room), "iterations": 0, "core": 0, "exact": 0, **search.counts}
+    option[option != NONE] += twins.option_shift[option != NONE]
+    tier[tier != NONE] += twins.tier_shift[tier != NONE]
+    objective = schedule.value if twins.excess == 0.0 else _worth(problem, option, tier, now)
+    bound = max(search.bound, objective)  # the same sum in another order may differ in the last digit
+    counts = {
+        "columns": len(columns), "rows": len(columns.room), "iterations": 0, "core": 0, "exact": 0, "alike": n - len(twins.problem),
+        **search.counts,
+    }  # fmt: skip
     return Solution(
-        option, now, tier, tuple(leases), schedule.value, bound, 1 - schedule.value / bound if bound > 0 else 0.0,
-        status, warm, search.limits.clock() - search.began, counts, search.phases,
+        option, now, tier, tuple(leases), objective, bound, 1 - objective / bound if bound > 0 else 0.0,
+        OPTIMAL if objective >= bound * (1 - limits.gap) else otherwise, warm, limits.clock() - search.began, counts, search.phases,
     )  # fmt: skip
+
+
+def _job_of_copies(twins: Twins, schedule: Schedule) -> Ints:
+    """(n,) Of alike jobs the first ones are those that run now, then those that aim at the earliest deadlines."""
+    columns, job_of = schedule.columns, twins.members.copy()
+
+    def rank(copy: int) -> tuple[bool, bool, int]:
+        column = schedule.column.get(copy)
+        if column is None:
+            return copy not in schedule.extra, True, 0
+        tier = int(columns.tier[column])
+        return not columns.now[column], tier == NONE, tier
+
+    for row in np.flatnonzero(np.diff(twins.copy_start) > 1).tolist():
+        begin, end = int(twins.copy_start[row]), int(twins.copy_start[row + 1])
+        job_of[sorted(range(begin, end), key=rank)] = twins.members[begin:end]
+    return job_of
+
+
+def _worth(problem: Problem, option: Ints, tier: Ints, now: Bools) -> float:
+    running = problem.now_reward[now].sum() + problem.option_bonus[option[now]].sum()
+    return float(problem.tier_reward[tier[tier != NONE]].sum() + running)
