@@ -8,11 +8,13 @@ Each way of loading trains each job in a process of its own, for ``--seconds`` o
 so that what else the machine does hits all alike, and the median round is shown. The clock begins at the first batch.
 
 clicks: click records in shards on disk, 26 categorical columns with Zipf skew and 13 dense ones; the UDF parses, looks words up, hashes
-the rare ones and takes logarithms, in Python, hence in processes; the model is a DLRM. images: JPEG files decoded by Pillow, in threads; a
-small convolutional network. remote: the click records in small blocks, each read with an emulated latency of remote storage, a sleep.
+the rare ones and takes logarithms, in Python, hence in processes; the model is a DLRM. images: JPEG files decoded by Pillow, in threads
+to begin with, which only rate may change; a small convolutional network. remote: the click records in small blocks, each read with an
+emulated latency of remote storage, a sleep.
 
 Ways: a controller's name (unoptimised, uniform, autotune, autotune-adaptive, plumber, plumber-adaptive, rate, dqn, rate+dqn), all on the
-same pipeline read, shuffle, udf, batch, prefetch and under the same memory guard; torch:N, PyTorch's DataLoader with N workers; spdl:N,
+same pipeline read, shuffle, udf, batch, prefetch and under the same memory guard, as rate:threads or rate:processes with the workers
+of the UDF chosen by hand; torch:N, PyTorch's DataLoader with N workers; spdl:N,
 SPDL with a concurrency of N in each stage, where it is installed. The tuner steps as `autotuned` does by default.
 
 Columns: samples/s that the model was trained on, over the whole run and in each phase; the ratios to uniform and to autotune; converged,
@@ -112,7 +114,7 @@ def row(way: str, runs: dict[str, list[Run]], cores: Sequence[int]) -> Row:
     phases = [[statistics.fmean(part) for part in phases_of(run.curve, len(cores))] for run in mine]
     found: dict[str, Any] = {"way": way, "samples/s": median(statistics.fmean(run.curve) for run in mine)}
     for number, count in enumerate(cores):
-        found[f"{number + 1}: {count} cores"] = median(phase[number] for phase in phases)
+        found[f"{number + 1}: {words(count)}"] = median(phase[number] for phase in phases)
     for other in PAPER:
         if other in runs:
             found[f"x {other}"] = median(ratios(mine, runs[other]))
@@ -125,6 +127,10 @@ def row(way: str, runs: dict[str, list[Run]], cores: Sequence[int]) -> Row:
         "OOM": sum(run.over for run in mine),
     }
     return found
+
+
+def words(cores: int) -> str:
+    return f"{cores} core{'s' * (cores != 1)}"
 
 
 def median(values: Any) -> float:
@@ -182,7 +188,7 @@ def plot(job: str, runs: dict[str, list[Run]], seconds: float, cores: Sequence[i
         )
     for number, count in enumerate(cores):
         axes.axvline(number * seconds, color="#BBBBBB", linewidth=0.8)
-        axes.text(number * seconds, axes.get_ylim()[1], f" {count} cores", va="top", fontsize=8, color="#666666")
+        axes.text(number * seconds, axes.get_ylim()[1], f" {words(count)}", va="top", fontsize=8, color="#666666")
     axes.set(xlabel="seconds since the first batch", ylabel="samples/s", ylim=(0, None))
     axes.set_title(f"{job}: throughput of the training", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

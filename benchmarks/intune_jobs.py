@@ -42,7 +42,7 @@ class Job(NamedTuple):
     group: int
     join: Callable[[Sequence[Any]], Any]
     samples: int  #: of a batch
-    processes: bool  #: the UDF holds the interpreter's lock
+    processes: bool | None  #: the UDF is in processes, because it holds the interpreter's lock; None: as who sizes the pipeline finds best
     trainer: Callable[[], Callable[[Any], None]]  #: makes a model; what it returns trains it on a batch
 
 
@@ -242,7 +242,7 @@ def _clicks(name: str, folder: Path, records: int, block: int, group: int, laten
     clicks = Clicks(folder, block)
     return Job(
         name, len(clicks.blocks), ReadBlock(clicks, latency), Parse(folder), group, join_blocks, block * group,
-        processes=not latency, trainer=lambda: train_dlrm(folder),
+        processes=None if latency else True, trainer=lambda: train_dlrm(folder),
     )  # fmt: skip
 
 
@@ -252,16 +252,16 @@ def clicks(folder: Path, records: int) -> Job:
 
 
 def remote(folder: Path, records: int) -> Job:
-    """the same records, each block read with an emulated latency of 25 ms, UDF in Python (threads)"""
+    """the same records, each block read with an emulated latency of 25 ms, UDF in Python (threads to begin with)"""
     return _clicks("remote", folder, records, 32, 8, LATENCY)
 
 
 def images(folder: Path, records: int) -> Job:
-    """JPEG files of 224 pixels decoded and distorted by Pillow (threads), a small convolutional network"""
+    """JPEG files of 224 pixels decoded and distorted by Pillow (threads to begin with), a small convolutional network"""
     from stoker.runners.recipes.jpegs import load
 
     found = load(side=224)
-    return Job("images", len(found), ReadFile(found.folder), Decode(found.labels), 64, join_images, 64, processes=False, trainer=train_cnn)
+    return Job("images", len(found), ReadFile(found.folder), Decode(found.labels), 64, join_images, 64, processes=None, trainer=train_cnn)
 
 
 JOBS = {job.__name__: job for job in (clicks, images, remote)}

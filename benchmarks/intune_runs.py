@@ -66,13 +66,13 @@ class Loading(NamedTuple):
 
 
 @contextmanager
-def by_pipeline(job: Job, controller: str) -> Iterator[Loading]:
+def by_pipeline(job: Job, controller: str, processes: bool | None) -> Iterator[Loading]:
     from stoker.loaders import Batch, Map, Pipeline, Prefetch, Shuffle, Source, autotuned
 
     stages = [
         Source(Reads(job), sampler=Endless(job.items), name="read"),
         Shuffle(job.group),
-        Map(job.udf, name="udf", processes=job.processes),
+        Map(job.udf, name="udf", processes=processes),
         Batch(job.group, collate=job.join),
         Prefetch(),
     ]
@@ -140,7 +140,7 @@ def way_of(name: str, job: Job) -> Any:
         return by_torch(job, int(number))
     if kind == "spdl":
         return by_spdl(job, int(number))
-    return by_pipeline(job, name)
+    return by_pipeline(job, kind, {"threads": False, "processes": True}.get(number, job.processes))
 
 
 # -- the run -------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def first_buffers(pipeline: SimulatedPipeline) -> Values:
 
 
 def steady_throughput(pipeline: SimulatedPipeline) -> float:
-    return pipeline.flow(pipeline.values).throughput(pipeline.consumer.batches) * pipeline.batch_size
+    return pipeline.flow(pipeline.values).throughput * pipeline.batch_size
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,6 +23,25 @@ def read_sample(data: Any, index: int) -> Any:
         return data[index]
     except Exception as error:
         error.add_note(f"at train[{index}]")
+        raise
+
+
+def augment_sample(augment: Callable[[Any], Any], sample: Any, index: int) -> Any:
+    """The same of a task's augmentation of what was read there."""
+    try:
+        return augment(sample)
+    except Exception as error:
+        error.add_note(f"augmenting train[{index}]")
+        raise
+
+
+def collate_samples(collate: Callable[[list[Any]], Any], samples: list[Any], indices: Iterable[int]) -> Any:
+    """The same of a task's collate of what was read there."""
+    try:
+        return collate(samples)
+    except Exception as error:
+        listed = [*map(str, indices)]
+        error.add_note(f"collating train[{', '.join(listed[:_MOST_SAMPLES])}{', …' if len(listed) > _MOST_SAMPLES else ''}]")
         raise
 
 
@@ -60,9 +79,11 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _sample(frame: FrameType) -> str:
-    """What the call is at, if it is one that reads a sample, here or in a worker process."""
+    """What the call is at, if it is one that reads or augments a sample, here or in a worker process."""
     if frame.f_code is read_sample.__code__:
         return f"at train[{frame.f_locals['index']}]"
+    if frame.f_code is augment_sample.__code__:
+        return f"augmenting train[{frame.f_locals['index']}]"
     if frame.f_code is not WorkerProcess.call.__code__:
         return ""
     sent, process = frame.f_locals["payload"], frame.f_locals["self"].pid

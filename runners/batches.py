@@ -69,6 +69,9 @@ class Order:
         epoch, place = divmod(position, self.steps_per_epoch * self.batch_size)
         return int(self._permutation(epoch)[place])
 
+    def __reduce__(self) -> tuple[type[Order], tuple[int, int, int]]:
+        return Order, (self.samples, self.batch_size, self.seed)  # worker processes need none of the permutations, but for an error
+
     def _permute(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         return torch.randperm(self.samples, generator=generator)

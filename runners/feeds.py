@@ -7,14 +7,15 @@ each batch under generators seeded by its first sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from . import rng
-from .awaited import read_sample
+from .awaited import augment_sample, collate_samples, read_sample
 from .batches import Dataset, Loader, Order, Positions
-from .loaders.reuse.buffer import ReuseBuffer
+from .loaders.reuse.buffer import ReuseBuffer, Use
 
 State = dict[str, Any]  #: numbers, texts, and lists and dicts of these: what a checkpoint may hold
 
@@ -25,14 +26,14 @@ class Part(NamedTuple):
     samples: int
     data: Any  #: collated
     fresh: int  #: samples of it that are used for the first time
-    first: Any = None  #: those alone, collated, if they were asked for and there are any
+    first: Any = None  #: those alone, collated, if they are to be judged and there are any
 
 
 class Feed(Protocol):
     """Batches of one rank, one after the other."""
 
-    def fetch(self, *, first: bool = False) -> Part:
-        """The next, with its first uses apart if asked for. Raises Interrupted when the job is asked to stop: then only close it."""
+    def fetch(self) -> Part:
+        """The next. Raises Interrupted when the job is asked to stop: then only close it."""
         ...
 
     def used(self) -> None:
@@ -79,23 +80,48 @@ class Source:
     augment: Callable[[Any], Any] | None
     collate: Callable[[list[Any]], Any]
     seed: int
+    order: Order
+    seeds: bool = True  #: False: nothing of it draws, and threads that share the generators with the training may do it
 
     def decode(self, position: int, index: int) -> Any:
         """The sample, the same bits each time: the caller keeps the training's draws apart."""
-        seed_decoding(self.seed, position)
+        if self.seeds:
+            seed_decoding(self.seed, position)
         return read_sample(self.data, index)
 
     def augmented(self, position: int, use: int, sample: Any) -> Any:
         """The sample as it is used for the ``use``-th time (from 0), in the same way."""
         if self.augment is None:
             return sample
-        seed_augmenting(self.seed, position, use)
-        return self.augment(sample)
+        if self.seeds:
+            seed_augmenting(self.seed, position, use)
+        return augment_sample(self.augment, sample, self.order.index(position))
 
-    def collated(self, samples: list[Any], position: int, use: int = 0) -> Any:
-        """The batch that begins with this use of the sample at a position, in the same way."""
-        seed_collating(self.seed, position, use)
-        return self.collate(samples)
+    def collated(self, samples: list[Any], positions: Sequence[int], use: int = 0) -> Any:
+        """The batch of the samples at these positions, of the first of which it is this use, in the same way."""
+        if self.seeds:
+            seed_collating(self.seed, positions[0], use)
+        return collate_samples(self.collate, samples, map(self.order.index, positions))
+
+
+class Drawn(NamedTuple):
+    """A batch as it was drawn from the buffer."""
+
+    uses: Sequence[Use]
+    judged: bool  #: its first uses are wanted apart
+
+    def augmented(self, source: Source) -> Drawn:
+        """With each sample as it is used."""
+        return self._replace(uses=[use._replace(sample=source.augmented(use.position, use.use, use.sample)) for use in self.uses])
+
+    def collated(self, source: Source) -> Part:
+        fresh = [use for use in self.uses if use.use == 0]
+        first = _collated(source, fresh) if self.judged and fresh else None
+        return Part(len(self.uses), _collated(source, self.uses), len(fresh), first)
+
+
+def _collated(source: Source, uses: Sequence[Use]) -> Any:
+    return source.collated([use.sample for use in uses], [use.position for use in uses], uses[0].use)
 
 
 class PlainFeed:
@@ -106,7 +132,7 @@ class PlainFeed:
         self._step = step
         self._loader = Loader(self._load)
 
-    def fetch(self, *, first: bool = False) -> Part:
+    def fetch(self) -> Part:
         part: Part = self._loader.fetch()
         self._step += 1
         return part
@@ -124,8 +150,8 @@ class PlainFeed:
         indices = self._order.batch(self._step, self._rank, self._ranks)
         samples = [read_sample(self._source.data, index) for index in indices]
         if self._source.augment is not None:
-            samples = [self._source.augment(sample) for sample in samples]
-        return Part(len(indices), self._source.collate(samples), len(indices))
+            samples = [augment_sample(self._source.augment, sample, index) for sample, index in zip(samples, indices, strict=True)]
+        return Part(len(indices), collate_samples(self._source.collate, samples, indices), len(indices))
 
 
 class Direct:
@@ -149,49 +175,95 @@ class Direct:
         pass
 
 
-class StreamFeed:
-    """Batches of a stream of positions, each sample decoded when it is wanted and used once: the stage without reuse."""
+class OnceFeed(ABC):
+    """Batches of a stream of positions, each sample used once."""
 
-    def __init__(self, source: Source, positions: Positions) -> None:
-        self._source, self._positions = source, positions
-        self._decoded = Direct(source, positions, augment=True)
-        self._before = positions.state()
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self._taken = positions.taken  #: with the batches that were used
         self._loader = Loader(self._load)
 
-    def fetch(self, *, first: bool = False) -> Part:
-        self._before = self._positions.state()
+    def fetch(self) -> Part:
         part: Part = self._loader.fetch()
         return part
 
     def used(self) -> None:
-        self._before = self._positions.state()
+        self._taken = self._positions.taken
 
     def state(self) -> State:
-        return {"positions": self._before}
+        return {"positions": self._positions.state() | {"taken": self._taken}}
 
     def close(self) -> None:
         self._loader.close()
+
+    @abstractmethod
+    def _load(self) -> Part:
+        """The next batch, in a thread of its own; its positions are taken then."""
+
+
+class StreamFeed(OnceFeed):
+    """Each sample is decoded when it is wanted: the stage without reuse."""
+
+    def __init__(self, source: Source, positions: Positions) -> None:
+        super().__init__(positions)
+        self._source = source
+        self._decoded = Direct(source, positions, augment=True)
 
     def _load(self) -> Part:
         count = self._positions.share
         with rng.host_preserved():
             taken = [self._decoded.take() for _ in range(count)]
-            return Part(count, self._source.collated([sample for _, sample in taken], taken[0][0]), count)
+            positions, samples = zip(*taken, strict=True)
+            return Part(count, self._source.collated(list(samples), positions), count)
 
 
-class _Mark(NamedTuple):
-    """Where a `ReuseFeed` stood before a batch."""
-
-    taken: int  #: positions
-    calls: int  #: of the buffer
-    resumed: Mapping[str, Any] | None  #: the state that the buffer was still to go on from
+Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart
 
 
-class ReuseFeed:
+class ReuseFeed(ABC):
     """Batches from a buffer of decoded samples, each of which is used several times (004 ch. 4.4.2).
 
-    ``augment``: anew at each use. ``state``: of the buffer that it goes on from; its samples are decoded again with the first batch.
+    ``state``: of the buffer that it goes on from; its samples are decoded again with the first batch.
     """
+
+    def __init__(self, positions: Positions, buffer: ReuseBuffer, judged: Judged, state: Mapping[str, Any] | None = None) -> None:
+        self._positions, self._buffer, self._judged = positions, buffer, judged
+        self._begun: State = {"positions": positions.state(), "buffer": buffer.state_dict() if state is None else state}
+        self._used = 0  #: batches
+        self._loader = Loader(self._load)
+
+    def fetch(self) -> Part:
+        part: Part = self._loader.fetch()
+        return part
+
+    def used(self) -> None:
+        self._used += 1
+
+    def state(self) -> State:
+        if not self._used:
+            return self._begun
+        positions, buffer = self._begun["positions"], self._buffer.state_before(self._used)
+        taken = positions["taken"] + buffer["taken"] - self._begun["buffer"]["taken"]
+        return {"positions": positions | {"taken": taken}, "buffer": buffer}
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def rest(self) -> Positions:
+        """The stream of the stage without reuse: first what was taken and never used. Nothing changes here."""
+        now = self.state()
+        buffer, order = now["buffer"], self._positions
+        held = [*zip(buffer["positions"], buffer["left"], strict=True), *((position, left) for position, left, _ in buffer["parked"])]
+        stream = Positions(order.order, order.rank, order.ranks, **now["positions"])
+        return stream.with_first(sorted(position for position, left in held if left == self._buffer.repeat))
+
+    @abstractmethod
+    def _load(self) -> Part:
+        """The next batch, in a thread of its own."""
+
+
+class DirectReuse(ReuseFeed):
+    """All that follows the decoding is done when a batch is wanted. ``augment``: anew at each use."""
 
     def __init__(
         self,
@@ -199,56 +271,26 @@ class ReuseFeed:
         positions: Positions,
         decoded: Decoded,
         buffer: ReuseBuffer,
+        judged: Judged,
         *,
         augment: bool,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._source, self._positions, self._decoded, self._buffer = source, positions, decoded, buffer
-        self._augment = augment
+        super().__init__(positions, buffer, judged, state)
+        self._source, self._decoded, self._augment = source, decoded, augment
         self._resumed = state
-        self._before: _Mark | None = None  #: of a batch that was fetched and not used
-        self._first = False
-        self._loader = Loader(self._load)
-
-    def fetch(self, *, first: bool = False) -> Part:
-        # What is needed to tell the state, not the state: that takes as long as the buffer is large.
-        self._before, self._first = _Mark(self._positions.taken, self._buffer.calls, self._resumed), first
-        part: Part = self._loader.fetch()
-        return part
-
-    def used(self) -> None:
-        self._before = None
-
-    def state(self) -> State:
-        if (before := self._before) is None:
-            return self._now()
-        buffer = before.resumed if before.resumed is not None else self._buffer.state_before(before.calls)
-        return {"positions": self._positions.state() | {"taken": before.taken}, "buffer": buffer}
+        self._fetched = 0  #: batches
 
     def close(self) -> None:
         self._decoded.close()
-        self._loader.close()
-
-    def rest(self) -> Positions:
-        """The stream of the stage without reuse: first what was taken and never used. Nothing changes here."""
-        now = self._now()["buffer"]
-        held = [*zip(now["positions"], now["left"], strict=True), *((position, left) for position, left, _ in now["parked"])]
-        return self._positions.with_first(sorted(position for position, left in held if left == self._buffer.repeat))
+        super().close()
 
     def _load(self) -> Part:
         with rng.host_preserved():
             if self._resumed is not None:
                 self._buffer.load_state_dict(self._resumed)
                 self._resumed = None
-            drawn = self._buffer.next()
-            used = [self._as_used(position, sample, use) for position, sample, use in drawn]
-            fresh = [(position, sample) for sample, (position, _, use) in zip(used, drawn, strict=True) if use == 0]
-            first = self._source.collated([sample for _, sample in fresh], fresh[0][0]) if self._first and fresh else None
-            return Part(len(drawn), self._source.collated(used, drawn[0].position, drawn[0].use), len(fresh), first)
-
-    def _as_used(self, position: int, sample: Any, use: int) -> Any:
-        return self._source.augmented(position, use, sample) if self._augment else sample
-
-    def _now(self) -> State:
-        buffer = self._resumed if self._resumed is not None else self._buffer.state_dict()
-        return {"positions": self._positions.state(), "buffer": buffer}
+            drawn = Drawn(self._buffer.next(self._used), self._judged(self._fetched))
+            part = (drawn.augmented(self._source) if self._augment else drawn).collated(self._source)
+        self._fetched += 1
+        return part

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import UsageError
 from ..engine.spec.model import PipelineOptions, Reuse
 from . import rng
 from .batches import Order, Positions
-from .feeds import Decoded, Direct, Feed, PlainFeed, ReuseFeed, Source, StreamFeed
+from .feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, Source, StreamFeed
 from .loaders.reuse.buffer import ReuseBuffer
 from .loaders.reuse.dealing import deal
 
@@ -45,9 +46,11 @@ class Loading:
             return StreamFeed(self.source, positions)
         from .piped import PipelineFeed
 
-        return PipelineFeed(self._plan(self.pipeline, each_use=False), positions)
+        return PipelineFeed(self._plan, positions)
 
-    def reused(self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None) -> ReuseFeed:
+    def reused(
+        self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None, judged: Judged = lambda _: False
+    ) -> ReuseFeed:
         """Each sample of the stream used several times. ``buffer``: the state of the one to go on with."""
         reuse = self.reuse
         assert reuse is not None
@@ -57,11 +60,17 @@ class Loading:
         decoded: Decoded = Direct(self.source, positions, augment=not each_use)
         if self.pipeline is not None:
             from .piped import Piped
+            from .redrawn import StagedReuse
 
-            plan = self._plan(self.pipeline, each_use=each_use)
             # As many at a time as a batch has first uses, about.
-            decoded = Piped(plan, positions, max(1, self.share // reuse.repeat), augment=not each_use)
-        made = ReuseBuffer(
+            chunk = max(1, self.share // reuse.repeat)
+            if self._plan.follows_a_buffer:
+                return StagedReuse(self._plan, positions, chunk, functools.partial(self._buffer, reuse), judged, buffer)
+            decoded = Piped(self._plan, positions, chunk, augment=not each_use)
+        return DirectReuse(self.source, positions, decoded, self._buffer(reuse, decoded), judged, augment=each_use, state=buffer)
+
+    def _buffer(self, reuse: Reuse, decoded: Decoded, room: Callable[[int], None] | None = None) -> ReuseBuffer:
+        return ReuseBuffer(
             decoded,
             batch_size=self.share,
             repeat=reuse.repeat,
@@ -69,10 +78,10 @@ class Loading:
             capacity_bytes=reuse.memory,
             seed=rng.mixed(self.source.seed, self.rank),
             identity=self.order.index,
+            room=room,
         )
-        return ReuseFeed(self.source, positions, decoded, made, augment=each_use, state=buffer)
 
-    def resumed(self, states: Sequence[Mapping[str, Any]]) -> Feed:
+    def resumed(self, states: Sequence[Mapping[str, Any]], judged: Judged = lambda _: False) -> Feed:
         """The feed of a job that reuses, from the states of all ranks; another number of ranks shares out what there was."""
         positions = [state["positions"] for state in states]
         if len(states) == self.ranks:
@@ -83,7 +92,7 @@ class Loading:
             return self.once(stream)
         buffers = [state["buffer"] for state in states]
         buffer = buffers[self.rank] if len(states) == self.ranks else deal(buffers, self.ranks)[self.rank]
-        return self.reused(stream, buffer)
+        return self.reused(stream, buffer, judged)
 
     def _check_capacity(self, reuse: Reuse, *, begun: bool) -> None:
         """A buffer below this rank's part of a batch is an error as the training begins: later the number of ranks may have changed."""
@@ -97,7 +106,9 @@ class Loading:
         if self.rank == 0:
             log.info("%s; the buffer holds %d", problem, share)
 
-    def _plan(self, pipeline: PipelineOptions, *, each_use: bool) -> Plan:
+    @functools.cached_property
+    def _plan(self) -> Plan:
         from .piped import Plan
 
-        return Plan.of(self.source, pipeline, self.share, each_use=each_use)
+        assert self.pipeline is not None
+        return Plan.of(self.source, self.pipeline, self.share, each_use=self.reuse is not None and self.reuse.augment == "each-use")

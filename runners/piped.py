@@ -8,6 +8,7 @@ costs as much as parsing a line does.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import pickle
@@ -15,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
@@ -22,13 +24,13 @@ from torch.utils.data import default_collate
 from ..engine.errors import UsageError
 from ..engine.spec.model import PipelineOptions
 from . import rng, script
-from .awaited import read_sample
-from .batches import Dataset, Loader, Positions
-from .feeds import Direct, Part, Source, State, seed_augmenting, seed_collating, seed_decoding
+from .awaited import augment_sample, collate_samples, read_sample
+from .batches import Positions
+from .feeds import Direct, Drawn, OnceFeed, Part, Source
 from .loaders import ipc
 from .loaders.autotuned import autotuned
 from .loaders.pipeline import Pipeline
-from .loaders.stages import Map, Prefetch, Stage
+from .loaders.stages import Draw, Map, Prefetch, Stage
 from .loaders.stages import Source as Read
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Plan:
 
     source: Source
     options: PipelineOptions
+    each_use: bool  #: the task's samples are reused and augmented behind the buffer
     augments: bool  #: it is done in the stages; else, if at all, when the batch is wanted
     collates: bool  #: the same of batches
 
@@ -54,13 +57,22 @@ class Plan:
         """Whether samples leave the stages that are still to be augmented."""
         return self.source.augment is not None and not self.augments
 
+    @property
+    def follows_a_buffer(self) -> bool:
+        """Whether anything is left to do in stages behind a buffer of decoded samples."""
+        return (self.each_use and self.augments) or (self.collates and not self._collates_apart)
+
+    @property
+    def _collates_apart(self) -> bool:
+        """A collate of the task's may draw: in processes, which are seeded, it goes with what is done before."""
+        return self.options.processes and self.source.collate is not default_collate
+
     @classmethod
     def of(cls, source: Source, options: PipelineOptions, share: int, *, each_use: bool) -> Plan:
-        """The plan for a task, by a look at some of its samples. ``each_use``: samples are augmented behind the stages.
+        """The plan for a task, by a look at some of its samples.
 
         Raises UsageError when it cannot be loaded like this.
         """
-        why = "the task has no augment" if source.augment is None else "with reuse it is done at each use" if each_use else ""
         if options.processes:
             _check_can_be_sent(source)
         # Nothing is decoded here for processes: a data set may open files at its first sample, which cannot be sent to them then.
@@ -70,62 +82,82 @@ class Plan:
                 "pipeline: the task's train[index] draws from the global random generators, which threads would share with the training; "
                 "write 'pipeline: {processes: true}', or move what is random to Task.augment"
             )
-        draws = seen.augmenting
-        if draws and not why:
+        why = "the task has no augment" if source.augment is None else ""
+        if seen.augmenting:
             why = "it draws from the global random generators, which threads would share with the training"
             log.info("augment is done when a batch is wanted, not in a stage: %s; 'processes: true' allows it", why)
-        if "augment" in options.workers and (why or options.processes):
-            where = "in processes it is done with the decoding"
-            raise UsageError(f"pipeline.workers.augment: there is no such stage: {why or where}; leave it out")
-        if "batch" in options.workers and draws:
-            raise UsageError(
-                "pipeline.workers.batch: there is no such stage: augment draws from the global random generators; leave it out"
-            )
-        if "batch" in options.workers and seen.collating:
-            raise UsageError(
-                "pipeline.workers.batch: there is no such stage: collate draws from the global random generators; leave it out"
-            )
+        if why or (options.processes and not each_use):
+            _check_no_workers(options, "augment", why or "in processes it is done with the decoding")
+        if seen.augmenting:
+            _check_no_workers(options, "batch", "augment draws from the global random generators")
+        if seen.collating:
+            _check_no_workers(options, "batch", "collate draws from the global random generators")
         augments = not why
         collates = (augments or source.augment is None) and not seen.collating
         if options.processes and source.collate is not default_collate:
-            if "batch" in options.workers:
-                raise UsageError(
-                    "pipeline.workers.batch: there is no such stage: in processes a collate of the task's is done with the decoding; "
-                    "leave it out"
-                )
+            _check_no_workers(options, "batch", "in processes a collate of the task's is done with the decoding")
             collates = collates and _can_be_sent(source.collate)
-        return cls(source, options, augments=augments, collates=collates)
+        return cls(source, options, each_use, augments=augments, collates=collates)
 
     def samples(self, positions: Positions, chunk: int) -> Running:
-        """Lists of ``chunk`` samples with their positions, from where the stream stands."""
-        return self._run(self._stages(positions, chunk), chunk)
+        """Lists of ``chunk`` samples with their positions, from where the stream stands: for a buffer."""
+        return self._run(self._decoding(Places(positions, chunk), augmented=self.augments and not self.each_use), chunk)
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
-        apart = self.options.processes and self.source.collate is not default_collate  # it may draw: in processes that are seeded
-        stages = self._stages(positions, positions.share, self.source.collate if self.collates and apart else None)
+        share, apart = positions.share, self._collates_apart
+        stages = self._decoding(Places(positions, share), augmented=self.augments, collated=self.collates and apart)
         if self.collates and not apart:
-            stages.append(Map(Collating(self.source.collate), name="batch", workers=self.options.workers.get("batch", 1)))
+            stages.append(Map(Collating(self._still()), name="batch", workers=self._workers("batch")))
+        return self._run(stages, share)
+
+    def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
+        """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
+        processes, apart = self.options.processes, self._collates_apart
+        stages = self._decoding(Places(positions, chunk, again), augmented=self.augments and not self.each_use)
+        stages.append(draw)
+        if self.each_use and self.augments:
+            work = Redrawing(self._sent() if processes else self._still())
+            if apart and self.collates:
+                work = Finishing(dataclasses.replace(self._sent(), collate=self.source.collate))
+            stages.append(Map(work, name="augment", workers=self._workers("augment"), processes=processes or None))
+        if self.collates and not apart:
+            stages.append(Map(CollatingDrawn(self._still()), name="batch", workers=self._workers("batch")))
         return self._run(stages, positions.share)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
         """The batch of what has left the stages as a list, where they do not collate."""
         if self.unfinished:
-            samples = [(position, self.source.augmented(position, 0, sample)) for position, sample in samples]
-        return self.source.collated([sample for _, sample in samples], samples[0][0])
+            samples = Augmenting(self.source)(samples)
+        return Collating(self.source)(samples)
 
-    def _stages(self, positions: Positions, chunk: int, collate: Callable[[list[Any]], Any] | None = None) -> list[Stage]:
-        source, workers, augment = self.source, self.options.workers, self.source.augment if self.augments else None
-        places, decoders = Places(positions, chunk), workers.get("decode", 1)
+    def _decoding(self, places: Places, *, augmented: bool, collated: bool = False) -> list[Stage]:
+        """Lists of decoded samples. ``augmented``: for their first use; ``collated``: as batches, in processes."""
+        workers = self._workers("decode")
         if self.options.processes:  # in one stage: each more costs a way between processes
-            decode = Seeded(source.data, augment, source.seed)
-            if collate is not None:
-                decode = SeededBatches(source.data, augment, source.seed, collate)
-            return [Read(decode, sampler=places, name="decode", workers=decoders, processes=True)]
-        stages: list[Stage] = [Read(Decoding(source.data), sampler=places, name="decode", workers=decoders)]
-        if augment is not None:
-            stages.append(Map(Augmenting(augment), name="augment", workers=workers.get("augment", 1)))
+            sent = dataclasses.replace(self._sent(), data=self.source.data)
+            if not augmented:
+                sent = dataclasses.replace(sent, augment=None)
+            decode = Decoding(sent)
+            if collated:
+                decode = DecodingBatches(dataclasses.replace(sent, collate=self.source.collate))
+            return [Read(decode, sampler=places, name="decode", workers=workers, processes=True)]
+        decoding = dataclasses.replace(self._still(), data=self.source.data, augment=None)
+        stages: list[Stage] = [Read(Decoding(decoding), sampler=places, name="decode", workers=workers)]
+        if augmented:
+            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment")))
         return stages
+
+    def _still(self) -> Source:
+        """For threads, which must not seed; without the data, which one stage alone reads."""
+        return dataclasses.replace(self.source, data=(), seeds=False)
+
+    def _sent(self) -> Source:
+        """For processes; without the data, and without a collate, which may not be fit to be sent."""
+        return dataclasses.replace(self.source, data=(), collate=default_collate)
+
+    def _workers(self, stage: str) -> int:
+        return self.options.workers.get(stage, 1)
 
     def _run(self, stages: Sequence[Stage], samples: int) -> Running:
         return Running(Pipeline([*stages, Prefetch()], name="loading", samples_per_item=samples), self.options)
@@ -141,25 +173,33 @@ class Draws(NamedTuple):
     @classmethod
     def of(cls, source: Source, share: int) -> Draws:
         """By a look at some samples and at a batch of them; the generators are left as they were."""
-        samples: list[Any] = []
+        seen: dict[int, Any] = {}  #: samples, by their index
         augmenting = False
         until, count, augment = time.monotonic() + _LOOKING, len(source.data), source.augment
         for index in random.Random(0).sample(range(count), min(_LOOKS, count)):
-            if rng.draws(lambda index=index: samples.append(read_sample(source.data, index))):  # type: ignore[misc]
+            if rng.draws(partial(_look, seen, index, partial(read_sample, source.data, index))):
                 return cls(decoding=True)
             if augment is not None:
-                decoded = samples.pop()
-                augmenting = rng.draws(lambda decoded=decoded: samples.append(augment(decoded))) or augmenting  # type: ignore[misc]
+                augmenting = rng.draws(partial(_look, seen, index, partial(augment_sample, augment, seen[index], index))) or augmenting
             if time.monotonic() > until or script.should_stop():
                 break
         if source.collate is default_collate:
             return cls(augmenting=augmenting)
-        batch = list(itertools.islice(itertools.cycle(samples), share))
-        return cls(augmenting=augmenting, collating=rng.draws(lambda: source.collate(batch)))
+        indices, batch = zip(*itertools.islice(itertools.cycle(seen.items()), share), strict=True)
+        return cls(augmenting=augmenting, collating=rng.draws(partial(collate_samples, source.collate, list(batch), indices)))
+
+
+def _look(seen: dict[int, Any], index: int, make: Callable[[], Any]) -> None:
+    seen[index] = make()
+
+
+def _check_no_workers(options: PipelineOptions, stage: str, why: str) -> None:
+    if stage in options.workers:
+        raise UsageError(f"pipeline.workers.{stage}: there is no such stage: {why}; leave it out")
 
 
 def _check_can_be_sent(source: Source) -> None:
-    """All that any stage of the job sends, whatever this one does: with reuse the augmentation is sent at the switch, hours later."""
+    """All that any stage of the job sends, whenever it begins: at the switch from reuse some are others."""
     for name, part in (("train", source.data), ("augment", source.augment)):
         try:
             ipc.dumps(part)
@@ -207,28 +247,17 @@ class Piped:
         self._running.close()
 
 
-class PipelineFeed:
-    """Batches from the stages, each sample used once."""
+class PipelineFeed(OnceFeed):
+    """Batches from the stages."""
 
     def __init__(self, plan: Plan, positions: Positions) -> None:
-        self._plan, self._positions = plan, positions
-        self._before = positions.state()
+        super().__init__(positions)
+        self._plan = plan
         self._running = plan.batches(positions)
-        self._loader = Loader(self._load)
-
-    def fetch(self, *, first: bool = False) -> Part:
-        part: Part = self._loader.fetch()
-        return part
-
-    def used(self) -> None:
-        self._before = self._positions.state()
-
-    def state(self) -> State:
-        return {"positions": self._before}
 
     def close(self) -> None:
         self._running.close()
-        self._loader.close()
+        super().close()
 
     def _load(self) -> Part:
         count = self._positions.share
@@ -257,77 +286,79 @@ class Running:
 
 
 class Places:
-    """What is to be decoded, lazily and without end: lists of ``chunk`` places."""
+    """What is to be decoded, lazily and without end: lists of ``chunk`` places. ``again``: positions that come before the stream's."""
 
-    def __init__(self, positions: Positions, chunk: int) -> None:
-        self._positions, self._chunk = positions, chunk
+    def __init__(self, positions: Positions, chunk: int, again: Sequence[int] = ()) -> None:
+        self._positions, self._chunk, self._again = positions, chunk, again
 
     def __iter__(self) -> Iterator[list[Place]]:
-        order, ahead = self._positions.order, self._positions.ahead()
+        order, ahead = self._positions.order, itertools.chain(self._again, self._positions.ahead())
         while True:
             yield [(position, order.index(position)) for position in itertools.islice(ahead, self._chunk)]
 
 
-class Decoding:
-    """The data set, asked for lists of places."""
+# ---- what the workers of a stage do: in threads with a source that does not seed, in processes with one that does ----
 
-    def __init__(self, data: Dataset) -> None:
-        self._data = data
+
+class Decoding:
+    """The data set, asked for lists of places; with its augmentation for the first use, where the source has one."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, places: Sequence[Place]) -> list[Numbered]:
-        return [(position, read_sample(self._data, index)) for position, index in places]
-
-
-class Seeded(Decoding):
-    """The same in a process of its own, whose generators are seeded for each sample; with its augmentation for the first use."""
-
-    def __init__(self, data: Dataset, augment: Callable[[Any], Any] | None, seed: int) -> None:
-        super().__init__(data)
-        self._augment, self._seed = augment, seed
-
-    def __getitem__(self, places: Sequence[Place]) -> list[Numbered]:
-        return [(position, self._sample(position, index)) for position, index in places]
-
-    def _sample(self, position: int, index: int) -> Any:
-        seed_decoding(self._seed, position)
-        sample = read_sample(self._data, index)
-        if self._augment is None:
-            return sample
-        seed_augmenting(self._seed, position, 0)
-        return self._augment(sample)
-
-
-class SeededBatches(Seeded):
-    """The same, collated as well: what draws there is seeded too."""
-
-    def __init__(self, data: Dataset, augment: Callable[[Any], Any] | None, seed: int, collate: Callable[[list[Any]], Any]) -> None:
-        super().__init__(data, augment, seed)
-        self._collate = collate
+        return len(self._source.data)
 
     def __getitem__(self, places: Sequence[Place]) -> Any:
-        samples = [self._sample(position, index) for position, index in places]
-        seed_collating(self._seed, places[0][0], 0)
-        return self._collate(samples)
+        return [(position, self._source.augmented(position, 0, self._source.decode(position, index))) for position, index in places]
+
+
+class DecodingBatches(Decoding):
+    """The same, collated as well."""
+
+    def __getitem__(self, places: Sequence[Place]) -> Any:
+        return Collating(self._source)(super().__getitem__(places))
 
 
 class Augmenting:
-    """The augmentation of samples whose positions go with them."""
+    """The augmentation of samples for their first use; their positions go with them."""
 
-    def __init__(self, augment: Callable[[Any], Any]) -> None:
-        self._augment = augment
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def __call__(self, samples: Sequence[Numbered]) -> list[Numbered]:
-        return [(position, self._augment(sample)) for position, sample in samples]
+        return [(position, self._source.augmented(position, 0, sample)) for position, sample in samples]
 
 
 class Collating:
-    """The task's collate, for samples whose positions go with them."""
+    """The collate of such samples."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def __call__(self, samples: Sequence[Numbered]) -> Any:
-        return self._collate([sample for _, sample in samples])
+        return self._source.collated([sample for _, sample in samples], [position for position, _ in samples])
+
+
+class Redrawing:
+    """The augmentation of a batch that was drawn from the buffer."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __call__(self, drawn: Drawn) -> Drawn | Part:
+        return drawn.augmented(self._source)
+
+
+class CollatingDrawn(Redrawing):
+    """Its collate."""
+
+    def __call__(self, drawn: Drawn) -> Part:
+        return drawn.collated(self._source)
+
+
+class Finishing(Redrawing):
+    """Both."""
+
+    def __call__(self, drawn: Drawn) -> Part:
+        return drawn.augmented(self._source).collated(self._source)

@@ -83,6 +83,10 @@ class Reusing:
         """Whether the first uses of the batch of this step are to be judged before it is trained on."""
         return self.stage == 1 and self.rule.watches_first_uses and step % _PROBE_EVERY == 0
 
+    def probes_after(self, step: int, batches: int) -> bool:
+        """The same of the step so many batches later."""
+        return self.probes(step + batches)
+
     def probe(self, step: int, model: nn.Module, part: Part) -> dict[str, float]:
         """The loss on samples of the batch that the model has not been trained on yet; {} when there are none."""
         loss, count = 0.0, 0

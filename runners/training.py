@@ -6,6 +6,7 @@ samples is a function of the step, and the checkpoint holds model, optimizer, sc
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,7 +129,7 @@ class Trainer:
         self.checkpoints = Checkpoints(checkpoints)
         self.total = task.steps(stop)
         self.order = Order(len(task.train), task.batch_size, task.seed)
-        source = Source(task.train, task.augment, task.collate, task.seed)
+        source = Source(task.train, task.augment, task.collate, task.seed, self.order)
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
         self.model = task.model.to(ranks.device)
         self.optimizer = task.optimizer([parameter for parameter in self.model.parameters() if parameter.requires_grad])
@@ -195,7 +196,7 @@ class Trainer:
     def part(self) -> Part | None:
         """This rank's part of the next batch. None when asked to stop before it came."""
         try:
-            return self.feed.fetch(first=self.reusing is not None and self.reusing.probes(self.step))
+            return self.feed.fetch()
         except Interrupted:
             return None
 
@@ -302,7 +303,8 @@ class Trainer:
         """From the beginning, from the step, or as the ranks of the checkpoint had left theirs."""
         if self.reusing is None:
             return self.loading.from_step(self.step)
-        return self.loading.resumed(states) if states else self.loading.reused()
+        judged = functools.partial(self.reusing.probes_after, self.step)
+        return self.loading.resumed(states, judged) if states else self.loading.reused(judged=judged)
 
     def _switch_due(self) -> bool:
         return self.reusing is not None and self.reusing.due and not self._done()

@@ -99,6 +99,39 @@ def _refuse() -> None:
     raise ValueError("no such file here")
 
 
+def sleeps_in_a_process(value: int) -> int:
+    """For ever, but in threads not at all."""
+    if multiprocessing.parent_process() is not None:
+        time.sleep(3600)
+    return value
+
+
+class Weighty:
+    """A data set in memory. Of each sample: its first number, the process, and the file that the data are mapped from there."""
+
+    def __init__(self, samples: int, mib: int = 8) -> None:
+        self.data = np.arange(mib << 18, dtype=np.float32)
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[float, int, str]:
+        own = float(self.data[index])
+        self.data[index] = -1.0  # its own copy of that page, which nobody else is to see
+        return own, os.getpid(), mapped_from(self.data.ctypes.data)
+
+
+def mapped_from(address: int) -> str:
+    """Sharing and inode of the mapping that an address is in."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, mode, _, _, inode, *_ = line.split()
+        first, last = (int(bound, 16) for bound in span.split("-"))
+        if first <= address < last:
+            return f"{mode[3]} {inode}"
+    return ""
+
+
 def sleeps_for_ever(value: int) -> int:
     time.sleep(3600)
     return value

@@ -281,6 +281,14 @@ def test_a_stage_that_hangs_is_an_error_where_it_has_a_limit() -> None:
             gate.set()
 
 
+def train_until_reached(tuned: Autotuned, controller: Hangs | Dawdles) -> None:
+    """Take batches until the controller has been asked, and end the pass."""
+    for number, _ in enumerate(tuned):
+        assert number < ENOUGH
+        if controller.reached.is_set():
+            return
+
+
 class Hangs(Asks):
     def __init__(self) -> None:
         super().__init__(1)
@@ -297,10 +305,7 @@ def test_a_controller_that_hangs_does_not_keep_the_training(monkeypatch: pytest.
     controller = Hangs()
     pipeline = Pipeline([Source(endless), Map(Naps(0.001), name="udf"), Batch(4)])
     with autotuned(pipeline, controller=controller, interval=0.1) as tuned:
-        for number, _ in enumerate(tuned):
-            assert number < ENOUGH
-            if controller.reached.is_set():
-                break
+        train_until_reached(tuned, controller)
         assert "has not ended" in caplog.text
         tuned.close()
         assert "since an earlier pass" in tuned.failed
@@ -332,10 +337,7 @@ def test_a_step_that_is_slow_at_the_end_of_a_pass_is_taken_in_the_next(monkeypat
     controller = Dawdles()
     pipeline = Pipeline([Source(endless), Map(Naps(0.001), name="udf"), Batch(4)])
     with autotuned(pipeline, controller=controller, interval=0.1) as tuned:
-        for number, _ in enumerate(tuned):
-            assert number < ENOUGH
-            if controller.reached.is_set():
-                break
+        train_until_reached(tuned, controller)
         for number, _ in enumerate(tuned):
             assert number < ENOUGH
             if number == 20:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import pytest
@@ -38,7 +38,7 @@ class Rig:
         self.discarded = 0
         self.shown: dict[str, object] = {}
 
-    def set(self, values: Values) -> None:
+    def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
         self.values = values
 
     def observe(self) -> Observation:
@@ -93,7 +93,7 @@ def test_a_step_sets_what_the_controller_wants_and_tells_it() -> None:
     assert rig.values == (2, 5, 64)
     assert told == [("wants", Decision((2, 5, 64), "because"), (2, 5, 64), "")]
     (step,) = tuned.history
-    assert step == (observation((1, 1, 64)), Decision((2, 5, 64), "because"), (2, 5, 64), "")
+    assert step == (observation((1, 1, 64)), Decision((2, 5, 64), "because"), (2, 5, 64), "", {})
 
 
 def test_the_guard_has_the_last_word() -> None:

@@ -74,7 +74,7 @@ class Numbers:
 
 
 def loading(order, rank, ranks, reuse):
-    source = Source(Numbers(order.samples), None, list, seed=3)
+    source = Source(Numbers(order.samples), None, list, 3, order)
     return Loading(source, order, rank, ranks, reuse, None)
 
 
@@ -88,7 +88,7 @@ def test_buffers_are_dealt_to_another_number_of_ranks_and_no_use_is_lost_or_made
     def run(feeds, count):
         for feed in feeds:
             drawn = feed._buffer.next
-            feed._buffer.next = lambda drawn=drawn: used.extend(batch := drawn()) or batch
+            feed._buffer.next = lambda since, drawn=drawn: used.extend(batch := drawn(since)) or batch
             for _ in range(count):
                 feed.fetch()
                 feed.used()
@@ -142,7 +142,7 @@ def test_a_step_does_not_copy_the_buffer_and_its_state_is_known_while_a_sample_t
             return index
 
     stuck = False
-    feed = Loading(Source(Stuck(50), None, list, seed=3), order, 0, 1, Reuse(repeat=3), None).reused()
+    feed = Loading(Source(Stuck(50), None, list, 3, order), order, 0, 1, Reuse(repeat=3), None).reused()
     with monkeypatch.context() as patch:
         patch.setattr(ReuseBuffer, "_state", lambda *given: pytest.fail("the state of the whole buffer was made in a step"))
         for _ in range(10):

@@ -1,6 +1,8 @@
 """What a job says when its loading cannot work, fails or hangs: which sample, in which stage, and before it costs hours."""
 
 import logging
+import re
+import sys
 import threading
 import time
 
@@ -91,6 +93,53 @@ def test_an_error_of_the_data_set_names_the_sample(tmp_path, blocks, capsys):
     assert said.startswith("stoker: ValueError: corrupt record (at train[7]") and said.endswith(")\n") and said.count("\n") == 1
 
 
+def doubtful(sample):
+    if sample == 7:
+        raise ValueError("no face found")
+    return sample * 2
+
+
+def ragged(sample):
+    return torch.zeros(int(sample) + 1)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        (doubtful, r"ValueError: no face found \(augmenting train\[7\]"),
+        (ragged, r"RuntimeError: stack expects .* \(collating train\[\d+(, \d+){3}\]"),
+    ],
+    ids=["raises", "ragged"],
+)
+def test_an_error_in_making_a_batch_names_its_samples(tmp_path, blocks, augment, said, capsys):
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        trained(task(Numbers(), augment=augment), tmp_path, blocks)
+    worker._tell_place(caught.value)
+    line = capsys.readouterr().err
+    assert re.match(f"stoker: {said}.*\\)\n$", line)
+
+
+def test_of_an_augmentation_that_hangs_behind_the_buffer_the_sample_is_named(tmp_path, monkeypatch, caplog):
+    begun, released = threading.Event(), threading.Event()
+
+    def stuck(sample):
+        if sample == 7 and threading.current_thread().name.startswith("augment"):
+            begun.set()
+            assert released.wait(60)
+        return sample * 2
+
+    monkeypatch.setattr(batches, "_OVERDUE", 0.0)
+    monkeypatch.setattr(script, "should_stop", begun.is_set)
+    try:
+        with caplog.at_level(logging.INFO):
+            assert not trained(task(Numbers(), augment=stuck), tmp_path, BLOCKS["both"])
+    finally:
+        released.set()
+    (said,) = [record.getMessage() for record in caplog.records if "has not come" in record.getMessage()]
+    assert "augment-0 is augmenting train[7]" in said.splitlines()[0]
+
+
 def test_an_error_in_a_worker_process_is_told_once(tmp_path, capsys):
     with pytest.raises(ValueError, match="corrupt record") as caught:
         trained(task(Broken()), tmp_path, {"pipeline": PipelineOptions(processes=True)})
@@ -122,10 +171,10 @@ def test_of_a_worker_process_that_hangs_the_samples_and_the_process_are_named(tm
     sent = threading.Event()
     call = WorkerProcess._ask
 
-    def asked(self, data, views):
-        if threading.current_thread().name.startswith("decode") and b"Slow" not in data:
+    def asked(self, send):
+        if sys._getframe(1).f_code is WorkerProcess.call.__code__:
             sent.set()
-        return call(self, data, views)
+        return call(self, send)
 
     monkeypatch.setattr(WorkerProcess, "_ask", asked)
     monkeypatch.setattr(script, "should_stop", sent.is_set)

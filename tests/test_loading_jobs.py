@@ -9,8 +9,9 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
-from stoker.runners import piped, rng, script
+from stoker.runners import piped, redrawn, rng, script
 from stoker.runners.checkpoint import Checkpoints
+from stoker.runners.loaders import sizes
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loading import Loading
 from stoker.runners.ranks import Ranks
@@ -22,8 +23,9 @@ from test_training import Job, assert_same
 STEPS, SAMPLES, BATCH = 24, 40, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SWITCH_AT = 12
+SIZE = sizes.nbytes((torch.zeros(4), torch.zeros(1)))  #: bytes of a sample
 HALF = Switch(on="fraction", fraction=0.5)
-REUSE = Reuse(repeat=3, switch=HALF)
+REUSE, ONCE = Reuse(repeat=3, switch=HALF), Reuse(repeat=3, switch=HALF, augment="once")
 THREADS, PROCESSES = PipelineOptions(interval=0.05), PipelineOptions(processes=True)
 
 
@@ -137,16 +139,19 @@ def nothing_is_left():
 # ---- the same training as without the blocks ----
 
 
-@pytest.mark.parametrize("reuse", [None, Reuse(repeat=2)], ids=["batches", "reuse"])
-def test_a_tuner_is_told_of_samples_and_not_of_the_lists_they_travel_in(train, monkeypatch, reuse):
+@pytest.mark.parametrize(
+    ("reuse", "augment", "samples"),
+    [(None, turned, BATCH), (Reuse(repeat=2), turned, BATCH), (Reuse(repeat=2), shaken, BATCH // 2)],
+    ids=["batches", "reuse in the stages", "reuse behind them"],
+)
+def test_a_tuner_is_told_of_samples_and_not_of_the_lists_they_travel_in(train, monkeypatch, reuse, augment, samples):
     made = []
     monkeypatch.setattr(piped, "Pipeline", lambda *given, **options: made.append(Pipeline(*given, **options)) or made[-1])
     blocks = {} if reuse is None else {"reuse": reuse}
-    train("told", task(still=True), pipeline=THREADS, **blocks)
+    train("told", task(still=True, augment=augment), pipeline=THREADS, **blocks)
     assert made
-    for pipeline in made:
-        seen = pipeline.observe()
-        assert seen.batch_size == len(next(iter(pipeline.stages[0].indices()))) > 1
+    assert {pipeline.observe().batch_size for pipeline in made} <= {samples, BATCH}
+    assert made[0].observe().batch_size == samples
 
 
 @pytest.mark.parametrize(
@@ -181,8 +186,7 @@ def test_processes_decode_what_threads_may_not(train):
     made = train("reuse", reuse=REUSE)
     other = train("other", reuse=REUSE, pipeline=PROCESSES)
     assert_same(weights(other), weights(made))
-    once = Reuse(repeat=3, switch=HALF, augment="once")
-    assert_same(weights(train("once piped", reuse=once, pipeline=PROCESSES)), weights(train("once", reuse=once)))
+    assert_same(weights(train("once piped", reuse=ONCE, pipeline=PROCESSES)), weights(train("once", reuse=ONCE)))
 
 
 def test_a_data_set_smaller_than_the_buffer_has_no_sample_twice_in_a_batch(tmp_path):
@@ -258,6 +262,91 @@ def test_a_search_for_the_peak_leaves_no_trace_but_the_peak(train, tmp_path):
     assert_same(weights(given), weights(found))
     by_rule = 0.45 * max(found.reusing._rates.highest)
     assert any(max(found.reusing.peaks) == pytest.approx(factor * by_rule) for factor in (0.5, 1, 2))
+
+
+# ---- augmented and collated behind the buffer, ahead of the training ----
+
+BY_HAND = PipelineOptions(tune="fixed", workers={"decode": 2, "augment": 3, "batch": 2})
+STAGED = {"reuse": REUSE, "pipeline": BY_HAND}
+TIGHT = Reuse(repeat=3, switch=HALF, memory=6 * SIZE)  #: bytes of some 6 samples
+
+
+@pytest.mark.parametrize("pipeline", [THREADS, BY_HAND], ids=["tuned", "by hand"])
+@pytest.mark.parametrize("reuse", [REUSE, ONCE, TIGHT], ids=["each use", "once", "little memory"])
+def test_what_is_done_behind_the_buffer_trains_the_very_model(train, reuse, pipeline):
+    plain = train("reuse", task(still=True, augment=turned), reuse=reuse)
+    staged = train("staged", task(still=True, augment=turned), reuse=reuse, pipeline=pipeline)
+    assert_same(weights(staged), weights(plain))
+    assert staged.reported == plain.reported
+
+
+def test_samples_in_batches_under_way_count_with_those_in_the_buffer(train, monkeypatch):
+    most = []
+    draw = redrawn.StagedReuse._draw
+
+    def drawn(feed, take):
+        batch = draw(feed, take)
+        most.append(feed._held())
+        return batch
+
+    monkeypatch.setattr(redrawn.StagedReuse, "_draw", drawn)
+    train("staged", task(still=True, augment=turned), reuse=TIGHT, pipeline=BY_HAND)
+    assert len(most) >= SWITCH_AT and TIGHT.memory // 2 < max(most) <= TIGHT.memory
+
+
+def test_batches_are_augmented_beside_one_another(train):
+    """The first waits until there is another at work."""
+    inside, both = set(), threading.Event()
+
+    def met(sample):
+        if (worker := threading.current_thread().name).startswith("augment"):
+            inside.add(worker)
+            if len(inside) > 1:
+                both.set()
+            assert both.wait(60)
+        return turned(sample)
+
+    two = PipelineOptions(tune="fixed", workers={"augment": 2})
+    train("two", task(still=True, augment=met), reuse=Reuse(repeat=3, switch=Switch(on="fraction", fraction=0.01)), pipeline=two)
+
+
+@pytest.mark.parametrize("at", [1, SWITCH_AT - 1, SWITCH_AT, SWITCH_AT + 1])
+def test_what_has_been_drawn_ahead_is_drawn_again_after_a_stop(train, tmp_path, at):
+    train("whole", task(still=True, augment=turned), **STAGED)
+    train("parts", task(still=True, augment=turned), stop_at=at, **STAGED)
+    resumed = train("parts", task(still=True, augment=turned), **STAGED)
+    assert_same(state(tmp_path, "parts"), state(tmp_path, "whole"))
+    assert resumed.reported.keys() == set(range(1, STEPS + 1))
+
+
+def test_a_job_with_stages_behind_the_buffer_may_be_stopped_and_killed_again_and_again(train, tmp_path):
+    whole = train("whole", task(still=True, augment=turned), reuse=REUSE)
+    for how in ({"stop_at": 2}, {"crash_at": 7}, {"stop_at": 11}, {"crash_at": 12}, {"stop_at": 12}, {"crash_at": 18}, {"stop_at": 20}):
+        train("parts", task(still=True, augment=turned), **how, **STAGED)
+    resumed = train("parts", task(still=True, augment=turned), **STAGED)
+    assert_same(state(tmp_path, "parts"), state(tmp_path, "whole"))
+    assert resumed.reported == whole.reported
+
+
+def test_a_smaller_buffer_takes_up_what_a_larger_one_held(train, tmp_path):
+    made = {}
+    for name, blocks in {"alone": {}, "staged": {"pipeline": BY_HAND}}.items():
+        large, small = Reuse(repeat=3, shuffle_buffer=20, switch=HALF), Reuse(repeat=3, shuffle_buffer=5, switch=HALF)
+        train(name, task(still=True, augment=turned), stop_at=8, reuse=large, **blocks)
+        made[name] = train(name, task(still=True, augment=turned), reuse=small, **blocks)
+    assert made["staged"].reported == made["alone"].reported
+    assert_same(state(tmp_path, "staged"), state(tmp_path, "alone"))
+
+
+@pytest.mark.slow
+def test_processes_augment_each_use_of_what_draws(train, tmp_path):
+    made = train("reuse", task(collate=masked), reuse=REUSE)
+    processes = PipelineOptions(tune="fixed", processes=True, workers={"decode": 1, "augment": 2})
+    for at in (5, SWITCH_AT):
+        train("processes", task(collate=masked), stop_at=at, reuse=REUSE, pipeline=processes)
+    other = train("processes", task(collate=masked), reuse=REUSE, pipeline=processes)
+    assert_same(state(tmp_path, "processes"), state(tmp_path, "reuse"))
+    assert other.reported == made.reported
 
 
 # ---- a collate that draws ----
@@ -367,7 +456,7 @@ def test_decoding_is_what_reuse_saves_and_augmentation_is_done_at_each_use(train
     made = train("each", task(augment=counted), reuse=REUSE)
     assert len(seen) == STEPS * BATCH
     seen.clear()
-    once = train("once", task(augment=counted), reuse=Reuse(repeat=3, switch=HALF, augment="once"))
+    once = train("once", task(augment=counted), reuse=ONCE)
     assert len(seen) == len(once.task.train.decoded) == len(made.task.train.decoded)
 
 
@@ -423,7 +512,8 @@ JUDGED, STILL = {"evaluate": held_out, "eval_every": 2}, {"still": True}
         ({}, {"pipeline": THREADS}, r"pipeline: the task's train\[index\] draws from the global random generators, .*processes: true"),
         (STILL | {"augment": None}, {"pipeline": AUGMENTS}, "workers.augment: there is no such stage: the task has no augment"),
         (STILL, {"pipeline": AUGMENTS}, "workers.augment: there is no such stage: it draws from the global"),
-        (STILL, {"reuse": REUSE, "pipeline": AUGMENTS}, "workers.augment: there is no such stage: with reuse it is done at each use"),
+        (STILL, {"reuse": REUSE, "pipeline": AUGMENTS}, "workers.augment: there is no such stage: it draws from the global"),
+        ({}, {"reuse": ONCE, "pipeline": PipelineOptions(processes=True, workers={"augment": 2})}, "it is done with the decoding"),
         (STILL, {"reuse": REUSE, "pipeline": BATCHES}, "workers.batch: there is no such stage: augment draws from the global"),
         (STILL | {"augment": None, "collate": masked}, {"pipeline": BATCHES}, "workers.batch: there is no such stage: collate draws"),
         ({"collate": masked}, {"pipeline": PipelineOptions(processes=True, workers={"batch": 2})}, "in processes a collate of the task's"),

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
+from stoker.runners.batches import Order
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loaders.reuse.dealing import deal
 from views import settings  # noqa: F401  (loads the profile "steady")
@@ -142,6 +143,45 @@ def test_the_state_before_a_batch_is_known_after_it(made: tuple[list[int], dict[
             break
         assert buffer.state_before(calls) == before
         assert buffer.state_before(buffer.calls) == buffer.state_dict() != before
+
+
+@given(settings_of_a_pass(), st.integers(0, 12), st.booleans())
+def test_the_state_before_any_of_the_last_batches_is_known(made: tuple[list[int], dict[str, int]], ahead: int, shuffle_first: bool) -> None:
+    """As of a buffer that draws ahead of the training, which has used all but the last ``ahead`` batches."""
+    sizes, options = made
+    buffer = make(Stream(sizes), **options, shuffle_first=shuffle_first)
+    states = []
+    while True:
+        states.append(buffer.state_dict())
+        try:
+            buffer.next(since=max(0, buffer.calls - ahead))
+        except StopIteration:
+            break
+        oldest = max(0, buffer.calls - 1 - ahead)
+        assert [buffer.state_before(call) for call in range(oldest, buffer.calls)] == states[oldest:]
+
+
+@given(settings_of_a_pass())
+def test_room_is_asked_for_before_each_sample_for_the_largest_so_far(made: tuple[list[int], dict[str, int]]) -> None:
+    sizes, options = made
+    asked: list[tuple[int, int]] = []  # room, and bytes held
+    buffer = make(
+        Stream(sizes), **(options | {"repeat": max(2, options["repeat"])}), room=lambda room: asked.append((room, buffer.held_bytes))
+    )
+    for _ in buffer:
+        pass
+    assert len(asked) >= len(sizes) and asked[0] == (options["memory"], 0)
+    assert all(0 <= options["memory"] - held - room <= max(sizes) for room, held in asked)
+    assert buffer.left_bytes == sum(sizes)
+
+
+@given(st.integers(1, 8), st.integers(0, 16), st.integers(2, 8), st.integers(0, 24), st.integers(0, 99))
+def test_two_passes_over_data_of_two_batches_never_meet_in_a_batch(batch: int, more: int, repeat: int, room: int, seed: int) -> None:
+    samples = 2 * batch + more
+    order = Order(samples, batch, seed)
+    buffer = make(Stream([1] * 120 * batch), batch, repeat, 2 * batch + room, seed=seed, identity=order.index)
+    for _ in range(100):
+        assert len({order.index(use.position) for use in buffer.next()}) == batch
 
 
 @given(settings_of_a_pass())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import multiprocessing
 import random
 from collections import Counter
@@ -254,11 +255,18 @@ def test_an_iterator_gives_one_pass_only() -> None:
         ({"augment": "twice"}, r"reuse\.augment: 'twice'"),
         ({"batch_size": None}, "batch_size: a data set"),
         ({"memory": 0}, r"reuse\.memory: 0 bytes"),
+        ({"repeat": 10**9}, r"reuse\.repeat: 1000000000 uses of a sample are not possible; give 1 \(no reuse\) to 1000$"),
+        ({"repeat": None}, r"reuse\.repeat: None is not a whole number"),
+        ({"repeat": True}, r"reuse\.repeat: True is not a whole number"),
+        ({"batch_size": 0}, r"reuse\.batch_size: 0 samples make no batch"),
+        ({"seed": 1.5}, r"reuse\.seed: 1\.5 is not a whole number"),
+        ({"transform": 3}, r"reuse\.transform: 3 cannot be called"),
+        ({"data": 7}, r"reuse: int is neither a DataLoader nor a data set"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line_that_names_the_field(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        reuse(Squares(10), **({"batch_size": 4} | options))
+        reuse(**({"data": Squares(10), "batch_size": 4} | options))
 
 
 def test_a_state_with_reuse_is_not_loaded_without() -> None:
@@ -358,3 +366,34 @@ def test_what_is_no_whole_number_is_named(wrong: dict[str, Any], field: str) -> 
 def test_autotuned_names_a_memory_that_is_no_number() -> None:
     with pytest.raises(UsageError, match=r"^memory: '4GiB' is not a whole number of bytes"):
         autotuned(DataLoader(list(range(9))), memory="4GiB")  # type: ignore[arg-type,type-var]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_what_the_transform_raises_names_the_sample(seed: int | None) -> None:
+    def fails(sample: Any) -> Any:
+        raise ValueError("no face found")
+
+    with pytest.raises(ValueError, match="no face found") as caught:
+        next(iter(reuse(Squares(20), batch_size=4, transform=fails, seed=seed)))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in the transform of the sample at position ") and note.endswith("of a pass of the data, its use 1")
+
+
+def test_ragged_samples_are_named() -> None:
+    def grown(sample: Any) -> Any:
+        return torch.zeros(int(sample[0]) + 1)
+
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        next(iter(reuse(Squares(4), batch_size=4, transform=grown)))
+    assert sorted(caught.value.__notes__[0]) == sorted("collating the samples at positions 0, 1, 2, 3 of a pass of the data")
+
+
+def test_what_is_reused_may_be_augmented_in_the_stages_of_a_pipeline() -> None:
+    samples = reuse(DataLoader(Squares(50), batch_size=8, shuffle=True, collate_fn=list), repeat=3)
+    stages = [Source(samples, name="reuse"), Map(lambda batch: [2 * int(sample[0]) for sample in batch], workers=2), Prefetch()]
+    with Pipeline(stages) as pipeline:
+        for _ in range(2):
+            batches = list(pipeline)
+            assert len(batches) == len(pipeline) == math.ceil(150 / 8)
+            assert all(len(set(batch)) == len(batch) for batch in batches)
+            assert Counter(number for batch in batches for number in batch) == {2 * index: 3 for index in range(50)}

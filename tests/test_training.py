@@ -509,4 +509,5 @@ def test_an_error_in_the_data_set_is_the_task_s_own():
             raise ValueError(f"sample {index} is unreadable")
 
     with pytest.raises(ValueError, match="is unreadable"):
-        feeds.PlainFeed(feeds.Source(Bad(), None, list, seed=0), batches.Order(3, 3, seed=0), 0, 1, step=0).fetch()
+        order = batches.Order(3, 3, seed=0)
+        feeds.PlainFeed(feeds.Source(Bad(), None, list, 0, order), order, 0, 1, step=0).fetch()

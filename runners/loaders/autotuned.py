@@ -37,6 +37,7 @@ def autotuned(
     memory: int | None = None,
     report: Report | None = None,
     processes: bool | None = None,
+    limit: float | None = None,
 ) -> Autotuned:
     """Iterable of the pipeline's batches whose workers and buffers are set by a controller while it is iterated.
 
@@ -51,16 +52,17 @@ def autotuned(
         keeps below it, whatever the controller wants. Where not even one worker a stage and the smallest buffers fit, they are used
         all the same, with a warning.
     report: called with each step; None: the job's table ``pipelines``, nothing outside a job.
-    processes: of a DataLoader: see `staged`.
+    processes, limit: of a DataLoader: see `staged`.
 
     Raises UsageError for a knob, controller, interval or loader that cannot be.
     """
     samples = 1
     if not isinstance(pipeline, Pipeline):
         samples = _batch_size(pipeline)
-        pipeline = staged(pipeline, processes=processes)
-    elif processes is not None:
-        raise UsageError("processes: the stages of a Pipeline say it themselves: Map(function, processes=True)")
+        pipeline = staged(pipeline, processes=processes, limit=limit)
+    elif processes is not None or limit is not None:
+        option = "limit" if processes is None else "processes"
+        raise UsageError(f"{option}: the stages of a Pipeline say it themselves: Map(function, {option}={limit or processes})")
     if not interval > 0:
         raise UsageError(f"interval: {interval} is not a time above 0 s; leave it out for 2 s")
     if not isinstance(memory, SupportsIndex | None):
@@ -150,13 +152,25 @@ class Autotuned:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is, and the values that were found."""
-        return {"pipeline": self.pipeline.state_dict(), "values": list(self.pipeline.values)}
+        return {"pipeline": self.pipeline.state_dict(), "values": list(self.pipeline.values), "processes": self.pipeline.processes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; values of a pipeline with other knobs are left out."""
         self.pipeline.load_state_dict(state["pipeline"])
         if len(state["values"]) == len(self.pipeline.knobs):
-            self.pipeline.set(tuple(knob.clip(value) for knob, value in zip(self.pipeline.knobs, state["values"], strict=True)))
+            values = tuple(knob.clip(value) for knob, value in zip(self.pipeline.knobs, state["values"], strict=True))
+            self.pipeline.set(
+                values, {stage: True for stage, moved in state.get("processes", {}).items() if moved and self._can_move(stage)}
+            )
+
+    def _can_move(self, stage: str) -> bool:
+        """Whether a stage that was in processes can be so here."""
+        try:
+            self.pipeline.prepare(stage)
+        except UsageError as error:
+            log.warning("%s; it begins in threads", error)
+            return False
+        return True
 
     def close(self) -> None:
         """End the tuner and every worker. A pass that goes on ends."""

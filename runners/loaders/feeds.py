@@ -153,6 +153,35 @@ class Shuffling:
         self._items, self._bytes = [], 0
 
 
+class Drawing:
+    """What a function makes of as many as it takes. Its items are numbered anew."""
+
+    def __init__(self, source: Channel, draw: Callable[[Callable[[], Any]], Any], held: Callable[[], int]) -> None:
+        self._source, self._draw, self._held = source, draw, held
+        self._number = 0
+
+    def take(self, leave: Leaving) -> Item:
+        try:
+            drawn = self._draw(lambda: self._taken(leave))
+        except StopIteration:
+            raise Drained from None
+        number, self._number = self._number, self._number + 1
+        return Item((number,), drawn, ITEM)
+
+    def _taken(self, leave: Leaving) -> Any:
+        try:
+            return self._source.get(leave).payload
+        except Drained:
+            raise StopIteration from None
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return 0, self._held()
+
+    def let_go(self) -> None:
+        """What it holds is not its own."""
+
+
 class Grouping:
     """Lists of ``size`` items after another."""
 

@@ -4,6 +4,9 @@ A pickle (protocol 5) hands out the buffers of arrays and tensors; together, abo
 descriptor goes over the socket, and the receiver maps it: its arrays live in that mapping, without another copy, until the last of
 them is dropped. A memfd has no name, so that nothing can be left in /dev/shm, whoever is killed and when, and the small /dev/shm of
 a container does not bound it. torch.multiprocessing would hold a descriptor or a name for each tensor, at some 0.5 ms of CPU time each.
+
+What goes to many processes (`Shared`) is written once for all of them; each maps it copy-on-write, so that its pages are theirs together
+until one of them writes to some.
 """
 
 from __future__ import annotations
@@ -16,10 +19,21 @@ import select
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
-_HEADER = struct.Struct("<QQ?")  #: bytes of the pickle, number of buffers, whether they are in a memory file
+
+class _Place(IntEnum):
+    """Where the buffers are."""
+
+    SOCKET = 0
+    OWN_FILE = 1  #: a memory file for this receiver alone
+    SHARED_FILE = 2
+
+
+_HEADER = struct.Struct("<QQB")  #: bytes of the pickle, number of buffers, their _Place
 _LENGTH = struct.Struct("<Q")
 _INLINE = 256 << 10  #: bytes of buffers that go through the socket: about what it holds, so that neither side waits for the other
 _ALIGN = 64
@@ -39,20 +53,65 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
 
 def send(to: socket.socket, data: bytes, views: Sequence[memoryview]) -> None:
     """What `dumps` made. Closed: nobody is there to take it."""
-    large = sum(view.nbytes for view in views) > _INLINE
-    head = _HEADER.pack(len(data), len(views), large) + b"".join(_LENGTH.pack(view.nbytes) for view in views)
+    lengths = [view.nbytes for view in views]
+    if sum(lengths) <= _INLINE:
+        _send_all(to, b"".join((_head(data, lengths, _Place.SOCKET), data, *views)))
+        return
+    file = _filled(views)
     try:
-        if not large:
-            to.sendall(b"".join((head, data, *views)))
+        _send_file(to, _head(data, lengths, _Place.OWN_FILE) + data, file)
+    finally:
+        os.close(file)
+
+
+class Shared:
+    """What `dumps` made, for many receivers: the large buffers are written once, when the first of them is sent to. For any thread."""
+
+    def __init__(self, data: bytes, views: list[memoryview]) -> None:
+        self._data, self._views = data, views
+        self._lengths = [view.nbytes for view in views]
+        self._lock = threading.Lock()
+        self._file = -1
+
+    @property
+    def sent_bytes(self) -> int:
+        """That each receiver has a copy of, as the objects which it unpickles."""
+        return len(self._data)
+
+    @property
+    def shared_bytes(self) -> int:
+        """That all receivers hold together."""
+        return sum(self._lengths)
+
+    def same(self, other: Shared) -> bool:
+        """Whether it is what the other was made of, if nobody has written into the buffers since."""
+        if self._data != other._data or self._lengths != other._lengths:
+            return False
+        return all(_same(mine, theirs) for mine, theirs in zip(self._views, other._views, strict=True))
+
+    def send(self, to: socket.socket) -> None:
+        """Closed: nobody is there to take it."""
+        if self.shared_bytes <= _INLINE:
+            send(to, self._data, self._views)
             return
-        file = _filled(views)
+        with self._lock:
+            if self._file < 0:
+                self._file = _filled(self._views)
+            file = os.dup(self._file)  # it may be let go meanwhile
         try:
-            socket.send_fds(to, [head[:1]], [file])
+            _send_file(to, _head(self._data, self._lengths, _Place.SHARED_FILE) + self._data, file)
         finally:
             os.close(file)
-        to.sendall(head[1:] + data)
-    except OSError as error:
-        raise Closed from error
+
+    def let_go(self) -> None:
+        """Free the memory, as soon as no receiver has it. It is written anew when it is sent again."""
+        with self._lock:
+            file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.let_go()
 
 
 def receive(source: socket.socket) -> Any:
@@ -61,10 +120,10 @@ def receive(source: socket.socket) -> Any:
     try:
         if not first:
             raise Closed
-        size, count, large = _HEADER.unpack(first + _exactly(source, _HEADER.size - 1))
+        size, count, place = _HEADER.unpack(first + _exactly(source, _HEADER.size - 1))
         lengths = [_LENGTH.unpack_from(raw, 0)[0] for raw in (_exactly(source, _LENGTH.size) for _ in range(count))]
         data = _exactly(source, size)
-        buffers = _mapped(files[0], lengths) if large else [_exactly(source, length) for length in lengths]
+        buffers = [_exactly(source, length) for length in lengths] if place == _Place.SOCKET else _mapped(files[0], lengths, _Place(place))
     finally:
         for file in files:
             os.close(file)
@@ -77,6 +136,32 @@ def wait_for(source: socket.socket, also: int) -> bool:
     poll.register(source, select.POLLIN)
     poll.register(also, select.POLLIN)
     return any(ready == source.fileno() for ready, _ in poll.poll())
+
+
+def _same(one: memoryview, other: memoryview) -> bool:
+    import numpy as np  # buffers are arrays' and tensors'
+
+    left, right = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+    return bool(left.ctypes.data == right.ctypes.data or np.array_equal(left, right))
+
+
+def _head(data: bytes, lengths: Sequence[int], place: _Place) -> bytes:
+    return _HEADER.pack(len(data), len(lengths), place) + b"".join(_LENGTH.pack(length) for length in lengths)
+
+
+def _send_all(to: socket.socket, data: bytes) -> None:
+    try:
+        to.sendall(data)
+    except OSError as error:
+        raise Closed from error
+
+
+def _send_file(to: socket.socket, data: bytes, file: int) -> None:
+    try:
+        socket.send_fds(to, [data[:1]], [file])
+    except OSError as error:
+        raise Closed from error
+    _send_all(to, data[1:])
 
 
 def _receive_first(source: socket.socket) -> tuple[bytes, list[int], int, Any]:
@@ -117,9 +202,11 @@ def _filled(views: Sequence[memoryview]) -> int:
     return file
 
 
-def _mapped(file: int, lengths: Sequence[int]) -> list[memoryview]:
+def _mapped(file: int, lengths: Sequence[int], place: _Place) -> list[memoryview]:
+    # A private mapping that is populated is copied there and then: its pages come when they are read.
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if place is _Place.OWN_FILE else mmap.MAP_PRIVATE
     try:
-        whole = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        whole = memoryview(mmap.mmap(file, 0, flags=flags))
     except OSError:  # the kernel's limit of mappings, some 65 000 a process: a copy is as good
         whole = memoryview(bytearray(os.fstat(file).st_size))
         done = 0

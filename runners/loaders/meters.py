@@ -26,6 +26,7 @@ class Totals(NamedTuple):
     starved: float = 0.0
     working: float = 0.0
     blocked: float = 0.0
+    elsewhere: float = 0.0  #: of `cpu`, what other processes spent
 
     def __add__(self, other: tuple[Any, ...]) -> Totals:
         return Totals._make(mine + yours for mine, yours in zip(self, other, strict=True))
@@ -120,12 +121,12 @@ class BusyClock:
 class Meter:
     """One worker's. It alone writes; anybody reads. Each write replaces a whole tuple, so a reader sees one moment of it."""
 
-    __slots__ = ("_born", "_done", "_elsewhere", "_phases", "at_work_on")
+    __slots__ = ("_born", "_done", "_phases", "at_work_on", "thread")
 
     def __init__(self) -> None:
+        self.thread = threading.get_native_id()
         self._born = time.thread_time()
-        self._elsewhere = 0.0
-        self._done: tuple[int, float, float, int] = (0, 0.0, 0.0, 0)
+        self._done: tuple[int, float, float, int, float] = (0, 0.0, 0.0, 0, 0.0)
         self._phases: tuple[float, float, float, Phase, float] = (0.0, 0.0, 0.0, Phase.STARVED, time.perf_counter())
         self.at_work_on: tuple[int, ...] = ()  #: positions
 
@@ -142,17 +143,21 @@ class Meter:
 
     def finished(self, size: int, wait: float, cpu_elsewhere: float) -> None:
         """An item is through. ``cpu_elsewhere``: CPU time that another process spent on it."""
-        items, _, waited, passed = self._done
-        self._elsewhere += cpu_elsewhere
-        self._done = (items + 1, time.thread_time() - self._born + self._elsewhere, waited + wait, passed + size)
+        items, _, waited, passed, elsewhere = self._done
+        elsewhere += cpu_elsewhere
+        self._done = (items + 1, time.thread_time() - self._born + elsewhere, waited + wait, passed + size, elsewhere)
 
     def read(self, now: float) -> Totals:
         """Up to ``now``: the phase that goes on counts as far as it has come."""
         starved, working, blocked, phase, since = self._phases
         phases = [starved, working, blocked]
         phases[phase] += max(0.0, now - since)
-        items, cpu, wait, size = self._done
-        return Totals(items, cpu, wait, size, *phases)
+        items, cpu, wait, size, elsewhere = self._done
+        return Totals(items, cpu, wait, size, phases[0], phases[1], phases[2], elsewhere)
+
+    @property
+    def phase(self) -> Phase:
+        return self._phases[3]
 
     def working_for(self, now: float) -> float:
         """Seconds that it has been at its present item."""

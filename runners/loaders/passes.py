@@ -6,14 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .channel import SKIP, Bound, Channel, Item
+from .contention import Contention, Looks
 from .faults import Drained, Stopped
-from .feeds import Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
-from .processes import ProcessHand, ProcessPool
+from .feeds import Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
+from .kinds import Kinds, thread_function
+from .processes import ProcessHand
 from .progress import Progress
-from .stages import MIB, Batch, Map, Prefetch, Shuffle, Source, Stage, Working
+from .stages import MIB, Batch, Draw, Map, Prefetch, Shuffle, Source, Stage, Working
 from .threads import Crew, Hand, ThreadHand
 
 log = logging.getLogger("stoker.loaders")
@@ -26,7 +29,7 @@ class Pass:
     """Threads and processes at work until `stop`.
 
     Args:
-        pools: of the stages with processes, by index.
+        kinds: which stages' workers are processes, from the beginning and after each `resize`.
         sizes: workers of each stage that has them, by index; MiB of each Prefetch.
         progress: where to begin; told of what is delivered by the consumer.
         source: what the Source's `begin` gave.
@@ -35,7 +38,7 @@ class Pass:
     def __init__(
         self,
         stages: Sequence[Stage],
-        pools: Mapping[int, ProcessPool],
+        kinds: Kinds,
         sizes: Mapping[int, int],
         progress: Progress,
         source: Iterator[Any],
@@ -46,12 +49,13 @@ class Pass:
     ) -> None:
         self.progress = progress
         self.began = time.perf_counter()
-        self._stages, self._pools, self._sizes = stages, pools, dict(sizes)
+        self._stages, self._kinds, self._sizes = stages, kinds, dict(sizes)
         self._ordered, self._queue, self._name = ordered, queue, name
         self._failure: BaseException | None = None
         self._stopped = threading.Event()
         self._completed = False
         self._lock = threading.Lock()
+        self._contention: Contention | None = None
         self.crews: dict[int, Crew] = {}
         self.channels: dict[int, Channel] = {}  #: behind each stage
         self._build(source)
@@ -59,8 +63,7 @@ class Pass:
         self._limited = any(isinstance(stage, Working) and stage.limit is not None for stage in stages)
 
     def start(self) -> None:
-        for pool in self._pools.values():
-            pool.begin()
+        self._kinds.begin()
         try:
             for index, crew in self.crews.items():
                 crew.resize(self._sizes[index])
@@ -69,11 +72,13 @@ class Pass:
             raise
 
     def resize(self, sizes: Mapping[int, int]) -> None:
+        """And have workers of the kinds that there are to be."""
         for index, size in sizes.items():
-            if self.sizes[index] != size or self._sizes[index] != size:
+            moved = index in self.crews and self.crews[index].processes != self._kinds.processes(index)
+            if moved or self.sizes[index] != size or self._sizes[index] != size:
                 self._sizes[index] = size
                 if index in self.crews and not self._stopped.is_set():
-                    self.crews[index].resize(size)
+                    self.crews[index].move(size, processes=self._kinds.processes(index))
                 self.channels[index].rebound(self.bound(index))
 
     @property
@@ -93,7 +98,7 @@ class Pass:
         """
         while True:
             try:
-                item = self.output.get(tick=self._look if self._limited else None, every=_LOOK if self._limited else None)
+                item = self.output.get(tick=self._check_limits if self._limited else None, every=_LOOK if self._limited else None)
             except Drained:
                 self._completed = True
                 raise
@@ -108,11 +113,12 @@ class Pass:
         """End all threads; processes end too unless the pass came to its natural end."""
         with self._lock:
             self._stopped.set()
+        if self._contention is not None:
+            self._contention.end()
         for channel in self.channels.values():
             channel.stop()
         if not self._completed:
-            for pool in self._pools.values():
-                pool.end()
+            self._kinds.end()
         until = time.monotonic() + _CLOSING
         late = [crew.name for crew in self.crews.values() if not crew.join(until) and crew.at_work]
         for crew in self.crews.values():
@@ -129,8 +135,18 @@ class Pass:
             self._stopped.set()
         for channel in self.channels.values():
             channel.stop()
-        for pool in self._pools.values():
-            pool.end()
+        self._kinds.end()
+
+    def look(self) -> None:
+        """Watch the interpreter's lock until the pass is stopped."""
+        with self._lock:
+            if self._contention is None and not self._stopped.is_set():
+                self._contention = Contention(lambda: {index: crew.threads_at_work() for index, crew in self.crews.items()})
+                self._contention.start()
+
+    @property
+    def looks(self) -> Looks:
+        return Looks() if self._contention is None else self._contention.seen
 
     def bound(self, index: int) -> Bound:
         """Of the queue behind a stage: a Prefetch's if one follows, else wide enough that its workers need not wait for one another."""
@@ -144,7 +160,7 @@ class Pass:
         """Whether the queue behind a stage is that of a Prefetch."""
         return index + 1 < len(self._stages) and isinstance(self._stages[index + 1], Prefetch)
 
-    def _look(self) -> None:
+    def _check_limits(self) -> None:
         now = time.perf_counter()
         for crew in self.crews.values():
             crew.check_limit(now)
@@ -158,29 +174,34 @@ class Pass:
                 continue
             output = Channel(self.bound(index), ordered=self._ordered)
             feed, hire = self._plan(index, stage, source) if source is not None else self._reading(index, stage, samples)
-            limit = stage.limit if isinstance(stage, Working) else None
-            self.crews[index] = Crew(stage.name, feed, source, output, hire, self.fail, limit=limit)
+            self.crews[index] = Crew(
+                stage.name, feed, source, output, hire, self.fail,
+                limit=stage.limit if isinstance(stage, Working) else None,
+                processes=self._kinds.processes(index),
+                stays=partial(self._kinds.keep_in_threads, index) if self._kinds.movable(index) else None,
+            )  # fmt: skip
             self.channels[index] = source = output
 
-    def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[], Hand] | None]:
+    def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[bool], Hand] | None]:
         """What the workers of a stage take, and who does the work."""
         if isinstance(stage, Map):
-            return Passing(source), self._hire(index, stage.function)
+            return Passing(source), self._hire(index)
         if isinstance(stage, Batch):
-            return Grouping(source, stage.size, drop_last=stage.drop_last), self._hire(index, stage.collate)
+            return Grouping(source, stage.size, drop_last=stage.drop_last), self._hire(index)
+        if isinstance(stage, Draw):
+            return Drawing(source, stage.draw, stage.held), None
         assert isinstance(stage, Shuffle)
         return Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}"), None
 
-    def _reading(self, index: int, stage: Stage, samples: Iterator[Any]) -> tuple[Feed, Callable[[], Hand] | None]:
+    def _reading(self, index: int, stage: Stage, samples: Iterator[Any]) -> tuple[Feed, Callable[[bool], Hand] | None]:
         assert isinstance(stage, Source)
         shuffled = any(isinstance(other, Shuffle) for other in self._stages)
         positions = Positions(self.progress.high, frozenset(self.progress.pending), show=self._ordered and shuffled)
         if stage.indexed:
-            return Indices(samples, positions), self._hire(index, stage.data.__getitem__)
+            return Indices(samples, positions), self._hire(index)
         feed = Iteration(samples, positions)
-        return feed, lambda: ThreadHand(feed.read)
+        return feed, lambda _: ThreadHand(feed.read)
 
-    def _hire(self, index: int, function: Callable[[Any], Any]) -> Callable[[], Hand]:
-        if (pool := self._pools.get(index)) is not None:
-            return lambda: ProcessHand(pool)
-        return lambda: ThreadHand(function)
+    def _hire(self, index: int) -> Callable[[bool], Hand]:
+        function, kinds = thread_function(self._stages[index]), self._kinds
+        return lambda processes: ProcessHand(kinds.pool(index)) if processes else ThreadHand(function)

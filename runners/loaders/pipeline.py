@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from ...engine.errors import UsageError
 from .channel import Bound
 from .faults import Drained, Ended, Stopped
+from .kinds import Kinds
 from .meters import BusyClock
 from .passes import Pass
-from .processes import ProcessPool
 from .progress import Progress
 from .readings import Readings
-from .stages import MIB, MOST_WORKERS, Batch, Map, Prefetch, Shuffle, Source, Stage, Working
+from .stages import MIB, MOST_WORKERS, Batch, Draw, Map, Prefetch, Shuffle, Source, Stage
 from .tuning.contract import Knob, Observation, Unit, Values
 
 
@@ -65,11 +65,7 @@ class Pipeline:
         self.name, self.ordered = name, ordered
         self.stages = _checked(name, stages)
         self._queue = Bound(_positive(name, "queue_items", queue_items), _positive(name, "queue_mib", queue_mib) * MIB)
-        self._pools = {
-            index: ProcessPool(stage.name, _function(stage))
-            for index, stage in enumerate(self.stages)
-            if isinstance(stage, Working) and stage.processes
-        }
+        self._kinds = Kinds(self.stages)
         self._sizes = {
             index: stage.mib if isinstance(stage, Prefetch) else stage.workers_to_begin_with for index, stage in enumerate(self.stages)
         }
@@ -79,10 +75,9 @@ class Pipeline:
         self._pass: Pass | None = None
         self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
         self._iterations = 0
-        self._readings = Readings(self.stages, _positive(name, "samples_per_item", samples_per_item))
+        self._readings = Readings(self.stages, self._kinds, _positive(name, "samples_per_item", samples_per_item))
         self._process = os.getpid()
-        self._all_pools = tuple(self._pools.values())
-        weakref.finalize(self, _end, self._all_pools)
+        weakref.finalize(self, self._kinds.end)
 
     @property
     def values(self) -> Values:
@@ -90,8 +85,23 @@ class Pipeline:
         sizes = self._given()
         return tuple(sizes[index] for index in self._tunable)
 
-    def set(self, values: Values) -> None:
-        """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place."""
+    @property
+    def processes(self) -> dict[str, bool]:
+        """Of each stage that may be moved, whether its workers are processes."""
+        return {stage.name: self._kinds.processes(index) for index, stage in enumerate(self.stages) if self._kinds.movable(index)}
+
+    def prepare(self, stage: str) -> tuple[int, int]:
+        """Make ready to move a stage to processes: bytes that all of them would share of its function's data, and that each would have.
+
+        Raises UsageError, with the reason, when its function cannot be sent or its `processes` is not None.
+        """
+        return self._kinds.prepare(self._index(stage))
+
+    def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
+        """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place.
+
+        ``processes``: stages whose workers become processes (True) or threads (False). Raises UsageError when that cannot be.
+        """
         if len(values) != len(self.knobs):
             raise UsageError(
                 f"{self.name}: {len(values)} values for {len(self.knobs)} knobs ({', '.join(knob.stage for knob in self.knobs)})"
@@ -99,10 +109,21 @@ class Pipeline:
         for knob, value in zip(self.knobs, values, strict=True):
             if not knob.low <= value <= knob.high:
                 raise UsageError(f"{self.name}: {value} {knob.unit} for stage {knob.stage!r}: give {knob.low} to {knob.high}")
+        moves = {self._index(stage): wanted for stage, wanted in (processes or {}).items()}
+        for index in moves:
+            self._kinds.prepare(index)
         with self._sizing:
+            for index, wanted in moves.items():
+                self._kinds.move(index, processes=wanted)
             self._sizes.update(zip(self._tunable, values, strict=True))
             if self._pass is not None:
                 self._pass.resize(self._sizes)
+
+    def _index(self, name: str) -> int:
+        for index, stage in enumerate(self.stages):
+            if stage.name == name:
+                return index
+        raise UsageError(f"{self.name}: no stage is called {name!r}; there are {', '.join(stage.name for stage in self.stages)}")
 
     def __getitem__(self, name: str) -> Tunable:
         """A stage by its name, for its knob: ``pipeline["udf"].knob`` (003 listing 1)."""
@@ -144,7 +165,7 @@ class Pipeline:
     def close(self) -> None:
         """End the pass, all threads and all processes; a consumer that waits for an item gets Ended. It may be iterated again."""
         self._end_pass()
-        _end(self._all_pools)
+        self._kinds.end()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -220,7 +241,7 @@ class Pipeline:
         self._begun = True
         with self._sizing:
             running = self._pass = Pass(
-                self.stages, self._pools, self._sizes, self._progress, source, ordered=self.ordered, queue=self._queue, name=self.name
+                self.stages, self._kinds, self._sizes, self._progress, source, ordered=self.ordered, queue=self._queue, name=self.name
             )
             self._readings.begin_pass(running)
             running.start()
@@ -236,7 +257,7 @@ def _checked(name: str, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     if any(isinstance(stage, Source) for stage in stages[1:]):
         raise UsageError(f"{name}: only the first stage may be a Source")
     for stage in stages:
-        if not isinstance(stage, Source | Map | Shuffle | Batch | Prefetch):
+        if not isinstance(stage, Source | Map | Shuffle | Draw | Batch | Prefetch):
             raise UsageError(f"{name}: {stage!r} is not a stage; stages are Source, Map, Shuffle, Batch and Prefetch")
     if isinstance(stages[0].data, Pipeline):
         raise UsageError(f"{name}: its source is a Pipeline; make one of the stages of both, or iterate it: Source(lambda: iter(pipeline))")
@@ -255,12 +276,6 @@ def _positive(name: str, option: str, value: int) -> int:
     return value
 
 
-def _function(stage: Working) -> Any:
-    if isinstance(stage, Source):
-        return stage.data.__getitem__
-    return stage.collate if isinstance(stage, Batch) else stage.function  # type: ignore[attr-defined]
-
-
 def _is_tunable(stage: Stage) -> bool:
     return isinstance(stage, Prefetch | Map | Batch) or (isinstance(stage, Source) and stage.indexed)
 
@@ -275,8 +290,3 @@ def _signature(stages: Sequence[Stage]) -> list[str]:
     """What the order of the output depends on."""
     words = {Shuffle: "{0.name} {0.buffer} seed {0.seed}", Batch: "{0.name} {0.size} drop_last {0.drop_last}"}
     return [words.get(type(stage), "{0.name}").format(stage) for stage in stages if not isinstance(stage, Prefetch)]
-
-
-def _end(pools: tuple[ProcessPool, ...]) -> None:
-    for pool in pools:
-        pool.end()

@@ -63,7 +63,7 @@ class WorkerProcess:
             data, views = ipc.dumps(payload)
         except Exception as error:
             raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
-        return self._ask(data, views)
+        return self._ask(lambda to: ipc.send(to, data, views))
 
     @property
     def pid(self) -> int | None:
@@ -86,19 +86,19 @@ class WorkerProcess:
             self._process.join(_PATIENCE)
         # Not closed: multiprocessing may be joining it at the interpreter's exit. Its descriptors go with the object.
 
-    def greet(self, function: tuple[bytes, list[memoryview]]) -> None:
+    def greet(self, function: ipc.Shared) -> None:
         """Give it the function, and wait until it has it. StokerError: it cannot be had."""
         try:
-            self._ask(*function)
+            self._ask(function.send)
         except BaseException as error:
             self.end(at_once=True)
             if isinstance(error, Died):
                 raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
-    def _ask(self, data: bytes, views: list[memoryview]) -> tuple[Any, Spent]:
+    def _ask(self, send: Callable[[socket.socket], None]) -> tuple[Any, Spent]:
         try:
-            ipc.send(self._socket, data, views)
+            send(self._socket)
             # A process that the function itself forked may hold the socket open after its parent was killed.
             if not ipc.wait_for(self._socket, self._process.sentinel):
                 raise ipc.Closed
@@ -120,7 +120,7 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """The processes of one stage, kept from pass to pass.
+    """The processes of one stage, kept from pass to pass. What their function holds in arrays and tensors is in memory once for all.
 
     Args:
         attempts: how often an item is given to a new process when the one that worked on it was killed.
@@ -128,8 +128,9 @@ class ProcessPool:
 
     def __init__(self, stage: str, function: Callable[[Any], Any], *, attempts: int = 3) -> None:
         self.stage, self.attempts = stage, attempts
+        self._callable = function
         try:
-            self._function = ipc.dumps(function)
+            self._function = ipc.Shared(*ipc.dumps(function))
         except Exception as error:
             raise UsageError(
                 f"stage {stage!r}: its function cannot be sent to worker processes ({error});"
@@ -139,7 +140,18 @@ class ProcessPool:
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
         self._ending = False
+        self._spares = True
         self._owner = os.getpid()
+
+    @property
+    def shared_bytes(self) -> int:
+        """That all processes hold together, of what the function refers to."""
+        return self._function.shared_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """That each has a copy of."""
+        return self._function.sent_bytes
 
     def acquire(self) -> WorkerProcess:
         """An idle process, else a new one. Stopped: the pool is being ended."""
@@ -179,10 +191,20 @@ class ProcessPool:
         """The caller needs it no more. ``keep``: as a spare, for the next growth or pass; else one spare at most is kept."""
         with self._lock:
             self._busy.discard(process)
-            if not self._ending and process.alive() and (keep or not self._idle):
+            if self._spares and not self._ending and process.alive() and (keep or not self._idle):
                 self._idle.append(process)
                 return
         process.end()
+
+    def keep_spare(self, spares: bool) -> None:
+        """Whether processes that are not needed wait for the next growth or pass; those that wait are ended where they are not to."""
+        with self._lock:
+            self._spares = spares
+            idle, self._idle = ([], self._idle) if spares else (self._idle, [])
+        for process in idle:
+            process.end()
+        if not spares:
+            self._function.let_go()
 
     def discard(self, process: WorkerProcess) -> None:
         """It has died."""
@@ -200,9 +222,23 @@ class ProcessPool:
             return self._ending
 
     def begin(self) -> None:
-        """A new pass may use it, after `end`."""
+        """A new pass may use it, after `end`. Processes of an earlier one end if the function, or data that it holds, has changed since."""
         with self._lock:
             self._ending = False
+            used = bool(self._idle)
+        if used and (changed := self._changed()) is not None:
+            with self._lock:
+                idle, self._idle, self._function = self._idle, [], changed
+            for process in idle:
+                process.end()
+
+    def _changed(self) -> ipc.Shared | None:
+        """What is to be sent now, where it is another than before."""
+        try:
+            now = ipc.Shared(*ipc.dumps(self._callable))
+        except Exception:  # a file that it has opened meanwhile, say: what was sent is what there is
+            return None
+        return None if now.same(self._function) else now
 
     def end(self) -> None:
         """Kill those that start or are at work, whose threads then reap them, and end the idle.
@@ -218,6 +254,7 @@ class ProcessPool:
                 process.kill()
         for process in idle:
             process.end()
+        self._function.let_go()
 
 
 class ProcessHand:

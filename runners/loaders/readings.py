@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import machine
+from .contention import Looks
+from .kinds import Kinds
 from .meters import Totals
 from .passes import Pass
-from .stages import Batch, Prefetch, Shuffle, Source, Stage, Working
+from .stages import Batch, Draw, Prefetch, Shuffle, Source, Stage
 from .tuning.contract import Knob, Observation, StageReading, Values
 
 
@@ -32,6 +34,8 @@ class _Moment(NamedTuple):
     at: float
     totals: dict[int, Totals]
     consumer: _Consumer
+    process: float  #: seconds of CPU time of this process
+    looks: Looks
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Readings:
     The time between two passes is in no window. ``samples``: of an item of the source.
     """
 
-    def __init__(self, stages: Sequence[Stage], samples: int = 1) -> None:
-        self._stages = stages
+    def __init__(self, stages: Sequence[Stage], kinds: Kinds, samples: int = 1) -> None:
+        self._stages, self._kinds = stages, kinds
         self._samples = samples
         self._lock = threading.Lock()  #: of what a pass that begins or ends changes, against a tuner that asks meanwhile
         self._made = time.perf_counter()
@@ -58,7 +62,9 @@ class Readings:
         self._earlier: dict[int, Totals] = {}  #: of passes before this one
         self._running: Pass | None = None
         self._paused: float | None = self._made  #: since when no pass goes on
-        self._window = _Moment(self._made, {}, self._consumer)
+        self._window = _Moment(self._made, {}, self._consumer, time.process_time(), Looks())
+        self._ended_at = self._window.process  #: CPU time of this process when the last pass ended
+        self._observed = False  #: somebody wants to know
         self._costs = [_Costs() for _ in stages]
         self._demand = math.inf
         self._machine: tuple[float, int] | None = None
@@ -77,14 +83,17 @@ class Readings:
         with self._lock:
             self._earlier = self._totals(now)
             self._running = running
+            self._window = self._window._replace(looks=Looks())
             if self._paused is not None:
-                self._window = self._window._replace(at=self._window.at + now - self._paused)
+                spent = time.process_time() - self._ended_at
+                self._window = self._window._replace(at=self._window.at + now - self._paused, process=self._window.process + spent)
                 self._paused = None
+            self._look()
 
     def end_pass(self, ended: Pass) -> None:
         with self._lock:
             if self._running is ended and self._paused is None:
-                self._paused = time.perf_counter()
+                self._paused, self._ended_at = time.perf_counter(), time.process_time()
 
     def begin_window(self) -> None:
         with self._lock:
@@ -92,10 +101,13 @@ class Readings:
 
     def observe(self, sizes: Mapping[int, int], knobs: tuple[Knob, ...], values: Values) -> Observation:
         with self._lock:
+            self._observed = True
+            self._look()
             before, after = self._window, self._begin_window()
             window = max(after.at - before.at, 1e-9)
             spent = {index: totals - before.totals.get(index, Totals()) for index, totals in after.totals.items()}
-            stages = self._readings(sizes, spent, before.consumer, after.consumer, window)
+            looks = after.looks.since(before.looks)
+            stages = self._readings(sizes, spent, before.consumer, after.consumer, window, looks)
         delivered = after.consumer.samples - before.consumer.samples
         self._observe_demand(before.consumer, after.consumer)
         cpus, (used, total) = machine.cpus(), machine.memory()
@@ -117,20 +129,32 @@ class Readings:
             bandwidth=machine.bandwidth(),
             clock=machine.clock(),
             resized=resized,
+            consumer_cpu=max(0.0, after.process - before.process - sum(totals.cpu - totals.elsewhere for totals in spent.values()))
+            / window,
+            lock=looks.share(looks.held),
+            crowded=looks.share(looks.crowded),
         )
+
+    def _look(self) -> None:
+        """Watch the interpreter's lock from now on, if anybody can do anything about it."""
+        running = self._running
+        if self._observed and running is not None and any(self._kinds.movable(index) for index in running.crews):
+            running.look()
 
     def _begin_window(self) -> _Moment:
         now = time.perf_counter() if self._paused is None else self._paused
-        self._window = _Moment(now, self._totals(now), self._consumer)
+        process = time.process_time() if self._paused is None else self._ended_at
+        looks = self._running.looks if self._running is not None else Looks()
+        self._window = _Moment(now, self._totals(now), self._consumer, process, looks)
         return self._window
 
     def _readings(
-        self, sizes: Mapping[int, int], spent: Mapping[int, Totals], before: _Consumer, after: _Consumer, window: float
+        self, sizes: Mapping[int, int], spent: Mapping[int, Totals], before: _Consumer, after: _Consumer, window: float, looks: Looks
     ) -> tuple[StageReading, ...]:
         readings: list[StageReading] = []
         for index, stage in enumerate(self._stages):
             if not isinstance(stage, Prefetch):
-                readings.append(self._working(index, stage, sizes[index], spent.get(index, Totals())))
+                readings.append(self._working(index, stage, sizes[index], spent.get(index, Totals()), looks.locked_share(index)))
                 continue
             last = index == len(self._stages) - 1
             waited = (after.waited - before.waited) / window if last else 0.0
@@ -151,13 +175,13 @@ class Readings:
                 totals[index] = totals.get(index, Totals()) + crew.totals(now)
         return totals
 
-    def _working(self, index: int, stage: Stage, workers: int, spent: Totals) -> StageReading:
+    def _working(self, index: int, stage: Stage, workers: int, spent: Totals, locked: float) -> StageReading:
         if spent.items:
             self._costs[index] = _Costs(spent.cpu / spent.items, spent.wait / spent.items, spent.bytes / spent.items)
         costs = self._costs[index]
         everything = spent.starved + spent.working + spent.blocked
         queue, held, limit = self._queue(index, costs.size)
-        running, processes = self._running, isinstance(stage, Working) and stage.processes
+        running, processes = self._running, self._kinds.processes(index)
         starting = running.crews[index].starting if processes and running is not None and not running.stopped else 0
         return StageReading(
             name=stage.name,
@@ -171,10 +195,13 @@ class Readings:
             queue=queue,
             queue_bytes=held,
             item_bytes=costs.size,
-            parallel=not isinstance(stage, Shuffle) and not (isinstance(stage, Source) and not stage.indexed),
+            parallel=not isinstance(stage, Shuffle | Draw) and not (isinstance(stage, Source) and not stage.indexed),
             processes=processes,
             queue_limit=limit,
             starting=starting,
+            lock=0.0 if processes or math.isnan(costs.wait) else locked * costs.wait,
+            movable=self._kinds.movable(index),
+            stays=self._kinds.stays(index),
         )
 
     def _queue(self, index: int, size: float) -> tuple[int, int, int]:

@@ -6,13 +6,14 @@
 
 An item is a whole batch, as for the DataLoader's own workers: a data set's ``__getitems__``, batches of different sizes and any
 batch sampler stay what they are, and a queue is crossed once a batch, not once a sample. Worker processes collate what they have
-read, as the DataLoader's do, so that one batch of tensors comes back and not its samples one by one.
+read, as the DataLoader's do, so that one batch of tensors comes back and not its samples one by one; the stage "batch" then has
+nothing left to do.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -25,33 +26,40 @@ from .pipeline import Pipeline
 from .stages import Map, Prefetch, Source, Stage
 
 
-def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = None) -> Pipeline:
+def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = None, limit: float | None = None) -> Pipeline:
     """Pipeline that gives what ``loader`` gives. A data set alone gives its samples, as ``DataLoader(dataset, batch_size=None)``.
 
-    processes: workers are processes, for code that holds the interpreter's lock; None: as the loader has them, that is where
-        its num_workers is not 0. In processes the global generators are seeded for each batch by the loader's seed and the number
-        of the batch, so that random augmentation does not depend on how many workers there are.
+    processes: workers are processes, for code that holds the interpreter's lock; False: threads; None: processes where the loader's
+        num_workers is not 0, else threads to begin with, which a tuner may move. In processes the global generators are seeded for each
+        batch by the loader's seed and the number of the batch, so that random augmentation does not depend on how many workers there are.
+    limit: seconds for one batch to be read, and to be collated; longer is an error that names the stage.
 
     Raises UsageError for what cannot be cut into stages, with what to do instead.
     """
     if isinstance(loader, Dataset):
         loader = DataLoader(loader, batch_size=None)
     _check(loader)
-    if processes is None:
-        processes = loader.num_workers > 0
+    if processes is None and loader.num_workers > 0:
+        processes = True
     if loader.worker_init_fn is not None and loader.num_workers and not processes:
         raise UsageError("processes: worker_init_fn prepares a worker process; give processes=True, or a loader without it")
-    stages = _iterable(loader, processes) if isinstance(loader.dataset, IterableDataset) else _map_style(loader, processes)
+    of_kind = _iterable if isinstance(loader.dataset, IterableDataset) else _map_style
+    stages = of_kind(loader, processes, limit)
     if loader.pin_memory and torch.accelerator.is_available():
-        stages.append(Map(_pin, name="pin"))
+        stages.append(Map(_pin, name="pin", processes=False))
     return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader")
 
 
-def _map_style(loader: DataLoader[Any], processes: bool) -> list[Stage]:
+def _map_style(loader: DataLoader[Any], processes: bool | None, limit: float | None) -> list[Stage]:
     read, sampler = Read(loader), _indices(loader)
     if processes:
-        return [Source(InProcess(read, loader), sampler=sampler, name="read", processes=True)]
-    return [Source(read, sampler=sampler, name="read"), Map(loader.collate_fn, name="batch")]
+        return [Source(InProcess(read, loader), sampler=sampler, name="read", processes=True, limit=limit)]
+    collate = Collate(loader.collate_fn)
+    remote = InProcess(read, loader, Collated)
+    return [
+        Source(read, sampler=sampler, name="read", processes=processes, in_processes=remote, limit=limit),
+        Map(collate, name="batch", processes=False, limit=limit),  # it goes with the reading, or it would be sent twice
+    ]
 
 
 def _indices(loader: DataLoader[Any]) -> Indices:
@@ -62,8 +70,11 @@ def _indices(loader: DataLoader[Any]) -> Indices:
     return CountedIndices(loader)
 
 
-def _iterable(loader: DataLoader[Any], processes: bool) -> list[Stage]:
-    return [Source(Samples(loader), name="read"), Map(loader.collate_fn, name="batch", processes=processes)]
+def _iterable(loader: DataLoader[Any], processes: bool | None, limit: float | None) -> list[Stage]:
+    return [
+        Source(Samples(loader), name="read", limit=limit),
+        Map(loader.collate_fn, name="batch", processes=processes, limit=limit),
+    ]
 
 
 def _check(loader: object) -> None:
@@ -167,11 +178,27 @@ class Read:
             raise
 
 
-class InProcess:
-    """Reads and collates in a worker process, under a seed of the batch's own."""
+class Collated(NamedTuple):
+    """A batch that was collated where it was read."""
 
-    def __init__(self, read: Read, loader: DataLoader[Any]) -> None:
-        self._read = read
+    batch: Any
+
+
+class Collate:
+    """The loader's `collate_fn`, for what was not collated yet."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: Any) -> Any:
+        return samples.batch if isinstance(samples, Collated) else self._function(samples)
+
+
+class InProcess:
+    """Reads and collates in a worker process, under a seed of the batch's own. ``given``: what a batch is given in."""
+
+    def __init__(self, read: Read, loader: DataLoader[Any], given: Callable[[Any], Any] | None = None) -> None:
+        self._read, self._given = read, given
         self._collate = loader.collate_fn
         self._begin, self._workers = loader.worker_init_fn, loader.num_workers
         self._begun_in = 0  #: process
@@ -184,14 +211,15 @@ class InProcess:
         if self._begun_in != os.getpid():
             self._begun_in = os.getpid()
             self._start(draw.seed)
-        return self._collate(self._read[draw])
+        batch = self._collate(self._read[draw])
+        return batch if self._given is None else self._given(batch)
 
     def _start(self, seed: int) -> None:
         """What the DataLoader's worker does before its first batch. Workers come and go: a number is no place among ``num_workers``."""
         from torch.utils.data._utils import worker
 
         number = os.getpid()
-        worker._worker_info = worker.WorkerInfo(id=number, num_workers=self._workers, seed=seed, dataset=self._read.dataset)
+        worker._worker_info = worker.WorkerInfo(id=number, num_workers=max(1, self._workers), seed=seed, dataset=self._read.dataset)
         if self._begin is not None:
             self._begin(number)
 

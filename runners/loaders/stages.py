@@ -28,12 +28,14 @@ class Working(Stage):
 
     Attributes:
         workers: to begin with.
-        processes: workers are processes, for functions that hold the interpreter's lock; the function is pickled.
+        processes: workers are processes, for functions that hold the interpreter's lock; the function is pickled. None: threads to
+            begin with, and processes when a tuner finds that these do more and the function can be sent to them. It is then called
+            here and there, so what it keeps in itself or elsewhere in this process is lost: False keeps it in threads.
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
     """
 
     workers: int = 1
-    processes: bool = False
+    processes: bool | None = None
     limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -55,18 +57,24 @@ class Source(Working):
         data: a data set with ``__getitem__`` and ``__len__``, read by any number of workers; any other iterable, or a function
             that returns one for each pass, read by one worker.
         sampler: indices of the data set in the order to read, iterated anew in each pass; None: 0, 1, 2 ….
+        in_processes: read instead of ``data`` by workers that are processes, such as one that collates there what it has read.
     """
 
     data: Any
     name: str = field(default="read", kw_only=True)
     sampler: Iterable[Any] | None = field(default=None, kw_only=True)
+    in_processes: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.indexed:
             if not callable(self.data) and not isinstance(self.data, Iterable):
                 raise UsageError(f"stage {self.name!r}: {type(self.data).__name__} can be neither indexed, nor iterated, nor called")
-            for option, given in (("sampler", self.sampler is not None), ("workers", self.workers > 1), ("processes", self.processes)):
+            for option, given in (
+                ("sampler", self.sampler is not None),
+                ("workers", self.workers > 1),
+                ("processes", bool(self.processes)),
+            ):
                 if given:
                     raise UsageError(
                         f"stage {self.name!r}: {option} needs a data set with __getitem__ and __len__; this one is only iterated"
@@ -117,6 +125,19 @@ class Shuffle(Stage):
     def __post_init__(self) -> None:
         if self.buffer < 1:
             raise UsageError(f"stage {self.name!r}: buffer={self.buffer}: give 1 or more items")
+
+
+@dataclass(frozen=True)
+class Draw(Stage):
+    """Each item is what ``draw(take)`` makes of as many as it takes: ``take()`` gives the next, and raises StopIteration at the end.
+
+    One worker calls it, in order; it raises StopIteration when it has given all. It keeps what it likes, for one pass; ``held`` tells the
+    bytes of that and of what its items share with it, which count nothing in the queue behind it.
+    """
+
+    draw: Callable[[Callable[[], Any]], Any]
+    held: Callable[[], int]
+    name: str = field(default="draw", kw_only=True)
 
 
 @dataclass(frozen=True)

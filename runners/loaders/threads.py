@@ -1,7 +1,10 @@
-"""The workers of one stage during one pass: threads, as many as are wanted now.
+"""The workers of one stage during one pass: threads, as many as are wanted now, which do the work themselves or drive a process each.
 
 Growing starts threads; when there are too many, whoever has put its item away leaves. A worker thread is a daemon, so that a
 function that never returns keeps neither close() nor the interpreter's exit waiting.
+
+Moving the work from threads to processes, or back, is to grow the one kind and to shrink the other: for each worker that is there and
+ready, one of the other kind leaves. Items have their numbers from the one feed, so who works on them is nothing to their order.
 """
 
 from __future__ import annotations
@@ -51,9 +54,11 @@ class Crew:
     """Workers of one stage in one pass.
 
     Args:
-        hire: makes the hand of a worker, in its thread; None: items pass as they are.
+        hire: makes the hand of a worker, in its thread, given whether a process is to do the work; None: items pass as they are.
         waits_on: the channel that `feed` takes from, to wake those who are to leave; None: it does not wait.
         failed: told what went wrong, by the worker that it happened to.
+        processes: whether the workers are processes to begin with.
+        stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
     """
 
     def __init__(
@@ -62,33 +67,45 @@ class Crew:
         feed: Feed,
         waits_on: Channel | None,
         output: Channel,
-        hire: Callable[[], Hand] | None,
+        hire: Callable[[bool], Hand] | None,
         failed: Callable[[BaseException], None],
         *,
         limit: float | None = None,
+        processes: bool = False,
+        stays: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.output = output
         self._feed, self._waits_on, self._hire, self._failed = feed, waits_on, hire, failed
-        self._limit = limit
+        self._limit, self._stays = limit, stays
         self._turn = threading.Lock()  #: of taking, so that items get their numbers in the order of the feed
         self._taken = 0
         self._lock = threading.Lock()  #: of what follows
-        self._wanted = self._alive = self._started = 0
+        self._wanted = self._started = 0
+        self._processes = processes  #: the kind that is wanted
+        self._alive = {False: 0, True: 0}  #: by whether they are processes
+        self._moved = 0  #: workers of the other kind that there were when it was changed
         self._at_work = 0  #: items taken and not yet put
         self._drained = False
         self._threads: set[threading.Thread] = set()
-        self._meters: set[Meter] = set()
+        self._meters: dict[bool, set[Meter]] = {False: set(), True: set()}  #: of those who are there, by kind
         self._gone = Totals()  #: of workers that have left
 
     def resize(self, workers: int) -> None:
         """Have so many from now on; those who are too many leave when they have put their item away."""
         with self._lock:
             self._wanted = workers
-            while self._alive < self._wanted and not self._drained:
-                self._start()
-        if self._waits_on is not None:
-            self._waits_on.wake()
+            self._fill()
+        self._wake()
+
+    def move(self, workers: int, *, processes: bool) -> None:
+        """Have so many of this kind from now on; the others leave as these come."""
+        with self._lock:
+            if processes != self._processes:
+                self._moved = self._alive[not processes]
+            self._wanted, self._processes = workers, processes
+            self._fill()
+        self._wake()
 
     @property
     def wanted(self) -> int:
@@ -99,11 +116,21 @@ class Crew:
     def starting(self) -> int:
         """Workers that are wanted and not there yet: a process takes its time to start."""
         with self._lock:
-            return 0 if self._drained else max(0, self._wanted - len(self._meters))
+            return 0 if self._drained else max(0, self._wanted - len(self._meters[self._processes]))
+
+    @property
+    def processes(self) -> bool:
+        """Whether workers are processes, or are becoming so."""
+        return self._processes
 
     def totals(self, now: float) -> Totals:
         with self._lock:
-            return sum((meter.read(now) for meter in self._meters), self._gone)
+            return sum((meter.read(now) for kind in self._meters.values() for meter in kind), self._gone)
+
+    def threads_at_work(self) -> list[int]:
+        """The kernel's numbers of those that are in the function at this moment, in this process."""
+        with self._lock:
+            return [meter.thread for meter in self._meters[False] if meter.phase is Phase.WORKING]
 
     def kept(self) -> tuple[int, int]:
         """Items and bytes that the feed holds, such as a shuffle's buffer."""
@@ -114,7 +141,8 @@ class Crew:
         if self._limit is None:
             return
         with self._lock:
-            late = next((meter for meter in self._meters if meter.working_for(now) > self._limit), None)
+            meters = [meter for kind in self._meters.values() for meter in kind]
+            late = next((meter for meter in meters if meter.working_for(now) > self._limit), None)
         if late is not None:
             self._failed(StageError(self.name, late.at_work_on, f"its function has not returned within the limit of {self._limit:g} s"))
 
@@ -138,31 +166,44 @@ class Crew:
             if self.output.stopped and not self._threads:
                 self._feed.let_go()
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name=f"{self.name}-{self._started}", daemon=True)
+    def _fill(self) -> None:
+        """Start as many as are missing of the kind that is wanted. With the lock."""
+        while self._alive[self._processes] < self._wanted and not self._drained and not self.output.stopped:
+            if not self._start(processes=self._processes):
+                return
+
+    def _wake(self) -> None:
+        """Let who waits for input look whether it is to leave."""
+        if self._waits_on is not None:
+            self._waits_on.wake()
+
+    def _start(self, *, processes: bool) -> bool:
+        thread = threading.Thread(target=self._work, args=(processes,), name=f"{self.name}-{self._started}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            if self._alive == 0:
+            there = sum(self._alive.values())
+            if there == 0:
                 raise StokerError(f"stage {self.name!r}: cannot start a thread ({error}): the limit of threads is reached") from error
-            log.warning("stage %r: cannot start a thread (%s); it goes on with %d", self.name, error, self._alive)
-            self._wanted = self._alive
-            return
+            log.warning("stage %r: cannot start a thread (%s); it goes on with %d", self.name, error, there)
+            self._wanted = max(1, self._alive[processes])
+            return False
         self._threads.add(thread)
         self._started += 1
-        self._alive += 1
+        self._alive[processes] += 1
+        return True
 
-    def _work(self) -> None:
+    def _work(self, processes: bool) -> None:
         hand: Hand | None = None
         meter: Meter | None = None
         try:
-            hand = self._hired()
-            meter = self._measured()  # from now: until its process is there, a worker neither works nor waits
+            hand = self._hired(processes)
+            meter = self._measured(processes)  # from now: until its process is there, a worker neither works nor waits
             while True:
                 try:
-                    self._pass_on(*self._take(), hand, meter)
+                    self._pass_on(*self._take(processes), hand, meter)
                 except Leave:
-                    if self._may_leave():
+                    if self._may_leave(processes):
                         return
         except (Drained, Leave, Stopped):
             pass
@@ -171,33 +212,55 @@ class Crew:
         finally:
             if hand is not None:
                 hand.let_go(drained=self._drained)
-            self._end(meter)
+            self._end(meter, processes)
 
-    def _hired(self) -> Hand | None:
+    def _hired(self, processes: bool) -> Hand | None:
         """Leave: it cannot be had, and there are others; growing is no reason to end a training."""
+        if self._hire is None:
+            return None
         try:
-            return self._hire() if self._hire is not None else None
+            return self._hire(processes)
         except StokerError as error:
-            with self._lock:
-                if self._alive == 1:
-                    raise
-                self._alive -= 1
-                self._wanted = min(self._wanted, self._alive)
-            log.warning("%s; the stage goes on with %d", error, self._alive)
+            if not self._done_without(error, processes):
+                raise
             raise Leave from error
 
-    def _measured(self) -> Meter:
+    def _done_without(self, error: StokerError, processes: bool) -> bool:
+        """Whether the stage goes on without the calling worker, which cannot be had."""
+        with self._lock:
+            back = self._stays is not None and processes and not self._meters[True]
+            others = sum(self._alive.values()) - 1
+            if not others and not back:
+                return False
+            self._alive[processes] -= 1
+            if not back:
+                self._wanted = min(self._wanted, max(1, self._alive[processes]))
+            elif self._processes:
+                self._processes, self._moved = False, self._alive[True]
+                self._fill()
+        if self._stays is not None and back:
+            self._stays(str(error))
+            log.warning("%s; the stage stays in threads", error)
+        else:
+            log.warning("%s; the stage goes on with %d", error, others)
+        return True
+
+    def _measured(self, processes: bool) -> Meter:
+        """From now on it counts as one who is there."""
         meter = Meter()
         with self._lock:
-            self._meters.add(meter)
+            self._meters[processes].add(meter)
+            moving = self._alive[not processes] > 0
+        if moving:
+            self._wake()  # for each that comes another goes
         return meter
 
-    def _take(self) -> tuple[int, Item]:
+    def _take(self, processes: bool) -> tuple[int, Item]:
         with self._turn:
-            if self._too_many():
+            if self._too_many(processes):
                 raise Leave
             try:
-                item = self._feed.take(self._too_many)
+                item = self._feed.take(lambda: self._too_many(processes))
             except Drained:
                 self._drained = True
                 raise
@@ -238,21 +301,26 @@ class Crew:
         self._failed(located(error, self.name, positions))
         return Stopped()
 
-    def _too_many(self) -> bool:
-        return self._alive > self._wanted
+    def _too_many(self, processes: bool) -> bool:
+        """Of this kind. Those of the kind that is not wanted go as the others come: a process that is still starting is not there."""
+        wanted = self._processes
+        if processes == wanted:
+            return self._alive[processes] > self._wanted
+        missing = max(0, self._wanted - min(len(self._meters[wanted]), self._alive[wanted]))
+        return self._alive[processes] * self._wanted > self._moved * missing
 
-    def _may_leave(self) -> bool:
+    def _may_leave(self, processes: bool) -> bool:
         """Whether the calling worker is one too many; it then no longer counts."""
         with self._lock:
-            if self._alive <= self._wanted:
+            if not self._too_many(processes):
                 return False
-            self._alive -= 1
+            self._alive[processes] -= 1
             return True
 
-    def _end(self, meter: Meter | None) -> None:
+    def _end(self, meter: Meter | None, processes: bool) -> None:
         with self._lock:
             if meter is not None:
-                self._meters.discard(meter)
+                self._meters[processes].discard(meter)
                 self._gone += meter.read(time.perf_counter())
             self._threads.discard(threading.current_thread())
             over = self._drained and self._at_work == 0

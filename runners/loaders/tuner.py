@@ -6,12 +6,14 @@ import dataclasses
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ...engine.errors import UsageError
 from .tuning.contract import Controller, Decision, Knob, Observation, Unit, Values
 
 _UNITS = {Unit.WORKERS: "", Unit.MIB: " MiB"}
+_KINDS: dict[bool | None, str] = {True: " in processes", False: " in threads"}
 
 log = logging.getLogger("stoker.loaders")
 
@@ -28,15 +30,17 @@ class Sizable(Protocol):
     def knobs(self) -> tuple[Knob, ...]: ...
     @property
     def values(self) -> Values: ...
-    def set(self, values: Values) -> None: ...
+    def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None: ...
+    def prepare(self, stage: str) -> tuple[int, int]: ...
     def observe(self) -> Observation: ...
     def discard_window(self) -> None: ...
 
 
 class Limits(Protocol):
-    """The guard: what of the wanted values may be set, and what it refused, in words (empty: nothing)."""
+    """The guard: what of the wanted values may be set, and how many processes a stage may have, and what it refused, in words."""
 
     def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]: ...
+    def allow_processes(self, seen: Observation, stage: str, wanted: int, sizes: tuple[int, int]) -> tuple[int, str]: ...
 
 
 Report = Callable[[Observation, str, Decision, Values, str], None]
@@ -49,11 +53,15 @@ class Step(NamedTuple):
     wanted: Decision
     given: Values
     refused: str
+    moved: Mapping[str, bool] = {}  #: stages whose workers become processes (True) or threads (False)
 
     def __str__(self) -> str:
         """``udf 2 → 4, prefetch 64 MiB; 46.8 samples/s; why; refused …``: for people; the fields have the rest."""
         sizes = zip(self.seen.knobs, self.seen.values, self.given, strict=True)
-        changes = (f"{knob.stage} {before}{f' → {now}' if now != before else ''}{_UNITS[knob.unit]}" for knob, before, now in sizes)
+        changes = (
+            f"{knob.stage} {before}{f' → {now}' if now != before else ''}{_UNITS[knob.unit]}{_KINDS.get(self.moved.get(knob.stage), '')}"
+            for knob, before, now in sizes
+        )
         return "; ".join(filter(None, [", ".join(changes), f"{self.seen.throughput:.3g} samples/s", self.wanted.why, self.refused]))
 
 
@@ -112,13 +120,16 @@ class Tuner:
         """Take one; seconds of transition that are to be left out of the next window."""
         seen = self._observe()
         wanted = self._decide(seen)
-        given, refused = self._guard.allow(seen, wanted.values)
-        if given != seen.values:
-            self._pipeline.set(given)
-        self._pace(changed=given != seen.values, resized=seen.resized)
-        self.history.append(Step(seen, wanted, given, refused))
+        moved, values, kept = self._moves(seen, wanted)
+        given, refused = self._guard.allow(seen, values)
+        refused = "; ".join(filter(None, [kept, refused]))
+        changed = given != seen.values or bool(moved)
+        if changed:
+            self._pipeline.set(given, moved)
+        self._pace(changed=changed, resized=seen.resized)
+        self.history.append(Step(seen, wanted, given, refused, moved))
         self._tell(seen, wanted, given, refused)
-        return self._transition(seen) if given != seen.values else 0.0
+        return self._transition(seen) if changed else 0.0
 
     def discard(self) -> None:
         """Leave out of the next window what has been measured until now."""
@@ -152,7 +163,26 @@ class Tuner:
         )
         wanted = self._controller.decide(dataclasses.replace(seen, knobs=knobs))
         values = tuple(knob.clip(value) for knob, value in zip(knobs, wanted.values, strict=True))
-        return wanted if values == wanted.values else Decision(values, wanted.why)
+        free = {stage: processes for stage, processes in wanted.processes.items() if (stage, Unit.WORKERS) in self._free}
+        return dataclasses.replace(wanted, values=values, processes=free)
+
+    def _moves(self, seen: Observation, wanted: Decision) -> tuple[dict[str, bool], Values, str]:
+        """Which stages are moved, the values with as many processes as the guard allows, and why some are not moved."""
+        moved, values, kept = dict(wanted.processes), list(wanted.values), []
+        for stage in [stage for stage, processes in moved.items() if processes]:
+            place = next(place for place, knob in enumerate(seen.knobs) if knob.stage == stage and knob.unit is Unit.WORKERS)
+            count, why = 0, ""
+            try:
+                sizes = self._pipeline.prepare(stage)
+            except UsageError as error:
+                why = str(error)
+            else:
+                count, why = self._guard.allow_processes(seen, stage, values[place], sizes)
+            values[place] = count or seen.values[place]
+            if not count:
+                del moved[stage]
+            kept.append(why)
+        return moved, tuple(values), "; ".join(filter(None, kept))
 
     def _tell(self, seen: Observation, wanted: Decision, given: Values, refused: str) -> None:
         try:

@@ -32,6 +32,9 @@ from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ....engine.errors import UsageError
 from ..sizes import nbytes
+from .pools import Draw, Pool, Slot
+
+MOST_USES = 1_000  #: of a sample: each number of uses left has a pool of its own
 
 _T = TypeVar("_T")
 
@@ -81,89 +84,33 @@ class BufferState(_Counts):
     parked: list[tuple[int, int, int]]  #: position, uses left, bytes (0: not known) of those that wait undecoded for room
 
 
-class _Slot:
-    __slots__ = ("identity", "last", "left", "position", "sample", "size")
-
-    def __init__(self, position: int, sample: Any, left: int, last: int, size: int, identity: Hashable) -> None:
-        self.position, self.sample, self.left, self.last, self.size, self.identity = position, sample, left, last, size, identity
-
-
-class _Pool:
-    """The slots with the same number of uses left: those rested, in no order, and those at rest, by their last use.
-
-    ``done`` notes each change since the batch was begun, so that the pool `before` it can be told.
-    """
-
-    __slots__ = ("done", "ready", "resting")
-
-    def __init__(self) -> None:
-        self.ready: list[_Slot] = []
-        self.resting: deque[_Slot] = deque()
-        self.done: list[Callable[[_Pool], object]] = []  #: what takes each change back, in a copy
-
-    def __len__(self) -> int:
-        return len(self.ready) + len(self.resting)
-
-    def wake(self, before: int) -> None:
-        """Those last used before batch ``before`` have rested."""
-        while self.resting and self.resting[0].last < before:
-            self.ready.append(self.resting.popleft())
-            self.done.append(lambda pool: pool.resting.appendleft(pool.ready.pop()))
-
-    def add(self, slot: _Slot) -> None:
-        self.ready.append(slot)
-        self.done.append(lambda pool: pool.ready.pop())
-
-    def lay(self, slot: _Slot) -> None:
-        """To rest, as the one used last."""
-        self.resting.append(slot)
-        self.done.append(lambda pool: pool.resting.pop())
-
-    def rouse(self) -> _Slot:
-        """The one that has been at rest longest."""
-        slot = self.resting.popleft()
-        self.done.append(lambda pool: pool.resting.appendleft(slot))
-        return slot
-
-    def pop(self, index: int) -> _Slot:
-        ready = self.ready
-        ready[index], ready[-1] = ready[-1], ready[index]
-        slot = ready.pop()
-        self.done.append(lambda pool: pool._put_back(index, slot))
-        return slot
-
-    def _put_back(self, index: int, slot: _Slot) -> None:
-        self.ready.append(slot)
-        self.ready[index], self.ready[-1] = self.ready[-1], self.ready[index]
-
-    def listed(self) -> Iterator[tuple[_Slot, bool]]:
-        """All, and whether they have rested."""
-        yield from ((slot, True) for slot in self.ready)
-        yield from ((slot, False) for slot in self.resting)
-
-    def before(self) -> _Pool:
-        """As it was when ``done`` was empty; nothing changes here."""
-        pool = _Pool()
-        pool.ready, pool.resting = self.ready.copy(), self.resting.copy()
-        for take_back in reversed(self.done):
-            take_back(pool)
-        return pool
-
-
 class _Parked(NamedTuple):
     position: int
     left: int
     size: int
 
 
+class _Call:
+    """What one call of `next` has changed."""
+
+    __slots__ = ("changes", "counts", "handed", "number", "unparked")
+
+    def __init__(self, number: int, counts: _Counts, pools: Sequence[Pool]) -> None:
+        self.number, self.counts = number, counts  #: before it
+        self.changes = [pool.noted() for pool in pools]
+        self.unparked: list[_Parked | None] = []  #: taken out at the front, or put there (None)
+        self.handed: list[tuple[Slot, int]] = []  #: and the batches of their use before
+
+
 class ReuseBuffer:
     """Batches in which each position of ``decoded`` occurs exactly ``repeat`` times, at most once a batch.
 
     ``capacity_samples`` and ``capacity_bytes`` bound what is held between and within calls of `next`; what `next` has handed out
-    is the caller's. ``identity`` says which positions are the same sample of the data (of two passes over it): they do not meet
-    in a batch either, except where the buffer holds too few different ones. ``repeat=1`` is the stream itself, nothing is held.
-    ``measure`` gives the bytes of a sample. One thread may call `next`, and another meanwhile `state_before`, while a sample is
-    decoded for ever; nothing else is thread-safe.
+    is the caller's. ``room``, if given, is called before a sample is decoded, with the bytes that what was handed out for the last
+    time may still hold so that all of it stays within ``capacity_bytes``; it may wait. ``identity`` says which positions are the same
+    sample of the data (of two passes over it): they do not meet in a batch either, except where the buffer holds too few different
+    ones. ``repeat=1`` is the stream itself, nothing is held. ``measure`` gives the bytes of a sample. One thread may call `next`, and
+    another meanwhile `state_before`, while a sample is decoded for ever; nothing else is thread-safe.
 
     Raises UsageError for settings that cannot work, and from `next` when the memory is below one batch of such samples; it never
     does where ``capacity_bytes`` is at least ``batch_size`` times the largest sample.
@@ -182,9 +129,10 @@ class ReuseBuffer:
         shuffle_first: bool = False,
         drop_last: bool = False,
         measure: Callable[[Any], int] = nbytes,
+        room: Callable[[int], None] | None = None,
     ) -> None:
         _check(batch_size, repeat, capacity_samples, capacity_bytes)
-        self._decoded, self._identity, self._measure = decoded, identity, measure
+        self._decoded, self._identity, self._measure, self._room = decoded, identity, measure, room
         self.batch_size, self.repeat, self.drop_last = batch_size, repeat, drop_last
         self.capacity_samples, self.capacity_bytes = capacity_samples, capacity_bytes
         self._reserve = min(capacity_samples // repeat, capacity_samples - batch_size) if shuffle_first and repeat > 1 else 0
@@ -194,19 +142,18 @@ class ReuseBuffer:
         self.uses = 0
         self.dropped = 0  #: uses left out by ``drop_last``
         self.held_bytes = 0
+        self.left_bytes = 0  #: of all that was handed out for the last time
         self._batches = 0
         self._carry = 0.0  #: the part of a first use that is still owed
         self._ended = False
         self._largest = 0
         self._live = 0
         self._uses_left = 0
-        self._pools = [_Pool() for _ in range(repeat + 1)]  #: by uses left
+        self._pools = [Pool() for _ in range(repeat + 1)]  #: by uses left
         self._parked: deque[_Parked] = deque()
         self.calls = 0  #: of `next` that were begun
         self._lock = threading.Lock()  #: of what `state_before` reads; not held while a sample is decoded
-        self._begun: _Counts | None = None  #: what was counted before the newest call, which the following tell how to undo
-        self._unparked: list[_Parked | None] = []  #: taken out at the front, or put there (None)
-        self._handed: list[tuple[_Slot, int]] = []  #: and the batches of their last use
+        self._noted: deque[_Call] = deque()  #: that `state_before` can take back, the newest last
 
     def __len__(self) -> int:
         """Samples held."""
@@ -228,16 +175,17 @@ class ReuseBuffer:
     def __next__(self) -> list[Use]:
         return self.next()
 
-    def next(self) -> list[Use]:
+    def next(self, since: int | None = None) -> list[Use]:
         """The next batch. Raises StopIteration when a finite stream has been used up.
 
         Whatever ``decoded`` raises comes through, and the batch can be asked for again: nothing is counted before all is there.
+        ``since``: `state_before` is to be able to tell of this many calls and more; None: of those before this one.
         """
         with self._lock:
-            return self._next()
+            return self._next(self.calls if since is None else since)
 
-    def _next(self) -> list[Use]:
-        self._note()
+    def _next(self, since: int) -> list[Use]:
+        self._note(since)
         if self.repeat == 1:
             return self._plain()
         self._wake()
@@ -314,6 +262,8 @@ class ReuseBuffer:
         expected = (parked.size if parked else 0) or self._largest
         if not must and self.held_bytes + expected > self.capacity_bytes:
             return False
+        if self._room is not None:
+            self._unlocked(self._room, self.capacity_bytes - self.held_bytes - expected)
         if (decoded := self._decode()) is None:
             return False
         position, sample, left = decoded
@@ -335,7 +285,7 @@ class ReuseBuffer:
         if self._parked:
             parked = self._parked[0]
             sample = self._unlocked(self._decoded.again, parked.position)
-            self._unparked.append(self._parked.popleft())
+            self._noted[-1].unparked.append(self._parked.popleft())
             return parked.position, sample, parked.left
         if self._ended:
             return None
@@ -356,10 +306,10 @@ class ReuseBuffer:
 
     def _park(self, parked: _Parked) -> None:
         self._parked.appendleft(parked)
-        self._unparked.append(None)
+        self._noted[-1].unparked.append(None)
 
     def _hold(self, position: int, sample: Any, left: int, size: int, last: int = 0, *, rested: bool = True) -> None:
-        slot = _Slot(position, sample, left, last, size, self._identity(position) if self._identity else position)
+        slot = Slot(position, sample, left, last, size, self._identity(position) if self._identity else position)
         pool = self._pools[left]
         (pool.add if rested else pool.lay)(slot)
         self._live += 1
@@ -368,20 +318,20 @@ class ReuseBuffer:
 
     # --- what goes out ---
 
-    def _mix(self, first: int) -> list[_Slot]:
+    def _mix(self, first: int) -> list[Slot]:
         """``first`` first uses, and for the rest samples used before that have rested."""
         fresh, used = self._pools[self.repeat : self.repeat + 1], self._pools[1 : self.repeat]
-        draw = _Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        draw = Draw(self._random, self.batch_size, by_identity=self._identity is not None)
         draw.at_random(fresh, first)
         draw.at_random(used, self.batch_size)
         draw.longest_at_rest(used)
         draw.at_random(fresh, self.batch_size)
         return self._completed(draw)
 
-    def _drain(self) -> list[_Slot]:
+    def _drain(self) -> list[Slot]:
         """Those first without which the uses left would not fit into the batches left; for the rest any that have rested."""
         batches = math.ceil(self._uses_left / self.batch_size)
-        draw = _Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        draw = Draw(self._random, self.batch_size, by_identity=self._identity is not None)
         for left in range(self.repeat, max(1, batches - 1) - 1, -1):
             draw.at_random(self._pools[left : left + 1], self.batch_size)
             draw.longest_at_rest(self._pools[left : left + 1])
@@ -389,7 +339,7 @@ class ReuseBuffer:
         draw.longest_at_rest(self._pools)
         return self._completed(draw)
 
-    def _completed(self, draw: _Draw) -> list[_Slot]:
+    def _completed(self, draw: Draw) -> list[Slot]:
         """With too few different samples held, the same sample of two passes may meet: the stream would else stand still."""
         for slot in draw.clashed:
             if len(draw.batch) < self.batch_size:
@@ -398,17 +348,17 @@ class ReuseBuffer:
                 self._pools[slot.left].add(slot)
         return draw.batch
 
-    def _drop(self, batch: list[_Slot]) -> None:
+    def _drop(self, batch: list[Slot]) -> None:
         self.dropped += self._uses_left
         batch.clear()
         self._clear()
 
-    def _hand_out(self, batch: list[_Slot]) -> list[Use]:
+    def _hand_out(self, batch: list[Slot]) -> list[Use]:
         self._batches += 1
         out = [Use(slot.position, slot.sample, self.repeat - slot.left) for slot in batch]
         for slot in batch:
             self.first_uses += slot.left == self.repeat
-            self._handed.append((slot, slot.last))
+            self._noted[-1].handed.append((slot, slot.last))
             slot.left -= 1
             slot.last = self._batches
             if slot.left:
@@ -416,6 +366,8 @@ class ReuseBuffer:
             else:
                 self._live -= 1
                 self.held_bytes -= slot.size
+                self.left_bytes += slot.size
+                slot.sample = None  # what is noted of a call holds the slot
         self.uses += len(batch)
         self._uses_left -= len(batch)
         return out
@@ -430,23 +382,17 @@ class ReuseBuffer:
         return sorted(left)
 
     def _clear(self) -> None:
-        self._pools = [_Pool() for _ in range(self.repeat + 1)]
+        self._pools = [Pool() for _ in range(self.repeat + 1)]
         self._parked.clear()
         self._live = self._uses_left = self.held_bytes = 0
-        self._forget()
+        self._noted.clear()
 
-    def _note(self) -> None:
+    def _note(self, since: int) -> None:
         """A batch is begun: note what it changes from here on."""
-        self._forget()
+        while self._noted and self._noted[0].number < since:
+            self._noted.popleft()
+        self._noted.append(_Call(self.calls, self._counts(), self._pools))
         self.calls += 1
-        self._begun = self._counts()
-
-    def _forget(self) -> None:
-        self._begun = None
-        self._unparked.clear()
-        self._handed.clear()
-        for pool in self._pools:
-            pool.done.clear()
 
     def _counts(self) -> _Counts:
         return _Counts(
@@ -461,7 +407,7 @@ class ReuseBuffer:
             random=self._random.getstate(),
         )
 
-    def _slots(self) -> Iterator[_Slot]:
+    def _slots(self) -> Iterator[Slot]:
         for pool in self._pools:
             yield from pool.ready
             yield from pool.resting
@@ -472,24 +418,28 @@ class ReuseBuffer:
             return self._state(self._counts(), self._pools, self._parked, {})
 
     def state_before(self, call: int) -> BufferState:
-        """The same when `next` had been called ``call`` times: the newest call, which may be at work in another thread, is left out.
+        """The same when `next` had been called ``call`` times: later calls, of which one may be at work in another thread, are left out.
 
-        What a call costs for this does not depend on how much is held.
+        How far back, `next` is told with ``since``. What a call costs for this does not depend on how much is held.
         """
         with self._lock:
-            if self._begun is None or self.calls <= call:
+            later = [made for made in self._noted if made.number >= call]
+            if not later:
                 return self._state(self._counts(), self._pools, self._parked, {})
-            parked = self._parked.copy()
-            for taken_out in reversed(self._unparked):
-                if taken_out is None:
-                    parked.popleft()
-                else:
-                    parked.appendleft(taken_out)
-            return self._state(
-                self._begun, [pool.before() for pool in self._pools], parked, {id(slot): last for slot, last in self._handed}
-            )
+            pools, parked, last = [pool.copy() for pool in self._pools], self._parked.copy(), dict[int, int]()
+            for made in reversed(later):
+                for pool, changes in zip(pools, made.changes, strict=True):
+                    for take_back in reversed(changes):
+                        take_back(pool)
+                for taken_out in reversed(made.unparked):
+                    if taken_out is None:
+                        parked.popleft()
+                    else:
+                        parked.appendleft(taken_out)
+                last.update((id(slot), before) for slot, before in made.handed)
+            return self._state(later[0].counts, pools, parked, last)
 
-    def _state(self, counts: _Counts, pools: Sequence[_Pool], parked: Sequence[_Parked], last: Mapping[int, int]) -> BufferState:
+    def _state(self, counts: _Counts, pools: Sequence[Pool], parked: Sequence[_Parked], last: Mapping[int, int]) -> BufferState:
         """``last``: of slots, by their id, whose own is not that of these pools."""
         held = [(slot, left, rested) for left, pool in enumerate(pools) for slot, rested in pool.listed()]
         return BufferState(
@@ -524,42 +474,6 @@ class ReuseBuffer:
         self._parked.extend(_Parked(*parked) for parked in state["parked"])
 
 
-class _Draw:
-    """A batch while it is drawn: up to ``size`` slots, taken out of their pools."""
-
-    def __init__(self, generator: random.Random, size: int, *, by_identity: bool) -> None:
-        self._random, self._size = generator, size
-        self.batch: list[_Slot] = []
-        self.clashed: list[_Slot] = []  #: taken out of their pools too: the batch has the same sample of another pass
-        self._seen: set[Hashable] | None = set() if by_identity else None
-
-    def at_random(self, pools: Sequence[_Pool], count: int) -> None:
-        """Up to ``count`` of the rested ones, each equally likely."""
-        ready = sum(len(pool.ready) for pool in pools)
-        while count and ready and len(self.batch) < self._size:
-            index = self._random.randrange(ready)
-            for pool in pools:
-                if index < len(pool.ready):
-                    break
-                index -= len(pool.ready)
-            count -= self._add(pool.pop(index))
-            ready -= 1
-
-    def longest_at_rest(self, pools: Sequence[_Pool]) -> None:
-        """Fill up with those whose rest is not over, the longest at rest first."""
-        while len(self.batch) < self._size and (waiting := [pool for pool in pools if pool.resting]):
-            self._add(min(waiting, key=lambda pool: pool.resting[0].last).rouse())
-
-    def _add(self, slot: _Slot) -> bool:
-        if self._seen is not None:
-            if slot.identity in self._seen:
-                self.clashed.append(slot)
-                return False
-            self._seen.add(slot.identity)
-        self.batch.append(slot)
-        return True
-
-
 def as_tuple(state: Sequence[Any]) -> tuple[Any, ...]:
     """A state of random.Random, which may have gone through JSON."""
     version, internal, gauss = state
@@ -569,8 +483,8 @@ def as_tuple(state: Sequence[Any]) -> tuple[Any, ...]:
 def _check(batch_size: int, repeat: int, capacity_samples: int, capacity_bytes: int) -> None:
     if batch_size < 1:
         raise UsageError(f"batch_size: {batch_size} samples make no batch; give at least 1")
-    if repeat < 1:
-        raise UsageError(f"reuse.repeat: {repeat} uses of a sample are not possible; give 1 (no reuse) or more")
+    if not 1 <= repeat <= MOST_USES:
+        raise UsageError(f"reuse.repeat: {repeat} uses of a sample are not possible; give 1 (no reuse) to {MOST_USES}")
     if repeat > 1 and capacity_samples < batch_size:
         raise UsageError(
             f"reuse.shuffle_buffer: {capacity_samples} samples hold less than one batch; "

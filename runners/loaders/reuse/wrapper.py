@@ -147,7 +147,12 @@ class ReusingLoader:
         self.close()
 
     def _finished(self, batch: list[Use]) -> Any:
-        made = self._collate([self._augmented(use) for use in batch])
+        samples = [self._augmented(use) for use in batch]
+        try:
+            made = self._collate(samples)
+        except Exception as error:
+            error.add_note(f"collating the samples at positions {', '.join(str(use.position) for use in batch)} of a pass of the data")
+            raise
         if self._pin:
             from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -157,11 +162,15 @@ class ReusingLoader:
     def _augmented(self, use: Use) -> Any:
         if self._each_use is None:
             return use.sample
-        if self._seed is None:
-            return self._each_use(use.sample)
-        with host_preserved():
-            seed_host(self._seed, self.epochs, use.position, use.use)
-            return self._each_use(use.sample)
+        try:
+            if self._seed is None:
+                return self._each_use(use.sample)
+            with host_preserved():
+                seed_host(self._seed, self.epochs, use.position, use.use)
+                return self._each_use(use.sample)
+        except Exception as error:
+            error.add_note(f"in the transform of the sample at position {use.position} of a pass of the data, its use {use.use + 1}")
+            raise
 
     def _make_buffer(self, decoded: Decoded | None = None, epoch: int | None = None) -> ReuseBuffer:
         return ReuseBuffer(
@@ -272,8 +281,15 @@ def reuse(
     """
     wholes: dict[str, object] = {"repeat": repeat, "shuffle_buffer": shuffle_buffer, "batch_size": batch_size, "memory": memory}
     for name, value in wholes.items():
-        if value is not None and not isinstance(value, SupportsIndex):
+        optional = value is None and name in ("shuffle_buffer", "batch_size")
+        if not optional and (isinstance(value, bool) or not isinstance(value, SupportsIndex)):
             raise UsageError(f"reuse.{name}: {value!r} is not a whole number{' of bytes' if name == 'memory' else ''}")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"reuse.batch_size: {batch_size} samples make no batch; give at least 1")
+    if not isinstance(seed, SupportsIndex | None):
+        raise UsageError(f"reuse.seed: {seed!r} is not a whole number; leave it out for the global random generators")
+    if transform is not None and not callable(transform):
+        raise UsageError(f"reuse.transform: {transform!r} cannot be called; give a function of a sample")
     if isinstance(data, Autotuned | Pipeline):
         _check_gives_samples(data)
     plain = data if isinstance(data, DataLoader) else _loader(data, batch_size)
@@ -309,6 +325,8 @@ def _loader(data: Dataset[Any] | Iterable[Any], batch_size: int | None) -> DataL
     if batch_size is None:
         raise UsageError("batch_size: a data set or an iterable of samples needs one; give reuse(..., batch_size=)")
     indexed = isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    if not indexed and not isinstance(data, Iterable):
+        raise UsageError(f"reuse: {type(data).__name__} is neither a DataLoader nor a data set nor anything to iterate; give one of these")
     if isinstance(data, Autotuned | Pipeline) or not indexed:
         return DataLoader(_Plain(data), batch_size=batch_size)  # type: ignore[arg-type]
     return DataLoader(data, batch_size=batch_size)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Decision, Observation
+from .contract import Decision, Observation, in_cores
 from .costs import MIB, memory_knobs, most_workers, with_workers, worker_knobs
 from .options import tunable
 
@@ -85,7 +85,7 @@ class Autotune:
             return Decision(seen.values, "no element has come through yet")
         if seen.at >= self._next_climb:
             self._workers, latency = self._climb(seen)
-            self._why = f"modelled latency {latency:.3g} s a batch on {self._cpu_budget:g} cores"
+            self._why = f"modelled latency {latency:.3g} s a batch on {in_cores(self._cpu_budget)}"
             self._period = min(max(2 * self._period, seen.window), LONGEST_PERIOD)
             self._next_climb = seen.at + self._period
         values = list(with_workers(seen, self._workers))

@@ -6,7 +6,8 @@ A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
@@ -40,7 +41,7 @@ class StageReading:
     items: int  #: finished in the window
     per_batch: float  #: items of this stage that make one batch of the pipeline's output
     cpu: float  #: CPU time of an item (thread or process time, so that contention does not inflate it); nan: none finished yet
-    wait: float  #: time of an item that was neither CPU time nor waiting for a core: disk, network, sleep; nan: none finished yet
+    wait: float  #: time of an item that was neither CPU time nor waiting for a core: disk, network, sleep, lock; nan: none finished yet
     starved: float  #: fraction of its workers' time in which they had no input
     blocked: float  #: fraction of its workers' time in which its output was full
     queue: int  #: items that wait at its output
@@ -50,6 +51,9 @@ class StageReading:
     processes: bool = False  #: its workers are processes, not threads
     queue_limit: int = 0  #: items that its output holds at most; 0: not known
     starting: int = 0  #: workers that were asked for and are not there yet; they are not among `workers`
+    lock: float = 0.0  #: of `wait`, what threads waited for a lock, which mostly is the interpreter's; 0 also where it cannot be seen
+    movable: bool = False  #: its workers may be threads or processes, and be changed into the others while it runs
+    stays: str = ""  #: why they may not, where that was found out while it ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ class Observation:
     bandwidth: float = 0.0  #: memory bandwidth of the machine, MB/s; 0: not measured
     clock: float = 0.0  #: of a core, GHz; 0: not known
     resized: bool = False  #: cpus or memory_total have changed since the last observation
+    consumer_cpu: float = 0.0  #: cores that the rest of this process kept busy, which is the training; they are not in `cpu_used`
+    lock: float = 0.0  #: share of the window in which the interpreter's lock was not to be had at once; 0 also where nobody looked
+    crowded: float = 0.0  #: share of the window in which no core was to be had at once, whoever kept them busy; 0 as well
 
     def latency(self) -> float:
         """Seconds that the pipeline takes for a batch."""
@@ -87,10 +94,19 @@ def reward(seen: Observation) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The values that a controller wants, and why, in words for the table `pipelines`."""
+    """The values that a controller wants, and why, in words for the table `pipelines`.
+
+    ``processes``: stages whose workers are to be processes from now on (True), or threads (False); the others stay what they are.
+    """
 
     values: Values
     why: str = ""
+    processes: Mapping[str, bool] = field(default_factory=dict)
+
+
+def in_cores(cpus: float) -> str:
+    """For people: ``1 core``, ``2.5 cores``."""
+    return f"{cpus:g} core{'s' * (cpus != 1)}"
 
 
 class Controller(Protocol):

@@ -7,6 +7,7 @@ that is restored and the next trial waits twice as long. So it costs little wher
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -128,6 +129,8 @@ class RateDqn:
             self._pilot = Pilot(len(seen.knobs), weights=self._weights, rate=self.options.rate, seed=self.options.seed)
         rows, _ = self._pilot.see(seen)
         answer = self._base.decide(seen)
+        if answer.processes:  # what was found is of other workers
+            return self._lead(answer, rest=self.options.rest)
         if self._phase is not Phase.LED and self._out_of_date(seen, answer):
             return self._lead(answer, rest=self.options.rest)
         if self._phase is Phase.LED:
@@ -196,7 +199,7 @@ class RateDqn:
 
     def _lead(self, answer: Decision, rest: int) -> Decision:
         self._phase, self._rewards, self._waited, self._rest, self._astray = Phase.LED, [], 0, rest, 0
-        return Decision(answer.values, f"the rate controller leads again; {answer.why}")
+        return dataclasses.replace(answer, why=f"the rate controller leads again; {answer.why}")
 
     def _out_of_date(self, seen: Observation, answer: Decision) -> bool:
         """Whether the machine, the costs or the reward have changed so that what was found says nothing any more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....engine.errors import UsageError
-from .contract import Decision, Observation
+from .contract import Decision, Observation, in_cores
 from .costs import most_workers, with_workers, worker_knobs
 from .options import tunable
 
@@ -46,7 +46,7 @@ class Uniform:
 
     def decide(self, seen: Observation) -> Decision:
         shares = even_shares(seen)
-        return Decision(with_workers(seen, shares), f"{seen.cpus:g} cores divided evenly among {len(shares)} stages")
+        return Decision(with_workers(seen, shares), f"{in_cores(seen.cpus)} divided evenly among {len(shares)} stages")
 
 
 class Fixed:

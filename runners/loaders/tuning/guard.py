@@ -64,6 +64,7 @@ class Guard:
         self._now: _Held | None = None
         self._before: _Held | None = None  # at the allocation before this one
         self._smallest: _Held | None = None
+        self._kinds: dict[str, bool] = {}  # whether the workers of a stage are processes
         self._said = False  # that not even the least fits
         self._learned: dict[str, float] = {}  # bytes that a worker of a stage takes at most, from growth that is over
 
@@ -73,7 +74,7 @@ class Guard:
             raise ValueError(f"wanted: {len(wanted)} values for {len(seen.knobs)} knobs")
         wanted = tuple(knob.clip(value) for knob, value in zip(seen.knobs, wanted, strict=True))
         self._learn(seen)
-        limit = self.options.fraction * (seen.memory_total if self.memory is None else min(self.memory, seen.memory_total))
+        limit = self._limit(seen)
         given, predicted = self._reduced(seen, wanted, limit)
         fits = predicted <= limit or (least := self.predict(seen, given)) <= limit
         if not fits and not self._said:
@@ -88,6 +89,27 @@ class Guard:
             return wanted, ""
         return given, self._words(seen, wanted, given, predicted, limit) + ("" if fits else "; the least does not fit either")
 
+    def allow_processes(self, seen: Observation, stage: str, wanted: int, sizes: tuple[int, int]) -> tuple[int, str]:
+        """Of ``wanted`` processes in place of a stage's threads as many as fit, and what was refused in words; 0: none.
+
+        ``sizes``: bytes of the function's data that all of them share, and that each has. What one takes was never measured: it is
+        `GuardOptions.worker`, its data and some items, or as much as this process has, of which it is a part.
+        """
+        shared, each = sizes
+        limit = self._limit(seen)
+        one = min(self._worker(stage, {}) + each, float(seen.memory_used)) * (1.0 + self.options.margin)
+        held = max(self.predict(seen, seen.values), float(seen.memory_used)) + shared
+        if math.isinf(held):
+            return 0, f"refused {stage} in processes: how much memory an item takes is not known yet"
+        count = min(wanted, max(0, math.floor((limit - held) / one))) if one > 0 else wanted
+        if count == wanted:
+            return wanted, ""
+        might = f"might take {(held + wanted * one) / MIB:,.0f} MiB of {limit / MIB:,.0f} MiB allowed"
+        return count, f"refused {stage} in {wanted} process{'es' * (wanted != 1)} (given {count or 'threads'}): {might}"
+
+    def _limit(self, seen: Observation) -> float:
+        return self.options.fraction * (seen.memory_total if self.memory is None else min(self.memory, seen.memory_total))
+
     # -- what is known
 
     def _learn(self, seen: Observation) -> None:
@@ -97,6 +119,9 @@ class Guard:
                 self._item_bytes[reading.name] = max(reading.item_bytes, old + 0.05 * (reading.item_bytes - old))
         if not any(reading.items for reading in seen.stages):
             return  # nothing runs: what is in use says nothing of what workers take
+        kinds = {reading.name: reading.processes for reading in seen.stages}
+        if kinds != self._kinds:  # what threads took says nothing of processes
+            self._kinds, self._learned, self._now, self._before, self._smallest = kinds, {}, None, None, None
         queued = sum(reading.queue_bytes for reading in seen.stages)
         workers = {reading.name: reading.workers for reading in seen.stages}
         now = _Held(workers, max(0.0, float(seen.memory_used - queued)))

@@ -36,7 +36,7 @@ def oracle(pipeline: SimulatedPipeline) -> Best:
 
     candidates = sorted(set(_candidates(pipeline)), key=reward_of, reverse=True)
     best = max((_improved(pipeline, start, reward_of) for start in candidates[:STARTS]), key=reward_of)
-    throughput = pipeline.flow(best).throughput(pipeline.consumer.batches) * pipeline.batch_size
+    throughput = pipeline.flow(best).throughput * pipeline.batch_size
     return Best(best, reward_of(best), throughput)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .allocation import slowest_first
-from .contract import Decision, Observation
+from .contract import Decision, Observation, in_cores
 from .costs import Costs, with_workers
 from .options import tunable
 
@@ -74,7 +74,7 @@ class Plumber:
         # Whole workers: the slowest stage first, so that what is rounded away is the least of the bottleneck.
         rounded = slowest_first(loads, max(math.floor(seen.cpus), len(loads)))
         workers = {reading.name: n for reading, n in zip(seen.stages, rounded, strict=True)}
-        return Decision(with_workers(seen, workers), f"{best * seen.batch_size:,.0f} samples/s on {seen.cpus:g} cores by the programme")
+        return Decision(with_workers(seen, workers), f"{best * seen.batch_size:,.0f} samples/s on {in_cores(seen.cpus)} by the programme")
 
 
 class PlumberAdaptive(Plumber):

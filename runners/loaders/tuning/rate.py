@@ -1,12 +1,13 @@
 """The closed form: each stage gets the workers that its measured cost asks for, at the rate that everything else allows.
 
 The rate is the least of what the consumer takes (more would cost memory, and cores that the trainer needs), what the cores can compute
-of all stages together, and what a stage can do that has one order or whose workers crowd one another. The workers are the least that
-reach it (`allocation`), so a stage that waits for a disk gets many workers without being given cores.
+of all stages and the training together, and what a stage can do that has one order or whose workers crowd one another. The workers are
+the least that reach it (`allocation`), so a stage that waits for a disk gets many workers without being given cores.
 
 A lock is found by what it does: threads that wait for the interpreter's lock wait the longer the more of them there are, and so the cost
-of a stage grows with its workers. How, is fitted (`costs`), and no more workers are given than still help; it is said in words. Where the
-pipeline is slower than that, other processes use the cores, and fewer workers would not help.
+of a stage grows with its workers. How, is fitted (`costs`), and no more workers are given than still help; it is said in words. Where
+cores are idle meanwhile, the stage is tried in processes (`moving`). Where the pipeline is slower than that, other processes use the
+cores, and fewer workers would not help.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .allocation import Load, attainable, fewest
-from .contract import Decision, Observation, StageReading, Values
+from .contract import Decision, Observation, StageReading, Values, in_cores
 from .costs import MIB, Costs, Smoothed, memory_knobs, with_workers
 from .growth import Growth
+from .moving import Moving
 from .options import tunable
 
 HAS_INPUT = 0.15  #: of its workers' time, starved less than this, a stage has work
@@ -46,22 +48,38 @@ class Rate:
 
     def __init__(self, options: RateOptions) -> None:
         self.options = options
-        self._costs = Costs(options.weight, options.surprise)
-        self._demand = Smoothed(options.weight, options.surprise)
+        self._forget()
+        self._kinds: list[bool] = []
+        self._moving = Moving()
         self._scatter = 0.0  # standard deviation of a window's throughput while nothing changes, as a share of it
         self._before: Observation | None = None
         self._superfluous = 0
         self._idle_windows = 0
+
+    def _forget(self) -> None:
+        """What was measured: it was of other workers."""
+        self._costs = Costs(self.options.weight, self.options.surprise)
+        self._demand = Smoothed(self.options.weight, self.options.surprise)
+        self._training = Smoothed(self.options.weight, self.options.surprise)  # seconds of CPU time of a batch
         self._growth = Growth()
 
     def decide(self, seen: Observation) -> Decision:
+        if kept := self._moving.overdue(seen):
+            return kept
         if (waits := self._growth.waits_for(seen)) and not seen.resized:
             return Decision(seen.values, f"no change: {waits}")
+        if (kinds := [reading.processes for reading in seen.stages]) != self._kinds:
+            self._kinds, self._before = kinds, None
+            self._forget()
+        if judged := self._moving.judged(seen):
+            return judged
         changed = self._costs.see(seen)
         if len(self._costs.unknown(seen)) == len(seen.stages):
             return self._slow_start(seen)
         if math.isfinite(seen.demand) and seen.demand > 0:
             self._demand.see(seen.demand / seen.batch_size)
+        if seen.throughput > 0:
+            self._training.see(seen.consumer_cpu * seen.batch_size / seen.throughput)
         if slower := self._growth.taken_back(seen, self._scatter, changed=bool(changed)):
             self._before = seen
             return Decision(*slower)
@@ -69,7 +87,8 @@ class Rate:
         loads = self._loads(seen)
         rate, limit = self._target(seen, loads)
         wanted = self._wanted(seen, loads, rate)
-        return self._settled(seen, loads, wanted, rate, limit, changed)
+        settled = self._settled(seen, loads, wanted, rate, limit, changed)
+        return self._moving.proposed(seen) or settled
 
     def _see_scatter(self, seen: Observation) -> None:
         before, self._before = self._before, seen
@@ -98,7 +117,7 @@ class Rate:
     def _target(self, seen: Observation, loads: list[Load]) -> tuple[float, str]:
         """Batches a second to size the stages for, and what sets them."""
         demand = self._demand.mean * (1.0 + self.options.lead) if math.isfinite(seen.demand) else math.inf
-        possible = attainable(loads, seen.cpus)
+        possible = attainable([*loads, self._trainings_load(seen)], seen.cpus)
         if demand < possible:
             return demand, "all that the consumer takes"
         enough = possible * (1.0 - self.options.plateau)
@@ -114,6 +133,10 @@ class Rate:
                 return possible, f"it was slower with more than {load.most} workers of {reading.name}"
             return possible, _crowded(reading, load.most) if reading.parallel else f"{reading.name} has one order, one worker at a time"
         return possible * (1.0 + self.options.headroom), _computed(seen)
+
+    def _trainings_load(self, seen: Observation) -> Load:
+        """The training computes on the same cores. It is as fast as it is: here it takes no more than its part of them."""
+        return Load(0.0 if math.isnan(self._training.mean) else self._training.mean, 0.0, 1, max(1, math.ceil(seen.cpus)))
 
     # -- what that takes
 
@@ -182,7 +205,8 @@ def lost(load: float, buffer: int) -> float:
 
 
 def _computed(seen: Observation) -> str:
-    return f"all that {seen.cpus:g} core{'s' * (seen.cpus != 1)} compute"
+    beside = " beside the training" if seen.consumer_cpu * 20 > seen.cpus else ""
+    return f"all that {in_cores(seen.cpus)} compute{'s' * (seen.cpus == 1)}{beside}"
 
 
 def _crowded(reading: StageReading, count: int) -> str:

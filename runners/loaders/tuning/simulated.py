@@ -8,6 +8,7 @@ Each window is a fluid model of the stages, in batches of the pipeline's output:
   memory bus), the CPU time of every stage that takes of it is stretched by one factor until they fit: proportional share. Workers that
   wait for input or for room want nothing, so cores do not lie idle; that more threads than cores run costs `Machine.switching` at most;
 * bounded queues stand between the stages: a change reaches the consumer when what was queued is gone;
+* worker processes cost what it takes to send them their items, and hold no lock but for that; a stage can be moved to them and back;
 * a consumer of uneven pace loses what a buffer of k batches cannot even out (throughput of the M/M/1/K queue);
 * memory is process + consumer + workers × (their own + the item in hand) + queues. Above the machine's the pipeline is killed, and is
   back as it started after `teardown` windows (003 ch. 3.3: "a teardown and reset").
@@ -51,6 +52,8 @@ class Stage:
     coherency: float = 0.0  #: the same, for each pair of workers; above 0 there is a number of workers that is best
     worker_bytes: float = 0.0  #: what a worker takes beside the item in its hands
     high: int = 1024  #: of the knob
+    movable: bool = False  #: between threads and processes
+    sending: float = 200e-6  #: CPU time of an item that is sent to a process and back; half of it under the interpreter's lock
 
     @property
     def tunable(self) -> bool:
@@ -68,6 +71,7 @@ class Machine:
     bandwidth: float = 0.0  #: of the memory bus, MB/s; 0: not measured and no limit
     clock: float = 3.0  #: GHz, for whom it may concern: the stages' costs are already those of this clock
     process_bytes: float = 0.5 * 2**30
+    starting: int = 2  #: windows that worker processes take to start
     switching: float = 0.15  #: share of the cores that is lost at most when more threads than cores want to run
 
 
@@ -78,6 +82,8 @@ class Consumer:
     batches: float = math.inf  #: that it takes a second when it never waits: 1 / model latency
     bytes: float = 0.0
     unevenness: float = 0.0  #: 0: a metronome; 1: exponential times between batches
+    cpu: float = 0.0  #: CPU time of a batch, on the same cores; it is part of 1 / `batches`
+    locked: float = 0.0  #: share of it that holds the interpreter lock: what the stages' threads hold of it slows the consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,14 @@ class Flow:
     capacity: tuple[float, ...]  #: of each stage alone, at this stretch
     stretch: tuple[float, ...]  #: of each stage's CPU time by the tightest of the shared resources
     tightest: str  #: cores: then the difference is time in which a thread could run; lock: it shows as waiting; bus: as CPU time
+    demand: float  #: what the consumer takes, whose own CPU time is stretched too where it holds the lock
+    held: float  #: share of the time in which the interpreter lock is held
     evenness: float  #: share of the throughput that the buffer leaves an uneven consumer
     stock: float  #: batches that stand in that buffer for it, on average
 
-    def throughput(self, demand: float) -> float:
-        return self.evenness * min(*self.capacity, demand)
+    @property
+    def throughput(self) -> float:
+        return self.evenness * min(*self.capacity, self.demand)
 
 
 def kept(produced: float, demand: float, buffered: float, unevenness: float) -> float:
@@ -163,6 +172,7 @@ class SimulatedPipeline:
         self.ooms = 0  #: windows in which the pipeline was killed for memory
         self._rng = np.random.default_rng(seed)
         self._queued = [0.0] * len(self.stages)  # batches behind each stage
+        self._starting: dict[str, int] = {}  # stages that become processes, and windows until they are
         self._down = 0  # windows until it is back
         self._windows = 0
         self._resized = False
@@ -187,8 +197,12 @@ class SimulatedPipeline:
 
     # -- one window
 
-    def step(self, values: Values) -> Observation:
-        """Sets the values (clipped to the knobs), lives through a window, and says what a tuner would have measured."""
+    def step(self, values: Values, processes: Mapping[str, bool] | None = None) -> Observation:
+        """Sets the values (clipped to the knobs), lives through a window, and says what a tuner would have measured.
+
+        ``processes``: stages whose workers are to be processes (True), for which threads work until they have started, or threads.
+        """
+        self._move_stages(processes or {})
         if len(values) != len(self.knobs):
             raise ValueError(f"values: {len(values)} were given for {len(self.knobs)} knobs")
         self._windows += 1
@@ -242,14 +256,20 @@ class SimulatedPipeline:
             times = (c * (stretch if stretched else 1.0) + z for c, z, stretched in zip(cpu, wait, hit, strict=True))
             return tuple(count / time if time > 0 else math.inf for count, time in zip(workers, times, strict=True))
 
+        def demand(stretch: float) -> float:
+            if tightest != "lock" or not self.consumer.locked:
+                return self.consumer.batches
+            return 1.0 / (1.0 / self.consumer.batches + self.consumer.cpu * (stretch - 1.0))
+
         def pressure(stretch: float) -> float:
-            rate = min(*capacity(stretch), self.consumer.batches)
+            rate = min(*capacity(stretch), demand(stretch))
             return rate * shares[tightest] * (1 + self.machine.switching * (1 - 1 / stretch))
 
         stretch = _fitting(pressure)
-        able = capacity(stretch)
-        pace = (min(able), self.consumer.batches, self.room(values)[-1], self.consumer.unevenness)
-        return Flow(able, tuple(stretch if stretched else 1.0 for stretched in hit), tightest, kept(*pace), stocked(*pace))
+        able, taken = capacity(stretch), demand(stretch)
+        pace = (min(able), taken, self.room(values)[-1], self.consumer.unevenness)
+        stretched = tuple(stretch if each else 1.0 for each in hit)
+        return Flow(able, stretched, tightest, taken, min(1.0, min(*able, taken) * shares["lock"]), kept(*pace), stocked(*pace))
 
     def steady_reward(self, values: Values) -> float:
         """Eqn 1 once the queues are as they stay, without noise; 0 where that does not fit into memory."""
@@ -257,9 +277,22 @@ class SimulatedPipeline:
         memory = self.memory(self.workers(values), self._steady_queues(flow, self.room(values)))
         if memory > self.machine.memory:
             return 0.0
-        return self.batch_size * flow.throughput(self.consumer.batches) * (1 - memory / self.machine.memory)
+        return self.batch_size * flow.throughput * (1 - memory / self.machine.memory)
 
     # -- the parts
+
+    def _move_stages(self, processes: Mapping[str, bool]) -> None:
+        self._starting = {name: windows - 1 for name, windows in self._starting.items()}
+        changes = {name: True for name, windows in self._starting.items() if windows <= 0}
+        for name, wanted in processes.items():
+            if wanted:
+                self._starting[name] = self.machine.starting
+            else:
+                self._starting.pop(name, None)
+                changes[name] = False
+        for name in changes:
+            self._starting.pop(name, None)
+        self.stages = tuple(_as(stage, changes.get(stage.name, stage.processes)) for stage in self.stages)
 
     def _least(self, knob: Knob) -> int:
         stage = next(stage for stage in self.stages if stage.name == knob.stage)
@@ -270,14 +303,17 @@ class SimulatedPipeline:
 
     def _shares(self, cpu: Sequence[float]) -> dict[str, float]:
         """Share of the cores, of the interpreter lock and of the memory bus that one batch a second takes."""
-        lock = sum(c * stage.locked for c, stage in zip(cpu, self.stages, strict=True) if not stage.processes)
+        lock = self.consumer.cpu * self.consumer.locked
+        for seconds, stage in zip(cpu, self.stages, strict=True):
+            # What a movable stage costs in processes has what sending costs in it.
+            lock += seconds * stage.locked if not stage.processes else stage.movable * stage.sending * stage.per_batch / 2
         moved = sum(stage.moved * stage.per_batch for stage in self.stages)
         bus = moved / (self.machine.bandwidth * 1e6) if self.machine.bandwidth else 0.0
-        return {"cores": sum(cpu) / self.machine.cpus, "lock": lock, "bus": bus}
+        return {"cores": (sum(cpu) + self.consumer.cpu) / self.machine.cpus, "lock": lock, "bus": bus}
 
     def _steady_queues(self, flow: Flow, room: Sequence[float]) -> list[float]:
         """A queue is full where what stands before it can do more than what comes after it, else empty."""
-        delivered = min(*flow.capacity, self.consumer.batches)
+        delivered = min(*flow.capacity, flow.demand)
         supply = np.minimum.accumulate(flow.capacity)
         queued = [size if able > delivered * (1 + 1e-9) else 0.0 for able, size in zip(supply, room, strict=True)]
         return [*queued[:-1], max(queued[-1], flow.stock)]
@@ -290,7 +326,7 @@ class SimulatedPipeline:
         for most, queued in zip(able, self._queued, strict=True):
             moved.append(min(most, supply))
             supply = queued + moved[-1]
-        delivered = taken = min(self.window * flow.evenness * self.consumer.batches, supply)
+        delivered = taken = min(self.window * flow.evenness * flow.demand, supply)
         for index in reversed(range(len(moved))):  # no more than there is room for; none where a buffer shrank, until it is spent
             moved[index] = max(0.0, min(moved[index], room[index] - self._queued[index] + taken))
             taken = moved[index]
@@ -328,7 +364,7 @@ class SimulatedPipeline:
             )
             for stage, room in zip(self.stages, self.room(self.values), strict=True)
         )
-        return self._observation(readings, throughput=0.0, cpu_used=0.0, memory=float(self.machine.memory))
+        return self._observation(readings, throughput=0.0, cpu_used=0.0, memory=float(self.machine.memory), demand=self.consumer.batches)
 
     def _seen(self, workers: Sequence[int], flow: Flow, moved: Sequence[float], memory: float) -> Observation:
         room = self.room(self.values)
@@ -342,6 +378,9 @@ class SimulatedPipeline:
             throughput=self._noisy(moved[-1] * self.batch_size / self.window),
             cpu_used=min(self._noisy(busy / self.window), self.machine.cpus),
             memory=memory,
+            demand=flow.demand,
+            lock=flow.held,
+            consumer_cpu=moved[-1] * self.consumer.cpu / self.window,
         )
 
     def _reading(self, index: int, workers: int, room: float, flow: Flow, moved: Sequence[float]) -> StageReading:
@@ -363,11 +402,16 @@ class SimulatedPipeline:
             queue_bytes=round(self._queued[index] * stage.per_batch * stage.item_bytes),
             item_bytes=stage.item_bytes if items else math.nan,
             parallel=stage.parallel,
-            processes=stage.processes,
+            processes=stage.processes or stage.name in self._starting,
             queue_limit=round(room * stage.per_batch),
+            starting=workers if stage.name in self._starting else 0,
+            lock=stage.cpu * stage.crowding(workers) * (flow.stretch[index] - 1.0) if items and flow.tightest == "lock" else 0.0,
+            movable=stage.movable,
         )
 
-    def _observation(self, readings: tuple[StageReading, ...], *, throughput: float, cpu_used: float, memory: float) -> Observation:
+    def _observation(
+        self, readings: tuple[StageReading, ...], *, throughput: float, cpu_used: float, memory: float, demand: float, **more: float
+    ) -> Observation:
         resized, self._resized = self._resized, False
         return Observation(
             at=self._windows * self.window,
@@ -377,7 +421,7 @@ class SimulatedPipeline:
             values=self.values,
             batch_size=self.batch_size,
             throughput=throughput,
-            demand=self._noisy(self.consumer.batches * self.batch_size),
+            demand=self._noisy(demand * self.batch_size),
             cpus=self.machine.cpus,
             cpu_used=cpu_used,
             memory_used=round(memory),
@@ -385,7 +429,15 @@ class SimulatedPipeline:
             bandwidth=self.machine.bandwidth,
             clock=self.machine.clock,
             resized=resized,
+            **more,
         )
+
+
+def _as(stage: Stage, processes: bool) -> Stage:
+    """The stage with its work done by workers of that kind."""
+    if stage.processes == processes:
+        return stage
+    return dataclasses.replace(stage, processes=processes, cpu=stage.cpu + (stage.sending if processes else -stage.sending))
 
 
 def _shown(stage: Stage, workers: int, stretch: float, tightest: str) -> tuple[float, float]:

@@ -1,0 +1,250 @@
+"""Threads or processes: a stage whose threads wait for the interpreter's lock is tried in processes, and taken back where that was no gain.
+
+Threads share one lock with one another and with the training, so a stage that computes in Python slows both, while cores are idle.
+Processes do not; but each item has to be sent to them and back, and to start them costs seconds of CPU. So a stage is moved when, for
+some windows,
+
+* there is more than one core, and not all of them are busy all the time;
+* its threads wait for the lock, or it is held so much that the training must be waiting for it;
+* it computes more than it waits for anything else: threads are right for who waits;
+* what the cores could do then, with the CPU time of all stages, of the training and of sending, is clearly more than what is done now.
+
+How much of the CPU time holds the lock is not known, so that is the most that a move may bring, and not what it will. Hence the trial:
+when the processes are there and their number has settled, the throughput must have risen by `GAIN`; else the stage goes back, and waits
+long before it is tried again, each time twice as long. Back it never goes for another reason: an idle process costs nothing but memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from .contract import Decision, Observation, StageReading, Values
+from .costs import worker_knobs
+
+PATIENCE = 3  #: windows in a row that must ask for it
+LOCKED = 0.1  #: share of a stage's working time spent waiting for a lock, from which on it is worth a look
+CROWDED = 0.6  #: share of the time in which no core is to be had at once, from which on processes would have none either
+HELD = 0.2  #: share of the time in which the lock is not to be had, from which on the same holds of the training
+PROMISED = 1.15  #: times the throughput that must be possible
+GAIN = 1.05  #: times the throughput that must have come
+JUDGED = 6  #: windows of steady values over which a move is judged
+SETTLES = 24  #: windows after which it is judged however often the values change
+OVERDUE = 90.0  #: seconds that processes may take to start
+RESTS = 200  #: windows until a stage that came back is tried again; twice as many each time
+LARGER = 1.5  #: times the cores, with which it may be tried again at once
+
+SENDING = 200e-6  #: seconds of CPU time to send an item to a process and its result back: 130 to 260 µs measured
+COPYING = 1e-9  #: the same, of a byte of either
+OURS = 0.5  #: share of both that is spent in this process, under its lock
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Samples a second over some windows."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    windows: int = 0
+
+    def see(self, seen: Observation) -> None:
+        self.samples += seen.throughput * seen.window
+        self.seconds += seen.window
+        self.windows += 1
+
+    @property
+    def mean(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A stage that has been moved to processes."""
+
+    stage: str
+    before: float  #: samples a second
+    values: Values  #: that there were
+    began: float  #: when, by the observations' clock
+    lived: int = 0  #: windows since all processes were there
+    last: tuple[int, ...] = ()
+    pace: _Pace = field(default_factory=_Pace)  #: since the values have last changed
+
+
+@dataclass(slots=True)
+class _Barred:
+    windows: int
+    cpus: float
+    times: int = 1
+
+
+class Moving:
+    """Of one pipeline, told of every window."""
+
+    def __init__(self) -> None:
+        self._trial: _Trial | None = None
+        self._barred: dict[str, _Barred] = {}
+        self._asked: tuple[str, tuple[int, ...]] = ("", ())  # the stage to be moved, and the workers of that time
+        self._pace = _Pace()
+
+    @property
+    def trial(self) -> str:
+        """The stage that is on trial; "" where none is."""
+        return "" if self._trial is None else self._trial.stage
+
+    def overdue(self, seen: Observation) -> Decision | None:
+        """Back to threads where processes do not come."""
+        trial = self._trial
+        if trial is None or seen.at - trial.began < OVERDUE or not _reading(seen, trial.stage).starting:
+            return None
+        return self._back(seen, trial, f"its processes have not started within {OVERDUE:.0f} s")
+
+    def judged(self, seen: Observation) -> Decision | None:
+        """What becomes of the stage that is on trial, in a window in which no workers are starting; None: it goes on, or none is."""
+        trial = self._trial
+        if trial is None:
+            return None
+        reading = _reading(seen, trial.stage)
+        if not reading.processes:
+            return self._not_moved(seen, trial, reading)
+        if seen.resized:
+            self._trial = None  # what it was before says nothing any more
+            return None
+        trial.lived += 1
+        if (workers := _workers(seen)) != trial.last:
+            trial.last, trial.pace = workers, _Pace()
+        trial.pace.see(seen)
+        if trial.pace.windows < JUDGED and trial.lived < SETTLES:
+            return None
+        gain = trial.pace.mean / trial.before - 1.0 if trial.before > 0 else math.inf
+        if gain < GAIN - 1.0:
+            return self._back(seen, trial, f"processes brought {gain:+.0%}")
+        self._trial = None
+        self._barred.pop(trial.stage, None)
+        return Decision(seen.values, f"{trial.stage} stays in processes: they brought {gain:+.0%}")
+
+    def proposed(self, seen: Observation) -> Decision | None:
+        """A stage to move, once enough windows have asked for it."""
+        self._barred = {name: replace(each, windows=each.windows - 1) for name, each in self._barred.items()}
+        if self._trial is not None:
+            return None
+        found = max(self._candidates(seen), key=lambda candidate: candidate[1], default=None)
+        asked = (found[0] if found else "", _workers(seen))
+        if asked != self._asked or seen.resized:
+            self._asked, self._pace = asked, _Pace()
+        if found is None or seen.resized:
+            return None
+        self._pace.see(seen)
+        if self._pace.windows < PATIENCE:
+            return None
+        return self._moved(seen, *found)
+
+    # -- to processes
+
+    def _candidates(self, seen: Observation) -> list[tuple[str, float]]:
+        """Stages that may do more in processes, and how many times the throughput that is at most."""
+        if seen.cpus <= 1.0 or seen.crowded >= CROWDED or not seen.throughput > 0:
+            return []
+        knobs = worker_knobs(seen)
+        found = [
+            (reading.name, self._promise(seen, reading)) for reading in seen.stages if reading.name in knobs and self._may(reading, seen)
+        ]
+        return [(name, promise) for name, promise in found if promise >= PROMISED]
+
+    def _may(self, reading: StageReading, seen: Observation) -> bool:
+        barred = self._barred.get(reading.name)
+        if barred is not None and barred.windows > 0 and seen.cpus < LARGER * barred.cpus:
+            return False
+        if reading.processes or not reading.movable or not reading.parallel or not reading.items:
+            return False
+        waits_otherwise = reading.wait - reading.lock
+        return waits_otherwise <= reading.cpu and (locked(reading) >= LOCKED or seen.lock >= HELD)
+
+    def _promise(self, seen: Observation, moved: StageReading) -> float:
+        """Times the throughput that is possible with a stage in processes."""
+        rate = seen.throughput / seen.batch_size
+        training = seen.consumer_cpu / rate
+        computing = sum(_computing(reading) for reading in seen.stages)
+        sending = _sending(seen, moved)
+        here = training + sum(_computing(reading) for reading in seen.stages if not reading.processes)
+        left = here - _computing(moved) + OURS * sending
+        in_order = max((_computing(reading) for reading in seen.stages if not reading.parallel), default=0.0)
+        used = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
+        cores = used + (1.0 - seen.crowded) * (seen.cpus - used)  # of those that we leave, other processes keep some busy
+        possible = min(
+            cores / (computing + training + sending),
+            rate * here / left,  # the lock lets through as much computing in this process as now
+            1.0 / in_order if in_order > 0 else math.inf,
+            max(seen.demand / seen.batch_size, 1.0 / training if training > 0 else math.inf),
+        )
+        return possible / rate
+
+    def _moved(self, seen: Observation, name: str, promise: float) -> Decision:
+        reading = _reading(seen, name)
+        self._trial = _Trial(name, self._pace.mean, seen.values, seen.at)
+        self._asked, self._pace = ("", ()), _Pace()
+        place = worker_knobs(seen)[name]
+        needed = promise * seen.throughput / seen.batch_size * (_computing(reading) + _sending(seen, reading))
+        count = seen.knobs[place].clip(min(math.ceil(needed), math.floor(seen.cpus)))
+        values = (*seen.values[:place], count, *seen.values[place + 1 :])
+        kinds = f"{count} process{'es' * (count != 1)}"
+        whose = f"threads wait {locked(reading):.0%} of their time for the interpreter's lock"
+        if locked(reading) < LOCKED:
+            whose = f"the interpreter's lock is held {seen.lock:.0%} of the time, which keeps the training waiting"
+        return Decision(values, f"{name}: {whose}: moved to {kinds}, which may do up to {promise:.1f} times as much", {name: True})
+
+    # -- and back
+
+    def _not_moved(self, seen: Observation, trial: _Trial, reading: StageReading) -> Decision | None:
+        """It was asked for, and refused or given up."""
+        self._trial = None
+        self._bar(trial.stage, seen)
+        return Decision(seen.values, f"{trial.stage} stays in threads: {reading.stays}") if reading.stays else None
+
+    def _back(self, seen: Observation, trial: _Trial, why: str) -> Decision:
+        self._trial = None
+        self._bar(trial.stage, seen)
+        place = worker_knobs(seen).get(trial.stage)
+        values = seen.values
+        if place is not None:
+            values = (*values[:place], seen.knobs[place].clip(trial.values[place]), *values[place + 1 :])
+        return Decision(values, f"{trial.stage} moved back to threads: {why}", {trial.stage: False})
+
+    def _bar(self, stage: str, seen: Observation) -> None:
+        times = self._barred[stage].times + 1 if stage in self._barred else 1
+        self._barred[stage] = _Barred(RESTS * 2 ** (times - 1), seen.cpus, times)
+
+
+def _computing(reading: StageReading) -> float:
+    """Seconds of CPU time for a batch of the output."""
+    return 0.0 if math.isnan(reading.cpu) else reading.cpu * reading.per_batch
+
+
+def locked(reading: StageReading) -> float:
+    """Share of its threads' time in the function that they wait for a lock."""
+    took = reading.cpu + reading.wait
+    return reading.lock / took if took > 0 else 0.0
+
+
+def _workers(seen: Observation) -> tuple[int, ...]:
+    return tuple(reading.workers for reading in seen.stages)
+
+
+def _reading(seen: Observation, name: str) -> StageReading:
+    return next(reading for reading in seen.stages if reading.name == name)
+
+
+def _sending(seen: Observation, reading: StageReading) -> float:
+    """Seconds of CPU time to send the items of a batch to processes and back."""
+    return reading.per_batch * (SENDING + COPYING * (reading.item_bytes + _input_bytes(seen, reading)))
+
+
+def _input_bytes(seen: Observation, reading: StageReading) -> float:
+    """Bytes of what one item of a stage is made of."""
+    before: StageReading | None = None
+    for each in seen.stages:
+        if each is reading:
+            break
+        before = each
+    if before is None or math.isnan(before.item_bytes):
+        return 0.0
+    return before.item_bytes * before.per_batch / reading.per_batch
