@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.engine.admission import foresee
+from stoker.engine.admission import PROFILING, foresee
 from stoker.engine.durations import Durations, Finished, Known
 from stoker.engine.guards import Limits, Memory
 from stoker.engine.scheduling import Rules
@@ -83,7 +83,7 @@ def measure(policy: str, count: int, rounds: int) -> dict[str, Any]:
         rules = Rules(policy, lambda: registry.create(policy, {}), Limits(), Memory())
         began = time.thread_time()
         durations = Durations(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
-        simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1))
+        simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1), PROFILING)
         spent.append(time.thread_time() - began)
         runs.append(simulated)
     return {

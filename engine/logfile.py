@@ -25,12 +25,17 @@ _NOWHERE = Place("", 0)
 def read_tail(path: Path, at: Place | None) -> tuple[str, Place]:
     """Text from ``at`` (None: the last 64 KiB, from a line's start), and the place behind it.
 
-    A log that was rotated since is read on in its former file, ``path.1``, and then from the start of the new one.
+    A log that was rotated since is read on in its former file, ``path.1``, and then from the start of the new one; from its very
+    beginning it is read in the former file first.
     """
+    former = path.with_name(path.name + ".1")
+    if at == _NOWHERE:
+        text, place = _read(former, at)
+        if text:
+            return text, place
     text, place = _read(path, at)
     if at is None or not at.file or place.file in ("", at.file):
         return text, place
-    former = path.with_name(path.name + ".1")
     text, place = _read(former, at)
     if place.file != at.file:  # rotated away as well
         text, place = _read(former, Place("", 0))

@@ -120,6 +120,17 @@ class Placement:
         fitting = self._fitting(memory)
         return len(self.gpus) if fitting is None else int(np.count_nonzero(fitting))
 
+    def could_fit(self, n: int, *, memory: float = 0.0) -> bool:
+        """Whether a gang of ``n`` would find GPUs if nobody held any of those that are usable now."""
+        fitting = self._fitting(memory)
+        possible = self.gpus.usable if fitting is None else self.gpus.usable & fitting
+        grid = self._now.grid
+        return grid.enough(n, np.bincount(self.gpus.node[possible], minlength=grid.nodes), fitting)
+
+    def usable(self, *, memory: float = 0.0) -> int:
+        """GPUs of the pool with at least ``memory`` bytes that may be given now, held or not."""
+        return int(np.count_nonzero(self.gpus.usable & self.large_enough(memory)))
+
     def nodes_needed(self, n: int, *, memory: float = 0.0) -> int:
         """Nodes that a gang of ``n`` takes in an empty pool: the most it may be spread over."""
         return self._now.grid.nodes_needed(n, self._fitting(memory))

@@ -63,7 +63,15 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
         case Why.RESOURCES:
             nodes = placement.nodes_needed(n, memory=memory)
             where = "" if n == 1 else " on one node" if nodes == 1 else f" on {nodes} nodes"
-            lacking = f"too few are free, or held by {displaceable} that may be stopped now" if displaceable else "too few are free"
-            return Reason("resources", f"{need}{where}; {lacking}")
+            return Reason("resources", f"{need}{where}; {_lacking(n, memory, placement, displaceable)}")
         case Why.BEHIND:
             return Reason("behind", "waits its turn: a job before it waits for GPUs")
+
+
+def _lacking(n: int, memory: int, placement: Placement, displaceable: str) -> str:
+    """What stands in the way of a gang that the pool could hold."""
+    if not placement.could_fit(n, memory=memory):
+        usable, capacity = placement.usable(memory=memory), placement.capacity(memory=memory)
+        pool = f"{usable} of the pool's {capacity} GPU{'s' if capacity > 1 else ''} may be given now"
+        return f"{pool}, the others are drained, silent or dirty: 'stoker status' shows them"
+    return f"too few are free, or held by {displaceable} that may be stopped now" if displaceable else "too few are free"

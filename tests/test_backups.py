@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pytest
 from stoker.engine.errors import StoreError, UsageError
@@ -20,22 +20,31 @@ def test_a_backup_that_cannot_be_written_to_its_end_leaves_no_file_under_its_nam
 ) -> None:
     """On another file system the copy used to grow under the final name itself."""
 
-    def half(source: Path, target: Path, **_: Any) -> None:
-        assert target.name != "copy.duckdb"
-        target.write_bytes(Path(source).read_bytes()[:100])
+    def half(source: BinaryIO, target: BinaryIO) -> None:
+        assert not (tmp_path / "copy.duckdb").exists()
+        target.write(source.read(100))
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shutil, "copyfile", half)
+    monkeypatch.setattr(shutil, "copyfileobj", half)
     with pytest.raises(StoreError, match=r"cannot write .*copy\.duckdb: No space left"):
         backup(store, home, tmp_path / "copy.duckdb")
     assert list(tmp_path.iterdir()) == list(home.backups.iterdir()) == []
 
 
 def test_a_backup_that_reads_back_otherwise_is_refused(store: Store, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(bytes(Path(source).stat().st_size)))
+    monkeypatch.setattr(shutil, "copyfileobj", lambda source, target: target.write(bytes(len(source.read()))))
     with pytest.raises(StoreError, match="does not read back the same"):
         backup(store, home, tmp_path / "copy.duckdb")
     assert list(tmp_path.iterdir()) == list(home.backups.iterdir()) == []
+
+
+def test_a_link_that_somebody_put_in_its_way_is_not_followed(store: Store, home: Home, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    (tmp_path / f".copy.duckdb.{os.getpid()}.tmp").symlink_to(theirs)
+    with pytest.raises(StoreError, match=r"cannot write .*copy\.duckdb: File exists"):
+        backup(store, home, tmp_path / "copy.duckdb")
+    assert theirs.read_text() == "precious" and list(home.backups.iterdir()) == []
 
 
 def test_a_backup_is_for_its_owner_only(store: Store, home: Home, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_what_was_rotated_away_before_it_was_read_is_said_to_be_lost(path: Path)
     log.close()
 
 
+def test_a_log_that_was_rotated_before_it_was_first_read_is_read_from_its_beginning(path: Path) -> None:
+    """As that of a later lease of a job, which a follower comes to when the earlier one has been read to its end."""
+    lines = "".join(f"line {number}\n" for number in range(40))
+    log = RotatingLog(path, limit=200)
+    log.write(lines.encode())
+    assert read_all(path, Place("", 0))[0] == lines
+    log.close()
+
+
 def test_a_log_is_followed_from_before_its_first_line(path: Path) -> None:
     text, at = read_tail(path, None)
     assert text == ""

@@ -67,6 +67,22 @@ def test_an_impossible_job_blocks_nobody():
     assert set(reasons(answer).values()) == {"impossible"}
 
 
+@pytest.mark.parametrize(
+    ("unusable", "needs", "usable"), [([0, 1, 2, 3], 1, 0), ([0, 3], 2, 2), ([1], 4, 3)], ids=["none", "none whole", "too few"]
+)
+@pytest.mark.parametrize("policy", ["priority", "fifo", "unisched", "genie"])
+def test_gpus_that_may_not_be_given_are_named_as_what_is_lacking(policy, unusable, needs, usable):
+    (entry,) = plan(policy, make_view([2, 2], [Job(1, gpus=needs)], unusable=unusable)).waiting
+    place = {1: "needs 1 GPU", 2: "needs 2 GPUs on one node", 4: "needs 4 GPUs on 2 nodes"}[needs]
+    said = f"{place}; {usable} of the pool's 4 GPUs may be given now, the others are drained, silent or dirty: 'stoker status' shows them"
+    assert (entry.reason.code, entry.reason.text) == ("resources", said)
+
+
+def test_gpus_that_are_held_are_not_said_to_be_kept_back():
+    (entry,) = plan("priority", make_view([2, 2], [Job(1, held=(1,)), Job(2, gpus=2)], unusable=[2])).waiting
+    assert entry.reason.text == "needs 2 GPUs on one node; too few are free, or held by jobs of lower priority that may be stopped now"
+
+
 def test_a_displaced_job_that_outgrew_the_pool_is_told_so():
     # 1 began on four GPUs before it was known to need 48 GiB on each; displaced by 2, it can start nowhere any more.
     jobs = [Job(1, gpus=4, held=(0, 1, 2, 3), memory=48 * GIB, remaining=9000), Job(2, remaining=10)]

@@ -79,6 +79,21 @@ def test_a_job_that_has_lost_its_deadline_comes_after_best_effort_jobs():
     assert given(plan(make_view([2], [strict(1, 3000, 1000), Job(2, remaining=20_000.0)]))).keys() == {1, 2}
 
 
+def test_it_does_not_come_after_those_that_are_far_longer():
+    """What each is worth falls with its length, and ``late`` is a share of that: with 0.01 a hundredfold length is as little."""
+    jobs = [strict(1, 60, 30), Job(2, remaining=400_000.0)]
+    assert given(plan(make_view([1], jobs))) == {1: (0,)}
+    assert given(plan(make_view([1], jobs), late=0.0)) == {2: (0,)}
+
+
+@pytest.mark.parametrize("remaining", [5000.0, math.inf])
+def test_an_estimate_of_which_nothing_is_certain(remaining):
+    view = uncertain(make_view([1], [strict(1, remaining, 1000)]), math.inf)
+    roles = roles_of(view, registry.create("unisched", {}).config)
+    assert roles.chance.tolist() == ([1.0] if math.isfinite(remaining) else [0.0])
+    assert roles.left[0] < 1000 or roles.lost[0], "it is never taken to need longer than its deadline allows, and to meet it"
+
+
 def test_of_lost_jobs_the_shortest_goes_first():
     view = make_view([1], [strict(1, 9000, 1000), strict(2, 3000, 1000)])
     assert given(plan(view)) == {2: (0,)}

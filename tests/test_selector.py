@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.policies.unisched.columns import make_columns
+from stoker.policies.unisched.columns import make_columns, with_choice
 from stoker.policies.unisched.dual import evaluate
 from stoker.policies.unisched.last import last_of
 from stoker.policies.unisched.patterns import patterns
@@ -293,6 +293,15 @@ def test_a_guess_of_alike_jobs_is_one_of_their_row() -> None:
     twins = find_twins(make_problem([Job([whole(1, 1)], [(2, 5.0)]), alike, alike], 8), 0.0)
     option, tier = twins.of_guess(Guess(ints(-1, 2, 4), ints(-1, -1, 4)))
     assert (option.tolist(), tier.tolist()) == ([2, 2], [-1, 2])
+
+
+def test_a_guess_of_a_deadline_that_is_lost_is_a_column_of_nobody() -> None:
+    """Job 1 has too much to do for either of its deadlines; job 2, whose columns come next, has none."""
+    late = Job([whole(1, 9)], [(2, 5.0), (3, 4.0)])
+    columns = make_columns(make_problem([Job([whole(1, 1)], [(3, 5.0)]), late, Job([whole(1, 2)], now=1.0)], 8), 10)
+    assert columns.tier.max() == 0
+    assert with_choice(columns, ints(1), ints(1), columns.value).tolist() == []
+    assert columns.option[with_choice(columns, ints(0), ints(0), columns.value)].tolist() == [0]
 
 
 def test_nobody_of_a_last_cycle_is_a_start_too() -> None:

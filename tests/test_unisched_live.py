@@ -88,7 +88,7 @@ def test_an_impossible_deadline_is_told_and_the_job_still_served(home, jobs: Job
     lost = jobs.submit("lost", "sleep", "1", estimate=3600, demand=demand((60, 100)))
     assert until(lambda: jobs.waits(lost)) == "late"
     told = command(home, "explain", str(lost))
-    assert "can no longer end by its deadline; it is served after best-effort jobs" in told.out
+    assert "can no longer end by its deadline; it counts for no more than a best-effort job" in told.out
     assert jobs.ended(lost, 60)["state"] == "completed"
 
 

@@ -34,7 +34,7 @@ _BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/res
 
 
 def resolve(store: Store, word: str) -> int:
-    """Number of the job that ``word`` names: its number, its name or its array's (the newest), or the unambiguous beginning of a name.
+    """Number of the job that ``word`` names: its number, its name (the newest), its array's, or the unambiguous beginning of a name.
 
     The first task stands for an array.
     """

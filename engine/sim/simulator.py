@@ -337,6 +337,7 @@ class Simulation:
             raise self._error(f"the policy failed: {type(error).__name__}: {error}") from error
         self.plan_seconds += time.perf_counter() - start
         self.decisions += 1
+        self.came, self.freed = [], []
         starts = plain_starts(plan, self.table, self.free, self.total) if self.plain else None
         if starts is not None:
             actions = Actions(starts)

@@ -48,9 +48,10 @@ def _move(own: Path, target: Path) -> None:
     """Move a verified copy, perhaps to another file system: whole under its final name, or not there."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.touch(mode=0o600)  # before there is anything in it that others should not read
-        shutil.copyfile(own, temporary)
-        with open(temporary, "rb") as file:
+        # Nobody else may read it, nor have put a link there beforehand.
+        with open(own, "rb") as copy, open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            shutil.copyfileobj(copy, file)
+            file.flush()
             os.fsync(file.fileno())
         if not filecmp.cmp(own, temporary, shallow=False):
             raise StoreError(f"what was written to {target} does not read back the same: look at its disk")

@@ -182,7 +182,7 @@ def _capacity(problem: Problem, ends: Ints) -> Ints:
 
 def with_choice(columns: Columns, option: Ints, tier: Ints, reduced: Floats) -> Ints:
     """The columns of these options and deadlines, as far as there are such; running now or not, as is worth more at the prices."""
-    steps = int(columns.tier.max(initial=0)) + 2
+    steps = int(np.append(columns.tier, tier).max(initial=0)) + 2  # also of deadlines at which no column aims any more
     keys = np.append((columns.option * steps + columns.tier + 1) * 2 + columns.now, np.iinfo(np.int64).max)  # ascending
     worth = np.append(reduced, -np.inf)
     later, now = (_found(keys, (option * steps + tier + 1) * 2 + at_once) for at_once in (0, 1))

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free 
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")
 NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
-LOST = Reason("late", "can no longer end by its deadline; it is served after best-effort jobs")
+LOST = Reason("late", "can no longer end by its deadline; it counts for no more than a best-effort job")
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
 
 
@@ -252,7 +252,9 @@ class _Placing:
         jobs, rows = self.jobs, self._unserved()
         chosen, planned, refused = (among(jobs.id[rows], some) for some in (self.cycle.chosen, self.cycle.planned, self.cycle.refused))
         role = self.roles.role[rows]
-        fits = self.roles.wants[rows] <= self.main.capacity()
+        sizes = zip(self.roles.wants[rows].tolist(), jobs.gpu_memory[rows].tolist(), strict=True)
+        could_fit = cache(lambda n, memory: self.main.could_fit(n, memory=memory))
+        fits = np.fromiter((could_fit(*size) for size in sizes), bool, len(rows))
         slo = role == Role.SLO
         why = np.select(
             [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5, 6]

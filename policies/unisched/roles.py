@@ -50,7 +50,8 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
     # The deadline can be met if it runs without a pause from now on; whether it will is the optimum's to say.
     chance = _chance(jobs, slo, left, view.now, config)
     alive = chance >= UNLIKELY
-    left = np.where(alive & (chance < 1.0), jobs.deadline - view.now - AT_ONCE, left)  # it must not pause any more
+    room = jobs.deadline - view.now
+    left = np.where(alive & (left > room + AT_ONCE), room - AT_ONCE, left)  # it must not pause any more
     role = np.where(alive, Role.SLO, Role.BEST_EFFORT)
     wants = jobs.gpus_min
     if jobs.profile_gpus is not None:
@@ -84,7 +85,7 @@ def _chance(jobs: Jobs, slo: Bools, left: Floats, now: float, config: UniSchedCo
     chance = (slo & (left <= room + AT_ONCE)).astype(np.float64)
     if jobs.uncertainty is None or config.iterations == MAXIMUM:
         return chance
-    doubtful = slo & (chance == 0.0) & (room > AT_ONCE) & (jobs.uncertainty > 0.0)
+    doubtful = slo & (chance == 0.0) & (room > AT_ONCE) & (jobs.uncertainty > 0.0) & np.isfinite(left)
     for row in np.flatnonzero(doubtful).tolist():
         chance[row] = erfc(np.log(left[row] / room[row]) / (sqrt(2.0) * jobs.uncertainty[row]))
     return chance
@@ -110,7 +111,7 @@ def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:
 
     The text leaves the unit open. With leases, a job that ends within its next one is worth nearly as much as a profiling run, and no
     sum of best-effort rewards on a node comes near the 100 of a deadline. After its last deadline a job earns nothing (fig. 5.5a);
-    ``late`` keeps the shortest of such jobs first, behind all others.
+    ``late`` keeps the shortest of such jobs first, behind best-effort jobs up to ``1 / late`` times as long.
     """
     leases = np.maximum(_with_suspensions(roles, config) / config.be_lease, 0.0)
     return BEST_EFFORT_MOST / (1.0 + leases) * np.where(roles.lost, config.late, 1.0)
