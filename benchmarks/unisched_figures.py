@@ -269,7 +269,7 @@ def _selector(mixed: Sequence[Point], most: str) -> list[Grid]:
 
 
 def _chronus(mixed: Sequence[Point]) -> Grid:
-    estimator = Variant("Chronus + Estimator", "chronus", (("iterations", "estimated"), ("resumption_aware", True)))
+    estimator = Variant("Chronus + Estimator", "chronus", (("iterations", "estimated"), ("resumption_aware", True), ("caution", 2.0)))
     selector = Variant(
         "Chronus + Selector", "chronus", (("placement", "joint"), ("best_effort", "joint"), ("profiler", "unified"), ("late", 0.01))
     )

@@ -17,7 +17,7 @@ class Chronus(UniSched):
     program on as few nodes as possible only, and best-effort jobs take what they leave, the shortest remaining time first, those
     that have lost their deadlines among them. A job that stops at a metric is taken to run to its maximum of iterations, and
     suspensions to cost nothing. So it is UniSched with other settings, and its two hybrids of 5.6.3 are Chronus with some of them set back:
-    with the Estimator ``iterations=estimated resumption_aware=true``, with the Selector
+    with the Estimator ``iterations=estimated resumption_aware=true caution=2``, with the Selector
     ``placement=joint best_effort=joint profiler=unified late=0.01``.
     """
 
@@ -28,6 +28,7 @@ class Chronus(UniSched):
         profiler: str = tunable(STATIC, "as in unisched", choices=(UNIFIED, STATIC))
         iterations: str = tunable(MAXIMUM, "as in unisched", choices=(ESTIMATED, MAXIMUM))
         resumption_aware: bool = tunable(False, "as in unisched")
+        caution: float = tunable(0.0, "as in unisched", low=0.0, high=10.0)
         late: float = tunable(1.0, "as in unisched", low=0.0, high=1.0)
 
     name: ClassVar[str] = "chronus"

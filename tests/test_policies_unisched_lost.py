@@ -86,6 +86,15 @@ def test_it_does_not_come_after_those_that_are_far_longer():
     assert given(plan(make_view([1], jobs), late=0.0)) == {2: (0,)}
 
 
+def test_a_doubtful_estimate_takes_its_slack_for_its_doubt():
+    """An estimate that is too short leaves a job to others until it is too late."""
+    view = make_view([1], [strict(1, 1100, 2400), Job(2, remaining=50.0)])
+    assert given(plan(uncertain(view, 0.0, math.nan))) == {2: (0,)}
+    assert given(plan(uncertain(view, 0.6, math.nan))) == {1: (0,)}
+    assert given(plan(uncertain(view, math.inf, math.nan))) == {1: (0,)}
+    assert given(plan(uncertain(view, 0.6, math.nan), caution=0.0)) == {2: (0,)}
+
+
 @pytest.mark.parametrize("remaining", [5000.0, math.inf])
 def test_an_estimate_of_which_nothing_is_certain(remaining):
     view = uncertain(make_view([1], [strict(1, remaining, 1000)]), math.inf)

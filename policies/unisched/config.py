@@ -54,6 +54,12 @@ class UniSchedConfig:
     margin: float = tunable(
         0.0, "a job with a deadline is taken to need so much longer, as a share, as far as the deadline allows", low=0.0, high=1.0
     )
+    caution: float = tunable(
+        2.0,
+        "standard errors of its estimate by which a job with a deadline is taken to need longer, as far as the deadline allows",
+        low=0.0,
+        high=10.0,
+    )
     late: float = tunable(
         0.01,
         "what a job that has lost its deadlines is worth, as a share of a best-effort job of that length",

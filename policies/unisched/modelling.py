@@ -233,7 +233,9 @@ class _Modelling:
     def _work(self) -> Floats:
         """Seconds of work, with a margin that no job is given up for."""
         room = next_deadline(self.jobs, self.view.now + self.roles.left)[self.rows] - self.begin
-        return np.maximum(self.left, np.minimum(self.left * (1.0 + self.config.margin), room))
+        doubt = 0.0 if self.jobs.uncertainty is None else np.nan_to_num(self.jobs.uncertainty[self.rows], posinf=1.0 / AT_ONCE)
+        longer = self.left * (1.0 + self.config.margin + self.config.caution * doubt)
+        return np.maximum(self.left, np.minimum(longer, room))
 
     def _leases(self, owner: Ints, slowdown: Floats, tier_start: Ints, tier_leases: Ints, tier_room: Floats) -> Ints:
         """Eqn 5.1 in leases, for each option; suspensions are those expected until the first deadline that the work alone can meet.
