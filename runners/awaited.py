@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from .loaders import channel, tuner
+from .loaders import channel
 from .loaders.processes import WorkerProcess
 
 _MOST_STACKS = 8
 _MOST_SAMPLES = 8
-_WAITING = (channel.__file__, tuner.__file__)  #: who is in there has nothing to do
+_LOOK_ON = ("stoker-tuner", "stoker-lock")  #: threads that load nothing
 
 
 def read_sample(data: Any, index: int) -> Any:
@@ -53,8 +53,10 @@ class _Stack(NamedTuple):
 
 def told(seconds: float) -> str:
     """One line that says what is awaited for so many seconds, and the stacks of those who are at work on it."""
-    stacks = [_stack(thread) for thread in threading.enumerate() if thread is not threading.main_thread()]
-    working = [stack for stack in stacks if not any(frame.f_code.co_filename in _WAITING for frame in stack.frames)] or stacks
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and thread.name not in _LOOK_ON]
+    stacks = [_stack(thread) for thread in threads]
+    # Who waits for an item, or for room, has nothing to do.
+    working = [stack for stack in stacks if not any(frame.f_code.co_filename == channel.__file__ for frame in stack.frames)] or stacks
     working.sort(key=lambda stack: not stack.at)
     where = "; ".join(f"{stack.thread} is {stack.at}" for stack in working[:_MOST_STACKS] if stack.at)
     lines = [f"the next batch has not come for {seconds:.0f} s: {where or 'no thread is at a sample of the data set'}"]

@@ -101,7 +101,7 @@ class Plan:
 
     def samples(self, positions: Positions, chunk: int) -> Running:
         """Lists of ``chunk`` samples with their positions, from where the stream stands: for a buffer."""
-        return self._run(self._decoding(Places(positions, chunk), augmented=self.augments and not self.each_use), chunk)
+        return self._run(self._decoding(Places(positions, chunk), augmented=self.augments and not self.each_use, apart=True), chunk)
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
@@ -114,7 +114,7 @@ class Plan:
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
         processes, apart = self.options.processes, self._collates_apart
-        stages = self._decoding(Places(positions, chunk, again), augmented=self.augments and not self.each_use)
+        stages = self._decoding(Places(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
         stages.append(draw)
         if self.each_use and self.augments:
             work = Redrawing(self._sent() if processes else self._still())
@@ -131,8 +131,8 @@ class Plan:
             samples = Augmenting(self.source)(samples)
         return Collating(self.source)(samples)
 
-    def _decoding(self, places: Places, *, augmented: bool, collated: bool = False) -> list[Stage]:
-        """Lists of decoded samples. ``augmented``: for their first use; ``collated``: as batches, in processes."""
+    def _decoding(self, places: Places, *, augmented: bool, collated: bool = False, apart: bool = False) -> list[Stage]:
+        """Lists of decoded samples. ``augmented``: for their first use; ``collated``: as batches, in processes; ``apart``: for a buffer."""
         workers = self._workers("decode")
         if self.options.processes:  # in one stage: each more costs a way between processes
             sent = dataclasses.replace(self._sent(), data=self.source.data)
@@ -141,11 +141,11 @@ class Plan:
             decode = Decoding(sent)
             if collated:
                 decode = DecodingBatches(dataclasses.replace(sent, collate=self.source.collate))
-            return [Read(decode, sampler=places, name="decode", workers=workers, processes=True)]
+            return [Read(decode, sampler=places, name="decode", workers=workers, processes=True, apart=apart)]
         decoding = dataclasses.replace(self._still(), data=self.source.data, augment=None)
-        stages: list[Stage] = [Read(Decoding(decoding), sampler=places, name="decode", workers=workers)]
+        stages: list[Stage] = [Read(Decoding(decoding), sampler=places, name="decode", workers=workers, apart=apart)]
         if augmented:
-            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment")))
+            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment"), apart=apart))
         return stages
 
     def _still(self) -> Source:

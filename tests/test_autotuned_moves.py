@@ -156,6 +156,15 @@ def test_a_process_takes_no_more_than_the_process_that_it_is_a_part_of() -> None
     assert allowed(guard, 100)[0] in (6, 7)
 
 
+def test_half_of_what_is_left_may_be_copied() -> None:
+    guard = Guard(GuardOptions(fraction=1.0, margin=0.0, worker=GIB))
+    now = seen()
+    assert guard.room(now) <= 7 * GIB
+    guard.allow(now, now.values)
+    assert 6 * GIB < guard.room(now) <= 7 * GIB  # 16 GiB less 2 in use and the queues
+    assert Guard(memory=1 << 20).room(now) == 0
+
+
 def test_what_threads_took_says_nothing_of_processes() -> None:
     guard = Guard(GuardOptions(worker=GIB))
     for workers in (1, 200):

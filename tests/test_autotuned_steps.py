@@ -12,6 +12,7 @@ import pytest
 import views  # noqa: F401 - loads hypothesis' profile
 from hypothesis import given
 from hypothesis import strategies as st
+from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuner import Step, Tuner
 from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit, Values
 
@@ -37,6 +38,9 @@ class Rig:
         self.knobs, self.values = KNOBS, values
         self.discarded = 0
         self.shown: dict[str, object] = {}
+        self.sizes = (0, 0)
+        self.prepared: list[tuple[str, float]] = []
+        self.forgotten: list[str] = []
 
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
         self.values = values
@@ -46,6 +50,15 @@ class Rig:
 
     def discard_window(self) -> None:
         self.discarded += 1
+
+    def prepare(self, stage: str, limit: float) -> tuple[int, int]:
+        self.prepared.append((stage, limit))
+        if self.sizes[1] > limit:
+            raise UsageError("too much to copy")
+        return self.sizes
+
+    def forget(self, stage: str) -> None:
+        self.forgotten.append(stage)
 
 
 class Wants:
@@ -71,6 +84,13 @@ class Allows:
     def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]:
         allowed = tuple(min(value, self.most) for value in wanted)
         return allowed, "" if allowed == wanted else f"at most {self.most}"
+
+    def allow_processes(self, seen: Observation, stage: str, wanted: int, sizes: tuple[int, int]) -> tuple[int, str]:
+        count = min(wanted, self.most - sum(sizes))
+        return count, "" if count == wanted else f"{count} processes"
+
+    def room(self, seen: Observation) -> float:
+        return 5.0
 
 
 Told = list[tuple[str, Decision, Values, str]]
@@ -204,12 +224,27 @@ def test_nothing_is_left_out_when_nothing_changed() -> None:
     assert tuner(rig, lambda seen: seen.values).step() == 0.0
 
 
-def test_whole_batches_of_a_source_are_counted_in_samples() -> None:
-    rig = Rig()
-    tuned = Tuner(rig, Wants(lambda seen: seen.values), Allows(), free=KNOBS, interval=1.0, report=lambda *_: None, samples=4)
+@pytest.mark.parametrize(
+    ("sizes", "most", "moved", "refused", "prepared", "forgotten"),
+    [
+        ((1, 1), 9, {"udf": True}, "", True, []),
+        ((9, 0), 9, {}, "0 processes", True, ["udf"]),
+        ((0, 6), 9, {}, "too much to copy", True, []),
+        ((0, 0), 0, {}, "0 processes", False, []),
+    ],
+    ids=["fits", "shares too much", "copies too much", "no room at all"],
+)
+def test_what_processes_are_sent_is_copied_only_as_far_as_there_is_room(
+    sizes: tuple[int, int], most: int, moved: dict[str, bool], refused: str, prepared: bool, forgotten: list[str]
+) -> None:
+    rig, wants = Rig(), Wants(lambda seen: seen.values)
+    rig.sizes = sizes
+    wants.decide = lambda seen: Decision(seen.values, "", {"udf": True})  # type: ignore[method-assign]
+    tuned = Tuner(rig, wants, Allows(most), free=KNOBS, interval=1.0, report=lambda *_: None)
     tuned.step()
-    seen = tuned.history[0].seen
-    assert (seen.batch_size, seen.throughput, seen.latency()) == (128.0, 1280.0, observation((1, 1, 64)).latency())
+    step = tuned.history[0]
+    assert (step.moved, refused in step.refused, rig.forgotten) == (moved, True, forgotten)
+    assert rig.prepared == ([("udf", 5.0)] if prepared else [])
 
 
 def test_a_report_that_fails_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from pipeline_work import burns, nothing_left, same
 from stoker.runners.loaders import contention
+from stoker.runners.loaders.autotuned import autotuned
 from stoker.runners.loaders.contention import Contention, Looks, waits_in
+from stoker.runners.loaders.passes import Pass
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Map, Source
 
@@ -81,10 +83,22 @@ def test_a_lock_that_is_held_is_found_so() -> None:
     assert 0 < seen.share(seen.held) <= 1
 
 
+def test_where_no_thread_can_be_started_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuses)
+        looks = Contention(dict)
+        looks.start()
+    looks.end()
+    assert looks.seen == Looks()
+
+
 def test_only_what_came_since_counts() -> None:
-    before, after = Looks(10, 4, 1, {0: 3}, {0: 5}), Looks(30, 6, 2, {0: 4, 1: 1}, {0: 9, 1: 2})
+    before, after = Looks(10, 4, 1, {0: 3}, {0: 5}, 0.25), Looks(30, 6, 2, {0: 4, 1: 1}, {0: 9, 1: 2}, 1.0)
     since = after.since(before)
-    assert since == Looks(20, 2, 1, {0: 1, 1: 1}, {0: 4, 1: 2})
+    assert since == Looks(20, 2, 1, {0: 1, 1: 1}, {0: 4, 1: 2}, 0.75)
     assert since.share(since.held) == 0.1
     assert (since.locked_share(0), since.locked_share(1)) == (0.25, 0.5)
     assert Looks().share(0) == 0.0
@@ -102,6 +116,18 @@ def test_the_trainings_cpu_time_is_not_the_pipelines() -> None:
         seen = pipeline.observe()
     assert seen.consumer_cpu * seen.window > 0.9 * 40 * 0.005
     assert seen.cpu_used * seen.window < 0.5 * 40 * 0.005
+
+
+def test_what_looking_costs_is_the_tuners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pass, "looks", property(lambda running: Looks(1, cpu=1e6)))
+    with autotuned(Pipeline([Source(range(40)), Map(same, name="udf")]), controller="fixed") as tuned:
+        list(tuned)
+        assert tuned.pipeline.watching == 1e6
+        assert tuned.overhead > 1.0
+
+
+def test_looking_takes_time() -> None:
+    assert looking({}, lambda seen: seen.looks >= 3).cpu > 0.0
 
 
 @pytest.mark.parametrize(("processes", "looked"), [(None, True), (True, False), (False, False)], ids=["either", "processes", "threads"])

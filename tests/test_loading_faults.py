@@ -5,13 +5,16 @@ import re
 import sys
 import threading
 import time
+import types
 
 import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
 from stoker.runners import batches, piped, rng, script, worker
+from stoker.runners.feeds import Source
 from stoker.runners.loaders.processes import WorkerProcess
+from stoker.runners.loaders.stages import Working
 from stoker.runners.ranks import Ranks
 from stoker.runners.training import Task, Trainer
 
@@ -93,6 +96,20 @@ def test_an_error_of_the_data_set_names_the_sample(tmp_path, blocks, capsys):
     assert said.startswith("stoker: ValueError: corrupt record (at train[7]") and said.endswith(")\n") and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("processes", [True, None], ids=["processes", "either"])
+def test_samples_for_a_buffer_are_apart_and_those_of_a_batch_together(monkeypatch, processes):
+    monkeypatch.setattr(piped.Plan, "_run", lambda plan, stages, samples: stages)
+    made = Source(Numbers(), doubtful, torch.utils.data.default_collate, 0, order=None)
+    plan = piped.Plan(made, PipelineOptions(processes=processes), False, augments=True, collates=False)
+    for stages, apart in ((plan.samples(None, 4), True), (plan.redrawn(BATCHES, 4, list, []), True), (plan.batches(BATCHES), False)):
+        working = [stage for stage in stages if isinstance(stage, Working)]
+        assert len(working) == (1 if processes else 2)
+        assert all(stage.apart is apart for stage in working)
+
+
+BATCHES = types.SimpleNamespace(share=4)
+
+
 def doubtful(sample):
     if sample == 7:
         raise ValueError("no face found")
@@ -164,6 +181,7 @@ def test_a_batch_that_does_not_come_is_looked_into_when_the_job_is_asked_to_stop
     first, *stacks = said.splitlines()
     assert "at train[" in first
     assert any("self.released.wait(60)" in line for line in stacks)
+    assert "thread stoker-" not in said
 
 
 def test_of_a_worker_process_that_hangs_the_samples_and_the_process_are_named(tmp_path, monkeypatch, caplog):
@@ -171,10 +189,10 @@ def test_of_a_worker_process_that_hangs_the_samples_and_the_process_are_named(tm
     sent = threading.Event()
     call = WorkerProcess._ask
 
-    def asked(self, send):
+    def asked(self, send, **more):
         if sys._getframe(1).f_code is WorkerProcess.call.__code__:
             sent.set()
-        return call(self, send)
+        return call(self, send, **more)
 
     monkeypatch.setattr(WorkerProcess, "_ask", asked)
     monkeypatch.setattr(script, "should_stop", sent.is_set)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,10 +31,14 @@ from pipeline_work import (
     uneven,
 )
 from stoker.engine.errors import StokerError, UsageError
-from stoker.runners.loaders.faults import StageError
+from stoker.runners.loaders import passes
+from stoker.runners.loaders.channel import Item
+from stoker.runners.loaders.faults import StageError, Stopped
+from stoker.runners.loaders.kinds import Kinds
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.processes import ProcessPool, WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
+from stoker.runners.loaders.threads import ThreadHand
 
 LONG = 60.0
 
@@ -160,6 +168,47 @@ def wait_for_processes(pipeline: Pipeline, items: Iterator[Any]) -> list[int]:
     return pipeline._kinds.pool(1).pids()
 
 
+@pytest.mark.parametrize("killed", [1, 2], ids=["one of two", "both"])
+def test_a_killed_process_that_cannot_be_replaced_is_done_without(killed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its item is done in a thread: nothing is lost, and the job goes on."""
+
+    def refuses(pool: ProcessPool) -> WorkerProcess:
+        raise StokerError("no more processes")
+
+    with nothing_left(), mapped(own_process, 10**9) as pipeline:
+        items = iter(pipeline)
+        next(items)
+        pipeline.set((1, 2), {"udf": True})
+        pids = wait_for_processes(pipeline, items)
+        last = next(items)
+        monkeypatch.setattr(ProcessPool, "acquire", refuses)
+        for pid in pids[:killed]:
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(10**6):
+            before, last = last, next(items)
+            assert last[0] == before[0] + 1
+            if pipeline.processes == ({"read": False, "udf": True} if killed == 1 else {"read": False}) and last[1] not in pids[:killed]:
+                break
+        rest = [next(items) for _ in range(200)]
+        udf = pipeline.observe().stages[1]
+    assert [value for value, _ in rest] == list(range(last[0] + 1, last[0] + 201))
+    assert {pid for _, pid in rest[100:]} == ({pids[1]} if killed == 1 else {os.getpid()})
+    assert (udf.processes, udf.stays) == ((True, "") if killed == 1 else (False, "no more processes"))
+
+
+def test_a_killed_process_that_cannot_be_replaced_is_an_error_where_processes_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, calls = ProcessPool.acquire, itertools.count()
+
+    def refuses(pool: ProcessPool) -> WorkerProcess:
+        if next(calls):
+            raise StokerError("no more processes")
+        return acquire(pool)
+
+    monkeypatch.setattr(ProcessPool, "acquire", refuses)
+    with nothing_left(), pytest.raises(StokerError, match="no more processes"):
+        list(mapped(KillsItself(5), processes=True))
+
+
 def test_a_function_that_raises_during_a_move() -> None:
     with nothing_left(), pytest.raises(Broken) as raised:
         moved_at(mapped(FailsAt(30, Broken("bad"))), {2: (3, True)})
@@ -249,6 +298,51 @@ def test_where_no_process_can_be_started_the_work_stays(monkeypatch: pytest.Monk
         assert pipeline.processes == {"read": False}
 
 
+def test_a_process_that_comes_as_the_stage_goes_back_loses_no_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cannot be started; while the stage is put back into threads, of which none is there yet, the other process comes."""
+    hands, going_back, through = itertools.count(), threading.Event(), threading.Event()
+
+    class Killed:
+        def __init__(self, _: ProcessPool, *, apart: bool) -> None:
+            if next(hands) == 0:
+                raise StokerError("no more processes")
+            assert going_back.wait(LONG)
+
+        def call(self, item: Item) -> Any:
+            raise Stopped  # its pool has been ended
+
+        def let_go(self, *, drained: bool) -> None:
+            through.set()
+
+    class Late(ThreadHand):
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            assert function is not same or through.wait(LONG)
+            super().__init__(function)
+
+    def told(kinds: Kinds, index: int, why: str) -> None:
+        going_back.set()
+        keep(kinds, index, why)
+
+    keep = Kinds.keep_in_threads
+    monkeypatch.setattr(passes, "ProcessHand", Killed)
+    monkeypatch.setattr(passes, "ThreadHand", Late)
+    monkeypatch.setattr(Kinds, "keep_in_threads", told)
+    with nothing_left(), Pipeline([Source(range(60)), Map(same, name="udf")], ordered=False) as pipeline:
+        pipeline.set((1, 2), {"udf": True})
+        assert sorted(pipeline) == list(range(60))
+
+
+def test_threads_asked_for_where_there_are_threads_are_no_error() -> None:
+    """A tuner may ask for them when the stage has just been put back."""
+    with nothing_left(), mapped(lambda value: value) as pipeline:
+        with pytest.raises(UsageError, match="cannot be sent"):
+            pipeline.set((1, 2), {"udf": True})
+        pipeline.set((1, 2), {"udf": False})
+        assert pipeline.values == (1, 2)
+        with pytest.raises(UsageError, match=r"^stage 'udf': its function cannot be sent"):
+            pipeline.prepare("udf")
+
+
 @pytest.mark.parametrize(
     ("stages", "name"),
     [
@@ -292,9 +386,73 @@ def test_what_would_be_shared_is_known_before_a_process_is_there() -> None:
         assert pipeline._kinds.pool(0).pids() == []
 
 
+def test_data_that_there_is_no_room_to_copy_are_not_kept_and_may_be_tried_again() -> None:
+    texts = ["x" * 1000 + str(number) for number in range(4000)]
+    with nothing_left(), Pipeline([Source(texts)]) as pipeline:
+        with pytest.raises(UsageError, match="stage 'read': a copy of its function's data takes more than the 1 MiB of memory"):
+            pipeline.prepare("read", 1 << 20)
+        assert pipeline.processes == {"read": False}
+        assert pipeline.prepare("read", 8 << 20)[1] > 4_000_000
+        pool = weakref.ref(pipeline._kinds.pool(0))
+        pipeline.forget("read")
+        assert pool() is None
+        assert pipeline.prepare("read")[1] > 4_000_000
+
+
+def test_what_holds_a_tensor_of_a_device_is_not_moved() -> None:
+    with nothing_left(), Pipeline([Source(range(3)), Map(OnDevice(), name="udf")]) as pipeline:
+        with pytest.raises(UsageError, match="cannot be sent to worker processes: it holds a tensor on cuda:0"):
+            pipeline.prepare("udf")
+        assert pipeline.processes == {"read": False}
+        assert list(pipeline) == [0, 1, 2]
+
+
+class OnDevice:
+    """As a function that holds a tensor in the memory of a GPU."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(2).as_subclass(Elsewhere)
+
+    def __call__(self, value: int) -> int:
+        return value
+
+
+class Elsewhere(torch.Tensor):
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def test_data_that_a_late_process_was_sent_after_the_way_back_are_let_go() -> None:
+    pool = ProcessPool("read", Weighty(4, mib=1).__getitem__)
+    with nothing_left():
+        pool.keep_spare(True)
+        pool.keep_spare(False)
+        before = memory_files()
+        late = pool.acquire()
+        assert memory_files() > before
+        pool.release(late, keep=True)
+        assert memory_files() <= before
+
+
+def memory_files() -> set[Path]:
+    """Descriptors of this process that are of memory files of ours."""
+    return {file for file in Path("/proc/self/fd").iterdir() if file.is_symlink() and "memfd:stoker" in str(file.readlink())}
+
+
 def test_data_that_changed_between_two_passes_are_sent_anew() -> None:
     data = Weighty(4, mib=1)
     with nothing_left(), Pipeline([Source(data, processes=True)]) as pipeline:
         assert [value for value, _, _ in pipeline] == [0, 1, 2, 3]
         data.data = data.data + 10
         assert [value for value, _, _ in pipeline] == [10, 11, 12, 13]
+
+
+def test_data_that_changed_while_no_process_waited_are_sent_anew() -> None:
+    """Before the first pass, and after one that was left early."""
+    data = Weighty(4, mib=1)
+    with nothing_left(), Pipeline([Source(data, processes=True)]) as pipeline:
+        for change in (10, 20):
+            data.data = np.arange(1 << 18, dtype=np.float32) + change
+            assert next(iter(pipeline))[0] == change
+            pipeline.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -289,6 +290,52 @@ def test_what_is_sent_arrives_as_it_was(value: Any) -> None:
         assert torch.equal(received.to_dense(), value.to_dense())
     else:
         assert np.array_equal(received, value)
+
+
+def test_a_pickle_ends_where_it_becomes_too_large() -> None:
+    class Page:
+        def __reduce__(self) -> Any:
+            pickled.append(self)
+            return bytes, (b"x" * 10_000 + bytes([len(pickled) % 256]),)
+
+    pickled: list[Page] = []
+    with pytest.raises(ipc.TooLarge):
+        ipc.dumps([Page() for _ in range(1000)], limit=1_000_000)
+    assert len(pickled) < 120
+    array = np.zeros(1 << 20)
+    assert ipc.dumps(array, limit=1000)[1][0].nbytes == array.nbytes  # referred to and not copied
+
+
+def test_at_the_limit_of_descriptors_it_says_so_and_the_next_object_arrives() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with here, there:
+        ipc.send(here, *ipc.dumps(np.zeros(1 << 17)))
+        ipc.send(here, *ipc.dumps(7))
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            with pytest.raises(StokerError, match="ulimit -n"):
+                ipc.receive(there)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert ipc.receive(there) == 7
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "together"])
+def test_a_sample_of_a_list_keeps_the_others_in_memory_unless_they_are_apart(apart: bool) -> None:
+    with nothing_left(), Pipeline([Source(range(2)), Map(four_arrays, processes=True, apart=apart)]) as pipeline:
+        kept = [samples[1] for samples in pipeline]
+        pipeline.close()
+        maps = Path("/proc/self/maps").read_text()
+        assert [sample[0] for sample in kept] == [0.0, 1.0]
+        assert ("memfd:stoker-item" in maps) is not apart
+        kept[0][0] = 5.0  # what is given is to be written to
+
+
+def four_arrays(value: int) -> list[Any]:
+    return [np.full(1 << 16, value, dtype=np.float32) for _ in range(4)]
 
 
 def test_cpu_time_of_the_processes_is_measured_there() -> None:

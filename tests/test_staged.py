@@ -147,6 +147,13 @@ def test_batches_of_a_sampler_of_ones_own() -> None:
     assert same(all_of(staged(loader), 3), list(loader))
 
 
+@pytest.mark.parametrize(("batch_size", "samples"), [(8, 8.0), (None, 1.0)], ids=["batches", "samples"])
+def test_what_is_observed_are_samples(batch_size: int | None, samples: float) -> None:
+    with staged(DataLoader(Squares(24), batch_size)) as pipeline:
+        list(pipeline)
+        assert pipeline.observe().batch_size == samples
+
+
 def test_a_data_set_alone_gives_its_samples() -> None:
     assert [sample["index"] for sample in all_of(staged(Squares(5)))] == [0, 1, 2, 3, 4]
 

@@ -267,6 +267,15 @@ def test_processes_that_do_not_come_are_given_up() -> None:
     assert decision.why == "udf moved back to threads: its processes have not started within 90 s"
 
 
+def test_processes_that_were_there_and_start_anew_have_the_same_time_again() -> None:
+    """As in each pass that follows one which was left early."""
+    moving, _ = moved()
+    assert moving.judged(in_processes(320.0, at=OVERDUE)) is None
+    starting = reading(processes=True, starting=3)
+    assert moving.overdue(window(2 * OVERDUE - 1.0, udf=starting)) is None
+    assert moving.overdue(window(2 * OVERDUE + 1.0, udf=starting)) is not None
+
+
 def test_what_cannot_be_sent_is_said_once_and_not_tried_again() -> None:
     moving, _ = moved()
     why = "stage 'udf': its function cannot be sent to worker processes"

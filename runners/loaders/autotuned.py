@@ -56,9 +56,7 @@ def autotuned(
 
     Raises UsageError for a knob, controller, interval or loader that cannot be.
     """
-    samples = 1
     if not isinstance(pipeline, Pipeline):
-        samples = _batch_size(pipeline)
         pipeline = staged(pipeline, processes=processes, limit=limit)
     elif processes is not None or limit is not None:
         option = "limit" if processes is None else "processes"
@@ -74,13 +72,7 @@ def autotuned(
     free = _chosen(pipeline.knobs, knobs)
     report = report or partial(telemetry.report, name=pipeline.name)
     guard = Guard(memory=memory)
-    return Autotuned(pipeline, Tuner(pipeline, controller, guard, free=free, interval=interval, report=report, samples=samples))
-
-
-def _batch_size(loader: object) -> int:
-    """Samples of an item of a staged loader's source; 1 when its batches differ."""
-    sizes = (getattr(place, "batch_size", None) for place in (loader, getattr(loader, "batch_sampler", None)))
-    return next((size for size in sizes if isinstance(size, int)), 1)
+    return Autotuned(pipeline, Tuner(pipeline, controller, guard, free=free, interval=interval, report=report))
 
 
 def _chosen(there: tuple[Knob, ...], wanted: Sequence[Knob | str] | None) -> tuple[Knob, ...]:
@@ -116,8 +108,8 @@ class Autotuned:
 
     @property
     def overhead(self) -> float:
-        """Processor time of the tuner as a share of the passes that have ended: 0.01 is 1 % of a core."""
-        return self._cpu / self._wall if self._wall else 0.0
+        """Processor time of the tuner, and of what looks for it, as a share of the passes that have ended: 0.01 is 1 % of a core."""
+        return (self._cpu + self.pipeline.watching) / self._wall if self._wall else 0.0
 
     def __len__(self) -> int:
         return len(self.pipeline)

@@ -1,4 +1,4 @@
-"""Who waits for the interpreter's lock: looks, some fifty a second, at how long it takes to have it, and at what threads wait in.
+"""Who waits for the interpreter's lock: looks, some twenty a second, at how long it takes to have it, and at what threads wait in.
 
 The kernel cannot tell waiting for that lock from a sleep, so the meters of workers count it as waiting. Two things tell them apart.
 A thread that has slept has to take the lock; where that takes longer than waking up does, somebody held it. And a thread that waits for
@@ -10,6 +10,7 @@ the meters have found, and that division is wrong by no more than the thread's C
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import random
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 from .meters import RunDelay
 
-_EVERY = 0.02  #: seconds between two looks
+_EVERY = 0.05  #: seconds between two looks
 _AWAKE = 0.3e-3  #: seconds that waking up may take: 0.16 ms with nobody else awake
 _CROWDED = 1e-3  #: seconds that a thread which has woken is ready and has no core, where all are busy
 _LOOKED_AT = 2  #: threads of a stage, at random, in one look
@@ -38,6 +39,7 @@ class Looks(NamedTuple):
     crowded: int = 0  #: of the looks, those that had to wait for a core
     locked: Mapping[int, int] = {}  #: by stage, threads that were seen waiting for a lock
     waiting: Mapping[int, int] = {}  #: the same, for anything
+    cpu: float = 0.0  #: seconds of processor time that looking took
 
     def since(self, before: Looks) -> Looks:
         return Looks(
@@ -46,6 +48,7 @@ class Looks(NamedTuple):
             self.crowded - before.crowded,
             {stage: count - before.locked.get(stage, 0) for stage, count in self.locked.items()},
             {stage: count - before.waiting.get(stage, 0) for stage, count in self.waiting.items()},
+            self.cpu - before.cpu,
         )
 
     def share(self, found: int) -> float:
@@ -69,11 +72,13 @@ class Contention:
         self._thread = threading.Thread(target=self._run, name="stoker-lock", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Where the limit of threads is reached, nothing is seen."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
 
     def end(self) -> None:
         self._leave.set()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
     @property
@@ -99,7 +104,7 @@ class Contention:
                 if call := waits_in(thread):
                     waiting[stage] += 1
                     locked[stage] += call == _FUTEX
-        self._seen = Looks(before.looks + 1, before.held + held, before.crowded + crowded, locked, waiting)
+        self._seen = Looks(before.looks + 1, before.held + held, before.crowded + crowded, locked, waiting, time.thread_time())
 
 
 def waits_in(thread: int) -> str:

@@ -29,6 +29,10 @@ class Ragged(ValueError):
         self.what = what
 
 
+class Unreplaced(StokerError):
+    """A worker's process has died in the middle of an item, and no other can be had."""
+
+
 class Drained(Exception):
     """The source has no more items."""
 

@@ -12,6 +12,7 @@ until one of them writes to some.
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 import pickle
@@ -20,9 +21,11 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
+
+from ...engine.errors import StokerError
 
 
 class _Place(IntEnum):
@@ -43,11 +46,23 @@ class Closed(Exception):
     """The other end is gone."""
 
 
-def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
-    """Pickle, and the buffers that it refers to."""
+class TooLarge(Exception):
+    """The pickle has more bytes than it may have."""
+
+
+class OnDevice(Exception):
+    """A tensor is in the memory of a device."""
+
+
+def dumps(value: Any, *, limit: float = math.inf, on_host: bool = False) -> tuple[bytes, list[memoryview]]:
+    """Pickle, and the buffers that it refers to.
+
+    ``limit``: bytes of the pickle, which is a copy as the buffers are not; TooLarge, as soon as there are more. ``on_host``: tensors in
+    the memory of a device are OnDevice: whoever unpickles one makes a context of its own there, which is hundreds of MiB.
+    """
     buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    stream = _Stream(limit)
+    _Pickler(stream, buffers.append, on_host=on_host).dump(value)
     return stream.getvalue(), [buffer.raw() for buffer in buffers]
 
 
@@ -114,16 +129,24 @@ class Shared:
         self.let_go()
 
 
-def receive(source: socket.socket) -> Any:
-    """The object that was sent. Closed: the other end is gone. What unpickling raises is raised."""
-    first, files, _, _ = _receive_first(source)
+def receive(source: socket.socket, *, apart: bool = False) -> Any:
+    """The object that was sent; ``apart``: each array and tensor in memory of its own, so that one does not keep the others.
+
+    Closed: the other end is gone. StokerError: a descriptor more cannot be had. What unpickling raises is raised.
+    """
+    first, files, flags, _ = _receive_first(source)
     try:
         if not first:
             raise Closed
         size, count, place = _HEADER.unpack(first + _exactly(source, _HEADER.size - 1))
         lengths = [_LENGTH.unpack_from(raw, 0)[0] for raw in (_exactly(source, _LENGTH.size) for _ in range(count))]
         data = _exactly(source, size)
-        buffers = [_exactly(source, length) for length in lengths] if place == _Place.SOCKET else _mapped(files[0], lengths, _Place(place))
+        if flags & socket.MSG_CTRUNC:  # found out only now, so that the next object begins where this one ends
+            raise StokerError("too many open files: the memory file of an item could not be taken; raise `ulimit -n`")
+        if place == _Place.SOCKET:
+            buffers: Sequence[Any] = [_exactly(source, length) for length in lengths]
+        else:
+            buffers = _copied(files[0], lengths) if apart else _mapped(files[0], lengths, _Place(place))
     finally:
         for file in files:
             os.close(file)
@@ -208,10 +231,7 @@ def _mapped(file: int, lengths: Sequence[int], place: _Place) -> list[memoryview
     try:
         whole = memoryview(mmap.mmap(file, 0, flags=flags))
     except OSError:  # the kernel's limit of mappings, some 65 000 a process: a copy is as good
-        whole = memoryview(bytearray(os.fstat(file).st_size))
-        done = 0
-        while done < len(whole):
-            done += os.preadv(file, [whole[done:]], done)
+        whole = memoryview(_read(file, 0, os.fstat(file).st_size))
     at, parts = 0, []
     for length in lengths:
         parts.append(whole[at : at + length])
@@ -219,16 +239,53 @@ def _mapped(file: int, lengths: Sequence[int], place: _Place) -> list[memoryview
     return parts
 
 
+def _copied(file: int, lengths: Sequence[int]) -> list[bytearray]:
+    at, parts = 0, []
+    for length in lengths:
+        parts.append(_read(file, at, length))
+        at = _aligned(at + length)
+    return parts
+
+
+def _read(file: int, at: int, length: int) -> bytearray:
+    data, done = bytearray(length), 0
+    view = memoryview(data)
+    while done < length:
+        done += os.preadv(file, [view[done:]], at + done)
+    return data
+
+
 def _aligned(at: int) -> int:
     return -(-at // _ALIGN) * _ALIGN
+
+
+class _Stream(io.BytesIO):
+    """A pickler writes as it goes, 64 KiB or a large object at a time."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._limit:
+            raise TooLarge
+        return super().write(data)
 
 
 class _Pickler(pickle.Pickler):
     """Tensors as buffers: torch itself would pickle their bytes into the stream."""
 
+    def __init__(self, stream: _Stream, buffered: Callable[[pickle.PickleBuffer], None], *, on_host: bool) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffered)
+        self._on_host = on_host
+
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is None or type(value) is not torch.Tensor:
+        if torch is None or not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if self._on_host and value.device.type not in ("cpu", "meta"):
+            raise OnDevice(f"it holds a tensor on {value.device}, and each process would need a context of its own there")
+        if type(value) is not torch.Tensor:
             return NotImplemented
         if (
             value.requires_grad

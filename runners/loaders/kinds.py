@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...engine.errors import UsageError
+from . import ipc
 from .processes import ProcessPool
-from .stages import Batch, Source, Stage, Working
+from .stages import MIB, Batch, Source, Stage, Working
 
 
 class Kinds:
@@ -19,6 +21,7 @@ class Kinds:
         self._lock = threading.Lock()
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
         self._pools = {index: ProcessPool(stages[index].name, remote_function(stages[index])) for index in self._in_processes}
+        self._used = set(self._in_processes)  #: that have been in processes
         self._stays: dict[int, str] = {}
 
     def processes(self, index: int) -> bool:
@@ -35,17 +38,23 @@ class Kinds:
     def pool(self, index: int) -> ProcessPool:
         return self._pools[index]
 
-    def prepare(self, index: int) -> tuple[int, int]:
+    def prepare(self, index: int, limit: float = math.inf) -> tuple[int, int]:
         """Bytes that all processes of a stage would share, and bytes that each would be sent.
 
-        Raises UsageError when it cannot be moved; it is then kept in threads for this reason.
+        Raises UsageError when it cannot be moved; it is then kept in threads for this reason, unless that is that more than ``limit``
+        bytes would be sent: nothing is then kept of them.
         """
         stage = self._stages[index]
         if not self.movable(index):
-            raise UsageError(f"stage {stage.name!r}: {self._stays.get(index) or 'it says itself what its workers are'}")
+            raise UsageError(self.stays(index) or f"stage {stage.name!r}: it says itself what its workers are")
         if index not in self._pools:
             try:
-                pool = ProcessPool(stage.name, remote_function(stage))
+                pool = ProcessPool(stage.name, remote_function(stage), limit=limit, on_host=True)
+            except ipc.TooLarge as error:
+                raise UsageError(
+                    f"stage {stage.name!r}: a copy of its function's data takes more than the {limit / MIB:,.0f} MiB of memory that are"
+                    " left for it; use arrays or tensors, which processes share"
+                ) from error
             except UsageError as error:
                 self.keep_in_threads(index, str(error))
                 raise
@@ -59,8 +68,15 @@ class Kinds:
             return
         self.prepare(index)
         with self._lock:
+            self._used.add(index)
             (self._in_processes.add if processes else self._in_processes.discard)(index)
         self._pools[index].keep_spare(processes)
+
+    def forget(self, index: int) -> None:
+        """It will not be moved now: let go of what `prepare` made."""
+        with self._lock:
+            if index not in self._used:  # else a worker may still be about to take its process
+                self._pools.pop(index, None)
 
     def keep_in_threads(self, index: int, why: str) -> None:
         """Its processes cannot be had."""

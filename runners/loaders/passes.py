@@ -203,5 +203,6 @@ class Pass:
         return feed, lambda _: ThreadHand(feed.read)
 
     def _hire(self, index: int) -> Callable[[bool], Hand]:
-        function, kinds = thread_function(self._stages[index]), self._kinds
-        return lambda processes: ProcessHand(kinds.pool(index)) if processes else ThreadHand(function)
+        stage, kinds = self._stages[index], self._kinds
+        function, apart = thread_function(stage), isinstance(stage, Working) and stage.apart
+        return lambda processes: ProcessHand(kinds.pool(index), apart=apart) if processes else ThreadHand(function)

@@ -90,12 +90,17 @@ class Pipeline:
         """Of each stage that may be moved, whether its workers are processes."""
         return {stage.name: self._kinds.processes(index) for index, stage in enumerate(self.stages) if self._kinds.movable(index)}
 
-    def prepare(self, stage: str) -> tuple[int, int]:
+    def prepare(self, stage: str, limit: float = math.inf) -> tuple[int, int]:
         """Make ready to move a stage to processes: bytes that all of them would share of its function's data, and that each would have.
 
-        Raises UsageError, with the reason, when its function cannot be sent or its `processes` is not None.
+        Raises UsageError, with the reason, when its function cannot be sent, its `processes` is not None, or each would have more than
+        ``limit`` bytes.
         """
-        return self._kinds.prepare(self._index(stage))
+        return self._kinds.prepare(self._index(stage), limit)
+
+    def forget(self, stage: str) -> None:
+        """It will not be moved now: let go of what `prepare` holds for it."""
+        self._kinds.forget(self._index(stage))
 
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
         """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place.
@@ -110,8 +115,9 @@ class Pipeline:
             if not knob.low <= value <= knob.high:
                 raise UsageError(f"{self.name}: {value} {knob.unit} for stage {knob.stage!r}: give {knob.low} to {knob.high}")
         moves = {self._index(stage): wanted for stage, wanted in (processes or {}).items()}
-        for index in moves:
-            self._kinds.prepare(index)
+        for index, wanted in moves.items():
+            if wanted != self._kinds.processes(index):
+                self._kinds.prepare(index)
         with self._sizing:
             for index, wanted in moves.items():
                 self._kinds.move(index, processes=wanted)
@@ -176,6 +182,11 @@ class Pipeline:
     def observe(self) -> Observation:
         """The window since the last call, or since `discard_window`."""
         return self._readings.observe(self._given(), self.knobs, self.values)
+
+    @property
+    def watching(self) -> float:
+        """Seconds of processor time that it took, in passes that have ended, to tell who waits for the interpreter's lock."""
+        return self._readings.looked
 
     def discard_window(self) -> None:
         """Measure from now on: what a change has just stirred up is not what it leads to."""

@@ -10,6 +10,7 @@ everything anew for each process, seconds with torch; the server imports once, h
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any
 from ...engine.errors import StokerError, UsageError
 from . import ipc, process_main
 from .channel import Item
-from .faults import StageError, Stopped
+from .faults import StageError, Stopped, Unreplaced
 from .meters import Spent
 
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
@@ -57,13 +58,16 @@ class WorkerProcess:
             theirs.close()
         self._stage = stage
 
-    def call(self, payload: Any) -> tuple[Any, Spent]:
-        """The function's result in that process, and its cost there. Its exception is raised. Died: the process has."""
+    def call(self, payload: Any, *, apart: bool = False) -> tuple[Any, Spent]:
+        """The function's result in that process, and its cost there. Its exception is raised. Died: the process has.
+
+        ``apart``: see `ipc.receive`.
+        """
         try:
             data, views = ipc.dumps(payload)
         except Exception as error:
             raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
-        return self._ask(lambda to: ipc.send(to, data, views))
+        return self._ask(lambda to: ipc.send(to, data, views), apart=apart)
 
     @property
     def pid(self) -> int | None:
@@ -96,13 +100,13 @@ class WorkerProcess:
                 raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
-    def _ask(self, send: Callable[[socket.socket], None]) -> tuple[Any, Spent]:
+    def _ask(self, send: Callable[[socket.socket], None], *, apart: bool = False) -> tuple[Any, Spent]:
         try:
             send(self._socket)
             # A process that the function itself forked may hold the socket open after its parent was killed.
             if not ipc.wait_for(self._socket, self._process.sentinel):
                 raise ipc.Closed
-            answer = ipc.receive(self._socket)
+            answer = ipc.receive(self._socket, apart=apart)
         except ipc.Closed:
             raise Died(self._how()) from None
         if isinstance(answer, process_main.Raised):
@@ -124,13 +128,21 @@ class ProcessPool:
 
     Args:
         attempts: how often an item is given to a new process when the one that worked on it was killed.
+        limit: bytes of the function's data that are sent to each process, and copied here for that; more are ipc.TooLarge.
+        on_host: tensors of a device cannot be sent.
     """
 
-    def __init__(self, stage: str, function: Callable[[Any], Any], *, attempts: int = 3) -> None:
+    def __init__(
+        self, stage: str, function: Callable[[Any], Any], *, attempts: int = 3, limit: float = math.inf, on_host: bool = False
+    ) -> None:
         self.stage, self.attempts = stage, attempts
         self._callable = function
         try:
-            self._function = ipc.Shared(*ipc.dumps(function))
+            self._function = ipc.Shared(*ipc.dumps(function, limit=limit, on_host=on_host))
+        except ipc.TooLarge:
+            raise
+        except ipc.OnDevice as error:
+            raise UsageError(f"stage {stage!r}: its function cannot be sent to worker processes: {error}") from error
         except Exception as error:
             raise UsageError(
                 f"stage {stage!r}: its function cannot be sent to worker processes ({error});"
@@ -194,7 +206,10 @@ class ProcessPool:
             if self._spares and not self._ending and process.alive() and (keep or not self._idle):
                 self._idle.append(process)
                 return
+            over = not self._spares and not self._busy
         process.end()
+        if over:
+            self._function.let_go()  # it may have started, and so been sent the function, after `keep_spare` let go of that
 
     def keep_spare(self, spares: bool) -> None:
         """Whether processes that are not needed wait for the next growth or pass; those that wait are ended where they are not to."""
@@ -223,14 +238,13 @@ class ProcessPool:
 
     def begin(self) -> None:
         """A new pass may use it, after `end`. Processes of an earlier one end if the function, or data that it holds, has changed since."""
+        changed, idle = self._changed(), list[WorkerProcess]()
         with self._lock:
             self._ending = False
-            used = bool(self._idle)
-        if used and (changed := self._changed()) is not None:
-            with self._lock:
+            if changed is not None:
                 idle, self._idle, self._function = self._idle, [], changed
-            for process in idle:
-                process.end()
+        for process in idle:
+            process.end()
 
     def _changed(self) -> ipc.Shared | None:
         """What is to be sent now, where it is another than before."""
@@ -260,20 +274,19 @@ class ProcessPool:
 class ProcessHand:
     """Has the work of one worker thread done by a process."""
 
-    def __init__(self, pool: ProcessPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: ProcessPool, *, apart: bool = False) -> None:
+        self._pool, self._apart = pool, apart
         self._process: WorkerProcess | None = pool.acquire()
 
     def call(self, item: Item) -> tuple[Any, Spent, float]:
-        """Again by another process when one is killed, at most ``attempts`` times."""
+        """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
         how = ""
         for _ in range(self._pool.attempts):
-            if self._process is None:
-                self._process = self._pool.acquire()
+            process = self._process = self._process or self._replacement()
             try:
-                result, spent = self._process.call(item.payload)
+                result, spent = process.call(item.payload, apart=self._apart)
             except Died as death:
-                self._pool.discard(self._process)
+                self._pool.discard(process)
                 self._process = None
                 how = death.how
                 if self._pool.ending:
@@ -286,6 +299,12 @@ class ProcessHand:
             else "its worker process has died"
         )
         raise StageError(self._pool.stage, item.positions, f"{times}, the last: {how}")
+
+    def _replacement(self) -> WorkerProcess:
+        try:
+            return self._pool.acquire()
+        except StokerError as error:
+            raise Unreplaced(str(error)) from error
 
     def let_go(self, *, drained: bool) -> None:
         if self._process is not None:

@@ -64,6 +64,7 @@ class Readings:
         self._paused: float | None = self._made  #: since when no pass goes on
         self._window = _Moment(self._made, {}, self._consumer, time.process_time(), Looks())
         self._ended_at = self._window.process  #: CPU time of this process when the last pass ended
+        self.looked = 0.0  #: seconds of CPU time that looking at the interpreter's lock took in passes that have ended
         self._observed = False  #: somebody wants to know
         self._costs = [_Costs() for _ in stages]
         self._demand = math.inf
@@ -92,6 +93,7 @@ class Readings:
 
     def end_pass(self, ended: Pass) -> None:
         with self._lock:
+            self.looked += ended.looks.cpu
             if self._running is ended and self._paused is None:
                 self._paused, self._ended_at = time.perf_counter(), time.process_time()
 

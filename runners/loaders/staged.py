@@ -47,7 +47,13 @@ def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = N
     stages = of_kind(loader, processes, limit)
     if loader.pin_memory and torch.accelerator.is_available():
         stages.append(Map(_pin, name="pin", processes=False))
-    return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader")
+    return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader", samples_per_item=_batch_size(loader))
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    """Samples of an item of the source; 1 when its batches differ."""
+    sizes = (getattr(place, "batch_size", None) for place in (loader, loader.batch_sampler))
+    return next((size for size in sizes if isinstance(size, int)), 1)
 
 
 def _map_style(loader: DataLoader[Any], processes: bool | None, limit: float | None) -> list[Stage]:

@@ -32,11 +32,14 @@ class Working(Stage):
             begin with, and processes when a tuner finds that these do more and the function can be sent to them. It is then called
             here and there, so what it keeps in itself or elsewhere in this process is lost: False keeps it in threads.
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
+        apart: the parts of an item may be kept after the item is dropped, such as samples of a list in a buffer: what comes from a
+            process is copied into memory of each part's own. False: all of an item is one mapping, kept until its last part is dropped.
     """
 
     workers: int = 1
     processes: bool | None = None
     limit: float | None = None
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MOST_WORKERS:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...engine.errors import StokerError
 from .channel import SKIP, Channel, Item
-from .faults import Drained, Leave, StageError, Stopped, located
+from .faults import Drained, Leave, StageError, Stopped, Unreplaced, located
 from .feeds import Feed
 from .meters import Meter, Phase, Spent, Stopwatch, Totals
 from .sizes import ITEM, nbytes
@@ -201,10 +201,12 @@ class Crew:
             meter = self._measured(processes)  # from now: until its process is there, a worker neither works nor waits
             while True:
                 try:
-                    self._pass_on(*self._take(processes), hand, meter)
+                    taken = self._take(processes)
                 except Leave:
                     if self._may_leave(processes):
                         return
+                else:
+                    self._pass_on(*taken, hand, meter)
         except (Drained, Leave, Stopped):
             pass
         except BaseException as error:  # whatever it is, it is the consumer's to see
@@ -225,19 +227,22 @@ class Crew:
                 raise
             raise Leave from error
 
-    def _done_without(self, error: StokerError, processes: bool) -> bool:
-        """Whether the stage goes on without the calling worker, which cannot be had."""
+    def _done_without(self, error: StokerError, processes: bool, meter: Meter | None = None) -> bool:
+        """Whether the stage goes on without the calling worker, which cannot be had; ``meter``: its own, where its process was there."""
         with self._lock:
+            if meter is not None:
+                self._meters[True].discard(meter)
+                self._meters[False].add(meter)  # from now on its thread does the work
             back = self._stays is not None and processes and not self._meters[True]
             others = sum(self._alive.values()) - 1
             if not others and not back:
                 return False
             self._alive[processes] -= 1
-            if not back:
-                self._wanted = min(self._wanted, max(1, self._alive[processes]))
-            elif self._processes:
-                self._processes, self._moved = False, self._alive[True]
+            if back:
+                self._processes, self._moved = False, 0  # none of those that still come takes an item: they are about to be killed
                 self._fill()
+            elif processes == self._processes:
+                self._wanted = min(self._wanted, max(1, self._alive[processes]))
         if self._stays is not None and back:
             self._stays(str(error))
             log.warning("%s; the stage stays in threads", error)
@@ -274,28 +279,44 @@ class Crew:
             return number, item
 
     def _pass_on(self, number: int, item: Item, hand: Hand | None, meter: Meter) -> None:
-        wait = elsewhere = 0.0
+        wait, elsewhere, leaves = 0.0, 0.0, False
         try:
             if hand is not None and item.payload is not SKIP:
                 meter.at_work_on = item.positions
                 meter.enter(Phase.WORKING)
-                payload, spent, elsewhere = hand.call(item)
+                try:
+                    payload, spent, elsewhere = hand.call(item)
+                except Unreplaced as error:
+                    payload, spent, elsewhere = self._do_here(item, error, meter)
+                    leaves = True
                 wait = spent.wait
                 item = Item(item.positions, payload, ITEM + nbytes(payload))
             meter.enter(Phase.BLOCKED)
             self.output.put(number, item)
             meter.enter(Phase.STARVED)
             meter.finished(item.size, wait, elsewhere)
+            if leaves:
+                raise Leave
         except Drained:
             self._drained = True
             raise
-        except Stopped:
+        except (Leave, Stopped):
             raise
         except BaseException as error:
             raise self._fault(error, item.positions) from None
         finally:
             with self._lock:
                 self._at_work -= 1
+
+    def _do_here(self, item: Item, error: Unreplaced, meter: Meter) -> tuple[Any, Spent, float]:
+        """The last item of a worker whose process is gone for good, in its thread where threads would do too."""
+        if self._hire is None or self._stays is None or not self._done_without(error, True, meter):
+            raise error
+        hand = self._hire(False)
+        try:
+            return hand.call(item)
+        finally:
+            hand.let_go(drained=False)
 
     def _fault(self, error: BaseException, positions: tuple[int, ...]) -> Stopped:
         self._failed(located(error, self.name, positions))
@@ -320,7 +341,8 @@ class Crew:
     def _end(self, meter: Meter | None, processes: bool) -> None:
         with self._lock:
             if meter is not None:
-                self._meters[processes].discard(meter)
+                for kind in self._meters.values():
+                    kind.discard(meter)
                 self._gone += meter.read(time.perf_counter())
             self._threads.discard(threading.current_thread())
             over = self._drained and self._at_work == 0

@@ -31,16 +31,21 @@ class Sizable(Protocol):
     @property
     def values(self) -> Values: ...
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None: ...
-    def prepare(self, stage: str) -> tuple[int, int]: ...
+    def prepare(self, stage: str, limit: float) -> tuple[int, int]: ...
+    def forget(self, stage: str) -> None: ...
     def observe(self) -> Observation: ...
     def discard_window(self) -> None: ...
 
 
 class Limits(Protocol):
-    """The guard: what of the wanted values may be set, and how many processes a stage may have, and what it refused, in words."""
+    """The guard: what of the wanted values may be set, and how many processes a stage may have, and what it refused, in words.
+
+    ``room``: bytes that may be copied for processes, before it is known how many there are.
+    """
 
     def allow(self, seen: Observation, wanted: Values) -> tuple[Values, str]: ...
     def allow_processes(self, seen: Observation, stage: str, wanted: int, sizes: tuple[int, int]) -> tuple[int, str]: ...
+    def room(self, seen: Observation) -> float: ...
 
 
 Report = Callable[[Observation, str, Decision, Values, str], None]
@@ -75,7 +80,6 @@ class Tuner:
     Args:
         free: knobs that the controller may turn.
         interval: seconds between two steps at most.
-        samples: of an item of the pipeline's source; more than 1 where the source gives whole batches.
     """
 
     def __init__(
@@ -87,7 +91,6 @@ class Tuner:
         free: Sequence[Knob],
         interval: float,
         report: Report,
-        samples: int = 1,
     ) -> None:
         self.history: deque[Step] = deque(maxlen=_STEPS)
         self.gap = interval / _FIRST  #: seconds to the next step
@@ -96,7 +99,6 @@ class Tuner:
         self._pipeline, self._controller, self._guard, self._report = pipeline, controller, guard, report
         self._free = frozenset((knob.stage, knob.unit) for knob in free)
         self.interval = interval  #: seconds between two steps at most
-        self._samples = samples
         self._failed = ""
 
     @property
@@ -110,7 +112,7 @@ class Tuner:
 
     def begin(self) -> None:
         """Hold the values that the pipeline begins with to what the guard allows: the first window is the riskiest (tf.data #62821)."""
-        seen = self._observe()
+        seen = self._pipeline.observe()
         given, refused = self._guard.allow(seen, seen.values)
         if given != seen.values:
             self._pipeline.set(given)
@@ -118,7 +120,7 @@ class Tuner:
 
     def step(self) -> float:
         """Take one; seconds of transition that are to be left out of the next window."""
-        seen = self._observe()
+        seen = self._pipeline.observe()
         wanted = self._decide(seen)
         moved, values, kept = self._moves(seen, wanted)
         given, refused = self._guard.allow(seen, values)
@@ -134,14 +136,6 @@ class Tuner:
     def discard(self) -> None:
         """Leave out of the next window what has been measured until now."""
         self._pipeline.discard_window()
-
-    def _observe(self) -> Observation:
-        seen, samples = self._pipeline.observe(), self._samples
-        if samples == 1:
-            return seen
-        return dataclasses.replace(
-            seen, batch_size=seen.batch_size * samples, throughput=seen.throughput * samples, demand=seen.demand * samples
-        )
 
     def _decide(self, seen: Observation) -> Decision:
         if not self._failed:
@@ -171,18 +165,26 @@ class Tuner:
         moved, values, kept = dict(wanted.processes), list(wanted.values), []
         for stage in [stage for stage, processes in moved.items() if processes]:
             place = next(place for place, knob in enumerate(seen.knobs) if knob.stage == stage and knob.unit is Unit.WORKERS)
-            count, why = 0, ""
-            try:
-                sizes = self._pipeline.prepare(stage)
-            except UsageError as error:
-                why = str(error)
-            else:
-                count, why = self._guard.allow_processes(seen, stage, values[place], sizes)
+            count, why = self._processes(seen, stage, values[place])
             values[place] = count or seen.values[place]
             if not count:
                 del moved[stage]
             kept.append(why)
         return moved, tuple(values), "; ".join(filter(None, kept))
+
+    def _processes(self, seen: Observation, stage: str, wanted: int) -> tuple[int, str]:
+        """How many a stage may have in place of threads, and why not as many as wanted."""
+        count, why = self._guard.allow_processes(seen, stage, wanted, (0, 0))
+        if not count:  # whatever its function's data are: they need not be looked at
+            return 0, why
+        try:
+            sizes = self._pipeline.prepare(stage, self._guard.room(seen))
+        except UsageError as error:
+            return 0, str(error)
+        count, why = self._guard.allow_processes(seen, stage, wanted, sizes)
+        if not count:
+            self._pipeline.forget(stage)
+        return count, why
 
     def _tell(self, seen: Observation, wanted: Decision, given: Values, refused: str) -> None:
         try:

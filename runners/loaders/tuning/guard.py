@@ -98,7 +98,7 @@ class Guard:
         shared, each = sizes
         limit = self._limit(seen)
         one = min(self._worker(stage, {}) + each, float(seen.memory_used)) * (1.0 + self.options.margin)
-        held = max(self.predict(seen, seen.values), float(seen.memory_used)) + shared
+        held = max(self.predict(seen, seen.values), float(seen.memory_used)) + shared + each  # which is copied here, to be sent
         if math.isinf(held):
             return 0, f"refused {stage} in processes: how much memory an item takes is not known yet"
         count = min(wanted, max(0, math.floor((limit - held) / one))) if one > 0 else wanted
@@ -106,6 +106,10 @@ class Guard:
             return wanted, ""
         might = f"might take {(held + wanted * one) / MIB:,.0f} MiB of {limit / MIB:,.0f} MiB allowed"
         return count, f"refused {stage} in {wanted} process{'es' * (wanted != 1)} (given {count or 'threads'}): {might}"
+
+    def room(self, seen: Observation) -> float:
+        """Bytes of a function's data beyond which not one process can be allowed: they are copied here, to be sent, and there."""
+        return max(0.0, self._limit(seen) - max(self.predict(seen, seen.values), float(seen.memory_used))) / 2
 
     def _limit(self, seen: Observation) -> float:
         return self.options.fraction * (seen.memory_total if self.memory is None else min(self.memory, seen.memory_total))

@@ -64,7 +64,7 @@ class _Trial:
     stage: str
     before: float  #: samples a second
     values: Values  #: that there were
-    began: float  #: when, by the observations' clock
+    whole: float  #: when it was moved or, later, last had all its processes, by the observations' clock
     lived: int = 0  #: windows since all processes were there
     last: tuple[int, ...] = ()
     pace: _Pace = field(default_factory=_Pace)  #: since the values have last changed
@@ -94,7 +94,7 @@ class Moving:
     def overdue(self, seen: Observation) -> Decision | None:
         """Back to threads where processes do not come."""
         trial = self._trial
-        if trial is None or seen.at - trial.began < OVERDUE or not _reading(seen, trial.stage).starting:
+        if trial is None or seen.at - trial.whole < OVERDUE or not _reading(seen, trial.stage).starting:
             return None
         return self._back(seen, trial, f"its processes have not started within {OVERDUE:.0f} s")
 
@@ -110,6 +110,7 @@ class Moving:
             self._trial = None  # what it was before says nothing any more
             return None
         trial.lived += 1
+        trial.whole = seen.at
         if (workers := _workers(seen)) != trial.last:
             trial.last, trial.pace = workers, _Pace()
         trial.pace.see(seen)
