@@ -124,16 +124,34 @@ def _collated(source: Source, uses: Sequence[Use]) -> Any:
     return source.collated([use.sample for use in uses], [use.position for use in uses], uses[0].use)
 
 
-class PlainFeed:
-    """Each batch is decoded when it is wanted, with the global generators as they are: a function of the step and of these."""
+class LoadedFeed(ABC):
+    """Batches that a thread of its own makes, so that who waits for one can be interrupted."""
 
-    def __init__(self, source: Source, order: Order, rank: int, ranks: int, step: int) -> None:
-        self._source, self._order, self._rank, self._ranks = source, order, rank, ranks
-        self._step = step
+    def __init__(self) -> None:
         self._loader = Loader(self._load)
 
     def fetch(self) -> Part:
         part: Part = self._loader.fetch()
+        return part
+
+    def close(self) -> None:
+        self._loader.close()
+
+    @abstractmethod
+    def _load(self) -> Part:
+        """The next batch, in that thread."""
+
+
+class PlainFeed(LoadedFeed):
+    """Each batch is decoded when it is wanted, with the global generators as they are: a function of the step and of these."""
+
+    def __init__(self, source: Source, order: Order, rank: int, ranks: int, step: int) -> None:
+        super().__init__()
+        self._source, self._order, self._rank, self._ranks = source, order, rank, ranks
+        self._step = step
+
+    def fetch(self) -> Part:
+        part = super().fetch()
         self._step += 1
         return part
 
@@ -142,9 +160,6 @@ class PlainFeed:
 
     def state(self) -> State:
         return {}
-
-    def close(self) -> None:
-        self._loader.close()
 
     def _load(self) -> Part:
         indices = self._order.batch(self._step, self._rank, self._ranks)
@@ -175,30 +190,19 @@ class Direct:
         pass
 
 
-class OnceFeed(ABC):
-    """Batches of a stream of positions, each sample used once."""
+class OnceFeed(LoadedFeed):
+    """Batches of a stream of positions, each sample used once. `_load` takes the positions of its batch."""
 
     def __init__(self, positions: Positions) -> None:
+        super().__init__()
         self._positions = positions
         self._taken = positions.taken  #: with the batches that were used
-        self._loader = Loader(self._load)
-
-    def fetch(self) -> Part:
-        part: Part = self._loader.fetch()
-        return part
 
     def used(self) -> None:
         self._taken = self._positions.taken
 
     def state(self) -> State:
         return {"positions": self._positions.state() | {"taken": self._taken}}
-
-    def close(self) -> None:
-        self._loader.close()
-
-    @abstractmethod
-    def _load(self) -> Part:
-        """The next batch, in a thread of its own; its positions are taken then."""
 
 
 class StreamFeed(OnceFeed):
@@ -220,21 +224,17 @@ class StreamFeed(OnceFeed):
 Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart
 
 
-class ReuseFeed(ABC):
+class ReuseFeed(LoadedFeed):
     """Batches from a buffer of decoded samples, each of which is used several times (004 ch. 4.4.2).
 
     ``state``: of the buffer that it goes on from; its samples are decoded again with the first batch.
     """
 
     def __init__(self, positions: Positions, buffer: ReuseBuffer, judged: Judged, state: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
         self._positions, self._buffer, self._judged = positions, buffer, judged
         self._begun: State = {"positions": positions.state(), "buffer": buffer.state_dict() if state is None else state}
         self._used = 0  #: batches
-        self._loader = Loader(self._load)
-
-    def fetch(self) -> Part:
-        part: Part = self._loader.fetch()
-        return part
 
     def used(self) -> None:
         self._used += 1
@@ -246,9 +246,6 @@ class ReuseFeed(ABC):
         taken = positions["taken"] + buffer["taken"] - self._begun["buffer"]["taken"]
         return {"positions": positions | {"taken": taken}, "buffer": buffer}
 
-    def close(self) -> None:
-        self._loader.close()
-
     def rest(self) -> Positions:
         """The stream of the stage without reuse: first what was taken and never used. Nothing changes here."""
         now = self.state()
@@ -256,10 +253,6 @@ class ReuseFeed(ABC):
         held = [*zip(buffer["positions"], buffer["left"], strict=True), *((position, left) for position, left, _ in buffer["parked"])]
         stream = Positions(order.order, order.rank, order.ranks, **now["positions"])
         return stream.with_first(sorted(position for position, left in held if left == self._buffer.repeat))
-
-    @abstractmethod
-    def _load(self) -> Part:
-        """The next batch, in a thread of its own."""
 
 
 class DirectReuse(ReuseFeed):

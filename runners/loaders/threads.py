@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from ...engine.errors import StokerError
@@ -125,7 +126,7 @@ class Crew:
 
     def totals(self, now: float) -> Totals:
         with self._lock:
-            return sum((meter.read(now) for kind in self._meters.values() for meter in kind), self._gone)
+            return sum((meter.read(now) for meter in self._there()), self._gone)
 
     def threads_at_work(self) -> list[int]:
         """The kernel's numbers of those that are in the function at this moment, in this process."""
@@ -141,8 +142,7 @@ class Crew:
         if self._limit is None:
             return
         with self._lock:
-            meters = [meter for kind in self._meters.values() for meter in kind]
-            late = next((meter for meter in meters if meter.working_for(now) > self._limit), None)
+            late = next((meter for meter in self._there() if meter.working_for(now) > self._limit), None)
         if late is not None:
             self._failed(StageError(self.name, late.at_work_on, f"its function has not returned within the limit of {self._limit:g} s"))
 
@@ -171,6 +171,10 @@ class Crew:
         while self._alive[self._processes] < self._wanted and not self._drained and not self.output.stopped:
             if not self._start(processes=self._processes):
                 return
+
+    def _there(self) -> Iterator[Meter]:
+        """Of both kinds. With the lock."""
+        return chain.from_iterable(self._meters.values())
 
     def _wake(self) -> None:
         """Let who waits for input look whether it is to leave."""
