@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Floats, Jobs, Phase, Plan, View, tunable
-from .queues import AT_ONCE, after
+from .queues import AT_ONCE, after, waking
 from .serving import Ranking, serve
 
 
@@ -40,12 +40,12 @@ class Las:
         held = jobs.held
         rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
         hold = np.maximum(self.config.quantum - AT_ONCE * rate, 0.0) - jobs.attained
-        ranking = Ranking(key=jobs.attained, claim=-jobs.attained, hold=hold, displaceable="jobs that had more GPU-time")
+        ranking = Ranking(key=jobs.attained, claim=-jobs.attained, hold=hold, displaceable="jobs that had more GPU-time", steady=True)
         plan = serve(view, ranking)
-        return replace(plan, wake_at=self._next_turn(jobs, view.now, rate, plan))
+        return waking(plan, view.now, self._next_turn(jobs, rate, plan))
 
-    def _next_turn(self, jobs: Jobs, now: float, rate: Floats, plan: Plan) -> float | None:
-        """When a job that runs next has had a quantum more than the first in line of any size."""
+    def _next_turn(self, jobs: Jobs, rate: Floats, plan: Plan) -> float:
+        """Seconds until a job that runs has had a quantum more than the first in line of any size; inf: none will."""
         runs, waits = after(jobs, plan)
         sizes, size = np.unique(jobs.gpus_min[waits], return_inverse=True)
         first = np.full(len(sizes), math.inf)
@@ -53,5 +53,4 @@ class Las:
         levels = np.append(np.unique(first) + self.config.quantum, math.inf)
         attained, rate = jobs.attained[runs], rate[runs]
         reached = np.searchsorted(levels, attained + AT_ONCE * rate, side="right")
-        wait = float(((levels[reached] - attained) / rate).min(initial=math.inf))
-        return now + max(wait, AT_ONCE) if math.isfinite(wait) else None
+        return float(((levels[reached] - attained) / rate).min(initial=math.inf))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,11 +66,11 @@ class Queues:
         room: Floats = self._ceiling[standing.queue] - standing.level
         return room
 
-    def next_change(self, jobs: Jobs, now: float, standing: Standing, plan: Plan) -> float | None:
-        """When a job that runs by ``plan`` next sinks to where one that waits can displace it, or one that waits is lifted; None: never."""
+    def next_change(self, jobs: Jobs, now: float, standing: Standing, plan: Plan) -> float:
+        """Seconds until a job that runs by ``plan`` sinks to where one that waits can displace it, or one is lifted; inf: never."""
         runs, waits = after(jobs, plan)
         if not waits.any():
-            return None
+            return math.inf
         # Who sinks into a queue above all that wait gives way to nobody.
         leaves = np.maximum(standing.queue, standing.queue[waits].min() - 1)
         sinks = runs & ~standing.starving
@@ -81,7 +81,18 @@ class Queues:
             starves = (self.starve_limit * jobs.run_time - waited)[waits & (standing.queue > 0)]
             recovers = (waited / self.starve_limit - jobs.run_time)[runs & standing.starving] + 2 * AT_ONCE
             soonest = min(soonest, float(starves.min(initial=math.inf)), float(recovers.min(initial=math.inf)))
-        return now + max(soonest, AT_ONCE) if math.isfinite(soonest) else None
+        return soonest
+
+
+def waking(plan: Plan, now: float, wait: float) -> Plan:
+    """The plan, to be made anew in ``wait`` seconds, which is when time next changes whose turn it is; inf: never.
+
+    Microseconds are enough, and whoever works the moment out again later, from sums of other times, comes to the same.
+    """
+    wake_at = round(now + max(wait, AT_ONCE), 6) if math.isfinite(wait) else None
+    if plan.standstill is not None:
+        plan.standstill.ends_before(math.inf if wake_at is None else wake_at - 2 * AT_ONCE)
+    return replace(plan, wake_at=wake_at)
 
 
 def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:

@@ -22,7 +22,7 @@ from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
-from .standstill import Standstill
+from .standstill import Newcomer, Standstill
 from .victims import Victims, displaceable, draining, movable
 
 
@@ -41,7 +41,9 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    steady: bool = False  #: while nothing else happens, time lets no claim exceed a hold that it does not exceed now
+    steady: bool = (
+        False  #: while nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now
+    )
 
 
 def serve(view: View, ranking: Ranking | Callable[[], Ranking]) -> Plan:
@@ -242,7 +244,14 @@ class _Tick:
                 return None
             held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
             held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
-        return Standstill(free, held, self._all_wanted, passable=not ranking.blocking)
+        return Standstill(free, held, self._all_wanted, newcomers=self._newcomers())
+
+    def _newcomers(self) -> Newcomer:
+        ranking = self.ranking
+        if not ranking.blocking:
+            return Newcomer.START
+        in_line = ranking.key is None and ranking.claim is None and self.wanted  # behind a head that holds everybody back
+        return Newcomer.WAIT if in_line else Newcomer.ASK
 
     def _all_wanted(self) -> list[tuple[int, float]]:
         sizes = self.queue.gpus

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from functools import cached_property
 
 import numpy as np
@@ -13,13 +15,20 @@ from .contract import Floats, Ints
 _ROUNDING = 1e-6  #: what differs by no more than this share may come out either way when it is worked out at another moment
 
 
+class Newcomer(Enum):
+    """What becomes of a job that comes while others wait."""
+
+    START = auto()  #: it starts on what is free, if it fits, and leaves everything else as it is
+    WAIT = auto()  #: it waits with the others
+    ASK = auto()  #: the policy is to be asked
+
+
 class Standstill:
-    """That nobody whom a plan leaves waiting can start, for as long as nothing but ends of jobs makes GPUs free.
+    """That nobody whom a plan leaves waiting can start, until some moment, for as long as nothing but ends of jobs makes GPUs free.
 
     ``free`` is what the plan leaves free, ``held`` are GPUs with the holds of the jobs on them, once it is carried out, where any claim
     exceeds some hold, and ``wanted`` gives the GPUs and the claims of those who wait, the strongest of each size at least. With time
-    holds may only grow, and claims only shrink. ``passable``: a job that comes later starts on what is free, if it fits, and leaves
-    everything else as it is; its GPUs count as free from then on, as if anybody might displace it.
+    holds may only grow, and claims only shrink. The GPUs of a newcomer count as free, as if anybody might displace it.
     """
 
     def __init__(
@@ -28,10 +37,15 @@ class Standstill:
         held: Sequence[tuple[Ints | tuple[int, ...], Floats | float]],
         wanted: Callable[[], Iterable[tuple[int, float]]],
         *,
-        passable: bool,
+        newcomers: Newcomer,
     ) -> None:
         self._free, self._held, self._wanted = free, held, wanted
-        self.passable = passable
+        self.newcomers = newcomers
+        self._until = math.inf
+
+    def ends_before(self, moment: float) -> None:
+        """Holds and claims change at this moment or, because of a newcomer, before."""
+        self._until, self.newcomers = moment, Newcomer.ASK
 
     @cached_property
     def _levels(self) -> Floats:
@@ -57,8 +71,12 @@ class Standstill:
         largest = grid.largest(None)
         return [(n, max(n - (grid.nodes_needed(n, None) - 1) * largest, 1), claim) for n, claim in self._claims.items()]
 
-    def outlives(self, freed: Iterable[int]) -> bool:
+    def outlives(self, now: float, freed: Sequence[int]) -> bool:
         """Whether it still holds now that these GPUs have become free too. They count as free from now on."""
+        if now >= self._until:
+            return False
+        if not freed:
+            return True
         grid, levels = self._free.grid, self._levels
         nodes = set()
         for gpu in freed:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Floats, Phase, Plan, View, tunable
-from .queues import Queues, Standing, ranks
+from .queues import Queues, Standing, ranks, waking
 from .serving import Ranking, serve
 from .skew import spreadable
 
@@ -69,9 +69,10 @@ class Tiresias:
             hold=-np.where(standing.entering, place, standing.queue + rank),
             displaceable="jobs of lower queues",
             relaxed=spreadable(view, self.config.pack_limit),
+            steady=not (self.uses_history or self.queues.starve_limit),
         )
         plan = serve(view, ranking)
-        return replace(plan, wake_at=self.queues.next_change(jobs, view.now, standing, plan))
+        return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
     def _rank(self, view: View, standing: Standing) -> Floats:
         """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""

@@ -15,8 +15,8 @@ from stoker.engine.sim.result import Result
 from stoker.policies import registry
 from stoker.policies.contract import Plan
 from stoker.policies.placement import Placement
-from stoker.policies.standstill import Standstill
-from views import Job, make_view
+from stoker.policies.standstill import Newcomer, Standstill
+from views import NOW, Job, make_view
 
 NODES = ("2x4", "3x2,1x4", "1x8,2x3", "1x70", "2x5,1x9")
 
@@ -42,17 +42,17 @@ GANG = [
 
 
 def test_an_end_matters_where_all_that_is_left_is_free_or_weaker() -> None:
-    assert not standstill("srtf", GANG, hysteresis=1.0).outlives([0, 1])  # it may displace the weak one now
-    assert not standstill("srtf", GANG, hysteresis=1.0).outlives([4, 5, 6, 7])
-    assert standstill("srtf", GANG, hysteresis=20.0).outlives([0, 1])  # weak, but not so weak
-    assert standstill("srtf", GANG, hysteresis=1.0).outlives([0])
-    assert standstill("srtf", GANG, hysteresis=1.0).outlives([])
+    assert not standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [0, 1])  # it may displace the weak one now
+    assert not standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [4, 5, 6, 7])
+    assert standstill("srtf", GANG, hysteresis=20.0).outlives(0.0, [0, 1])  # weak, but not so weak
+    assert standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [0])
+    assert standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [])
 
 
 def test_ends_add_up() -> None:
     still = standstill("srtf", GANG, hysteresis=1.0)
-    assert still.outlives([0])
-    assert not still.outlives([1])
+    assert still.outlives(0.0, [0])
+    assert not still.outlives(0.0, [1])
 
 
 def test_who_started_by_the_plan_may_be_in_reach() -> None:
@@ -61,22 +61,23 @@ def test_who_started_by_the_plan_may_be_in_reach() -> None:
     plan = plan_of("srtf", jobs, hysteresis=1.0)
     assert list(plan.allocations) == [4]
     assert plan.standstill is not None
-    assert not plan.standstill.outlives([0, 1, 2])  # the gang of 4 displaces who has just got GPU 3
+    assert not plan.standstill.outlives(0.0, [0, 1, 2])  # the gang of 4 displaces who has just got GPU 3
 
 
 def test_gangs_over_nodes() -> None:
     jobs = [Job(1, gpus=4, remaining=1.0, held=(0, 1, 2, 3)), Job(2, gpus=2, remaining=1.0, held=(4, 5)), Job(3, gpus=6, remaining=10.0)]
-    assert not standstill("srtf", jobs).outlives([0, 1, 2, 3])
-    assert standstill("srtf", jobs).outlives([0, 1])
+    assert not standstill("srtf", jobs).outlives(0.0, [0, 1, 2, 3])
+    assert standstill("srtf", jobs).outlives(0.0, [0, 1])
 
 
 def test_only_the_head_matters_where_it_blocks() -> None:
     jobs = [Job(1, gpus=3, held=(0, 1, 2)), Job(2, gpus=4, held=(4, 5, 6, 7)), Job(3, gpus=4), Job(4, gpus=2)]
-    assert standstill("fifo", jobs).outlives([0, 1])
-    assert not standstill("fifo", jobs).outlives([0, 1, 2])
-    assert not standstill("fifo", jobs, backfill=True).outlives([0, 1])
-    assert not standstill("fifo", jobs).passable
-    assert standstill("fifo", jobs, backfill=True).passable
+    assert standstill("fifo", jobs).outlives(0.0, [0, 1])
+    assert not standstill("fifo", jobs).outlives(0.0, [0, 1, 2])
+    assert not standstill("fifo", jobs, backfill=True).outlives(0.0, [0, 1])
+    assert standstill("fifo", jobs).newcomers == Newcomer.WAIT
+    assert standstill("fifo", jobs, backfill=True).newcomers == Newcomer.START
+    assert standstill("sjf", jobs, backfill=False).newcomers == Newcomer.ASK, "it may be shorter than the head"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +94,19 @@ def test_nothing_is_proven(jobs: list[Job]) -> None:
     assert plan_of("srtf", jobs, hysteresis=1.0).standstill is None
 
 
-@pytest.mark.parametrize("policy", ["las", "tiresias", "edf"])
+@pytest.mark.parametrize("policy", ["tiresias,priority=gittins", "tiresias,starve_limit=2", "edf"])
 def test_nothing_is_proven_where_time_changes_claims(policy: str) -> None:
-    assert plan_of(policy, GANG).standstill is None
+    name, *config = policy.split(",")
+    assert plan_of(name, GANG, **dict(setting.split("=") for setting in config)).standstill is None
+
+
+def test_it_ends_before_service_changes_claims() -> None:
+    plan = plan_of("tiresias", GANG, threshold_1=100.0)
+    assert plan.standstill is not None
+    assert plan.wake_at == NOW + 25.0, "when the gang of four has had 100 GPU-seconds"
+    assert plan.standstill.outlives(NOW + 24.9, [])
+    assert not plan.standstill.outlives(NOW + 25.0, [])
+    assert plan.standstill.newcomers == Newcomer.ASK, "they sink too"
 
 
 @given(
@@ -134,7 +145,10 @@ def _columns(group: object) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("policy", ["srtf,hysteresis=1", "srtf,measure=service", "sjf,backfill=true", "fifo"])
+@pytest.mark.parametrize(
+    "policy",
+    ["srtf,hysteresis=1", "srtf,measure=service", "sjf,backfill=true", "fifo", "las,quantum=150", "tiresias,threshold_1=20,threshold_2=60"],
+)
 @given(rows=jobs_of_a_day, nodes=st.sampled_from(NODES), wrong=st.sampled_from([0.0, 0.5]), unknown=st.sampled_from([0.0, 0.0, 0.3]))
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_asking_every_time_makes_no_difference(policy: str, cost: str, rows: list[Row], nodes: str, wrong: float, unknown: float) -> None:

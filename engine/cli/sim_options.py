@@ -84,6 +84,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", Finite()),
     Setting("--unknown-share", "errors", "unknown", "Share of the jobs of whose duration nothing is known.", FiniteRange(0.0, 1.0)),
     Setting("--estimate-noise", "errors", "gaussian", "Standard deviation of normal noise on estimates, over the truth.", NOT_NEGATIVE),
+    Setting("--estimate-corrected", "errors", "corrected", "Estimates are right for jobs that have run so long (default: never)."),
     Setting(
         "--iterations-known", "errors", "iterations", "Progress at which it is known when a metric stops a job (2: never).", NOT_NEGATIVE
     ),

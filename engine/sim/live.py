@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from ...policies.contract import Bools, Floats, Ints, Jobs
 from .columns import F, I
 from .table import Table
-from .truth import EARLY, unlearnt
+from .truth import EARLY, errors_stay, unlearnt
 
 
 def _column(matrix: str, row: int) -> property:
@@ -42,7 +43,7 @@ class LiveJobs(Jobs):
 
     def __init__(self, table: Table, now: float) -> None:
         put = object.__setattr__  # frozen, as every view
-        ints, floats = table.seen()
+        ints, floats = table.columns()
         put(self, "_ints", ints)
         put(self, "_floats", floats)
         put(self, "_table", table)
@@ -106,23 +107,33 @@ class LiveJobs(Jobs):
     @_worked_out
     def remaining(self) -> Any:
         left = self._left + self._floats[F.GAP] * self._unlearnt if self._table.has_gaps else self._left
-        return left * self._floats[F.BELIEF]
+        return left * self._belief
 
     @_worked_out
     def remaining_most(self) -> Any:
-        return (self._left + self._floats[F.GAP]) * self._floats[F.BELIEF] if self._table.has_gaps else self.remaining
+        return (self._left + self._floats[F.GAP]) * self._belief if self._table.has_gaps else self.remaining
 
     @_worked_out
     def uncertainty(self) -> Any:
         errors = self._table.options.errors
         early = EARLY * self._unlearnt * (self._floats[F.GAP] > 0) if self._table.has_gaps else np.zeros(len(self))
-        known = np.sqrt(errors.duration**2 + errors.gaussian**2 + early**2)
+        known = np.sqrt((errors.duration**2 + errors.gaussian**2) * self._mistaken + early**2)
         return np.where(np.isnan(self._floats[F.BELIEF]), np.nan, known)
 
     @_worked_out
     def overhead(self) -> Any:
         costs = self._table.options.costs
         return costs.suspend + costs.resume + costs.resume_per_gpu * (self.gpus_min - 1.0)
+
+    @_worked_out
+    def _belief(self) -> Any:
+        """Believed work over true work, NaN: nothing is believed."""
+        belief = self._floats[F.BELIEF]
+        return belief if math.isinf(self._table.options.errors.corrected) else np.where(self._mistaken | np.isnan(belief), belief, 1.0)
+
+    @_worked_out
+    def _mistaken(self) -> Any:
+        return errors_stay(self.run_time, self._table.options.errors)
 
     @_worked_out
     def _unlearnt(self) -> Any:

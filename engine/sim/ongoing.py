@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Policy, View
 from ..guards import Memory
 from .cluster import Cluster
-from .columns import F, I
 from .options import Options
 from .simulator import Kind, Simulation
+from .table import Job
 from .truth import Truth
 from .workload import Workload
 
@@ -83,7 +84,7 @@ class _Starts(Truth):
         super().__init__(simulation.workload, simulation.gpus, simulation.options.costs, simulation.options.seed)
         self._start_up = start_up
 
-    def start_cost(self, job: int, gpus: Ints, *, resumed: bool) -> float:
+    def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
         return super().start_cost(job, gpus, resumed=True) if resumed else float(self._start_up[job])
 
 
@@ -115,21 +116,27 @@ class _Ongoing(Simulation):
 
     def _take_over(self, view: View, left: Floats) -> None:
         """Put the jobs in the table as they stand."""
-        jobs, table, here = view.jobs, self.table, self.arrivals
+        jobs = view.jobs
         self._take_over_profiling(view)
-        self.arrived, self.to_come = len(here), 0
-        ints, floats = table.ints[:, : table.n], table.floats[:, : table.n]
-        ints[I.PREEMPTIONS] = jobs.preemptions[here]
-        floats[F.ATTAINED] = jobs.attained[here] - jobs.lease_time[here] * jobs.held[here]
-        floats[F.RAN] = jobs.run_time[here] - jobs.lease_time[here]
-        floats[F.GRANTED] = view.now - jobs.lease_time[here]
-        floats[F.LEFT] = left[here]
-        floats[F.WORK] = _whole(view, left)[here]
-        floats[F.BELIEF] = jobs.remaining[here] / np.maximum(left[here], 1e-9)
-        self.recorder.attempts[here] = jobs.run_time[here] > 0
-        for row, job in enumerate(here.tolist()):
-            if jobs.alloc_start[job + 1] > jobs.alloc_start[job]:
-                self._hold(job, row, view)
+        self.arrived, self.to_come = len(self.arrivals), 0
+        columns = (
+            jobs.preemptions,
+            jobs.attained - jobs.lease_time * jobs.held,
+            jobs.run_time - jobs.lease_time,
+            view.now - jobs.lease_time,
+            left,
+            _whole(view, left),
+            jobs.remaining / np.maximum(left, 1e-9),
+            jobs.run_time > 0,
+            jobs.held,
+        )
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        for number, job in self.table.at_hand.items():
+            job.preemptions, job.attained, job.ran, job.granted, job.left, job.work, job.belief, begun, _ = rows[number]
+            self.recorder.attempts[number] = int(begun)
+        for number, job in self.table.at_hand.items():
+            if rows[number][-1]:
+                self._hold(job, view)
         self.changed = True
         self._push(view.now, Kind.WAKE, 0, self.waking)
 
@@ -140,44 +147,37 @@ class _Ongoing(Simulation):
         trained = np.maximum(jobs.lease_time - self._start_up, 0.0)
         for job in self.arrivals.tolist():
             self.table.add(job, view.now, int(needed[job]))
+            self.waiting.add(job)
             if needed[job]:
                 self.unmeasured[job] = max(self.options.costs.profiling - float(trained[job]), 0.0)
                 if 0 < jobs.held[job] < jobs.gpus_min[job]:
                     self.profiling.add(job)
 
-    def _know(self, job: int, row: int) -> None:
+    def _know(self, job: Job) -> None:
         """What is believed of its duration is of the view, and stays as wrong as it is."""
-        belief = self.table.floats[F.BELIEF, row]
-        super()._know(job, row)
-        self.table.floats[F.BELIEF, row] = belief
+        belief = job.belief
+        super()._know(job)
+        job.belief = belief
 
-    def _hold(self, job: int, row: int, view: View) -> None:
+    def _hold(self, job: Job, view: View) -> None:
         """The job has the GPUs that it has, and trains or is about to have stopped."""
-        jobs, table, gpus = view.jobs, self.table, view.jobs.allocation(job)
-        table.hold(row, gpus)
-        table.floats[F.SINCE, row] = view.now + self._starting[job]
-        table.ints[I.PHASE, row] = jobs.phase[job]
-        self.recorder.attempts[job] = job not in self.profiling  # from a profiling run nothing goes on
-        self.version[job] = 1
-        users = self._users(gpus)
-        self.free.set(gpus, False)
-        self.busy += int((users == 1).sum())
-        if jobs.phase[job] == Phase.STOPPING:
-            self.stopping += 1
-            self._push(view.now + STOPS_IN, Kind.STOPPED, job, 1)
+        jobs, number = view.jobs, job.number
+        job.since = view.now + float(self._starting[number])
+        job.phase = int(jobs.phase[number])
+        self.recorder.attempts[number] = int(number not in self.profiling)  # from a profiling run nothing goes on
+        self.version[number] = 1
+        self.waiting.discard(number)
+        self._occupy(job, jobs.allocation(number).tolist())
+        if job.phase == Phase.STOPPING:
+            self._push(view.now + STOPS_IN, Kind.STOPPED, number, 1)
             return
-        self.running += 1
-        if (users > 1).any():
-            self._meet(job, gpus)
-        self._pace(job, row)
-        end = math.inf if jobs.lease_end is None else float(jobs.lease_end[job])
-        self._set_lease_end(job, row, max(end, view.now))
+        self._pace(job)
+        end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])
+        self._set_lease_end(job, max(end, view.now))
 
-    def _vacate(self, job: int, row: int) -> None:
-        """GPUs that are out of use stay so when their job has left."""
-        gpus = self.table.allocation(row)
-        super()._vacate(job, row)
-        self.free.set(gpus[~self.gpus.usable[gpus] & (self._users(gpus) == 0)], False)
+    def _open(self, gpus: list[int]) -> None:
+        """Those that are out of use stay so when their job has left."""
+        super()._open([gpu for gpu in gpus if self.gpus.usable[gpu]])
 
     def _decide(self) -> None:
         if self._is_known():
@@ -188,7 +188,7 @@ class _Ongoing(Simulation):
 
     def _is_due(self) -> bool:
         """A lease that runs out between rounds is asked for too: the rounds here are ours, and not those of the policy."""
-        return self.lapsed or super()._is_due()
+        return bool(self.lapsed) or super()._is_due()
 
     def _is_known(self) -> bool:
         over = ~np.isnan(self.recorder.ended) | self.recorder.rejected | self.recorder.dropped

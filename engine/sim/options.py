@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..guards import Limits
@@ -43,6 +44,9 @@ class Errors:
     #: Share of its training by which the end of a job that stops at a metric is known; until then the belief falls evenly from the
     #: maximum that it was submitted with. 0: known from the start; more than 1: never, so that the maximum is believed to the end.
     iterations: float = 0.6
+    #: Seconds for which a job has run when its pace has been measured, and what is believed of it is right but for ``iterations``
+    #: (002 ch. 5.3.2.1 corrects the estimate while the job trains). inf: the error stays for a job's whole life.
+    corrected: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from ...policies.cells import Free
 from ...policies.contract import Allocation, Phase, Plan
 from ..guards import Start
-from .columns import I
 from .table import Table
+from .workload import Workload
 
 _MOMENT = (float, type(None))
 
 
-def plain_starts(plan: Plan, table: Table, free: Free, gpus: int) -> list[Start] | None:
-    """The starts of a plan that does nothing else, on a cluster of ``gpus`` GPUs that suit every job; None: it is no such plan."""
+def plain_starts(plan: Plan, table: Table, workload: Workload, free: Free) -> list[Start] | None:
+    """The starts of a plan that does nothing else, on a cluster whose GPUs suit every job; None: it is no such plan."""
     if type(plan) is not Plan or type(plan.allocations) is not dict or plan.preempt is None or len(plan.preempt):
         return None
     if plan.groups or plan.warm or plan.rejected or plan.gap is not None:
@@ -24,9 +24,10 @@ def plain_starts(plan: Plan, table: Table, free: Free, gpus: int) -> list[Start]
     if type(plan.wake_at) not in _MOMENT or plan.wake_at != plan.wake_at:  # NaN
         return None
     starts: list[Start] = []
+    gpus = len(free.grid.gpus)
     taken: set[int] = set()
     for job, allocation in plan.allocations.items():
-        if not _is_plain(job, allocation, table) or not taken.isdisjoint(allocation.gpus):
+        if not _is_plain(job, allocation, table, workload) or not taken.isdisjoint(allocation.gpus):
             return None
         if not all(type(gpu) is int and 0 <= gpu < gpus for gpu in allocation.gpus) or not free.has(allocation.gpus):
             return None
@@ -35,13 +36,13 @@ def plain_starts(plan: Plan, table: Table, free: Free, gpus: int) -> list[Start]
     return starts
 
 
-def _is_plain(job: int, allocation: Allocation, table: Table) -> bool:
+def _is_plain(job: int, allocation: Allocation, table: Table, workload: Workload) -> bool:
     """Whether this is a gang without an end for a job that waits."""
     if type(job) is not int or type(allocation) is not Allocation or type(allocation.gpus) is not tuple:
         return False
     if allocation.lease_end is not None or allocation.batch_size is not None or allocation.profile:
         return False
-    row, count = table.row(job), len(allocation.gpus)
-    if row == table.n or table.jobs[row] != job or table.ints[I.PHASE, row] != Phase.PENDING or len(set(allocation.gpus)) != count:
+    at_hand, count = table.at_hand.get(job), len(allocation.gpus)
+    if at_hand is None or at_hand.phase != Phase.PENDING or len(set(allocation.gpus)) != count:
         return False
-    return bool(table.ints[I.GPUS_MIN, row] <= count <= table.ints[I.GPUS_MAX, row])
+    return bool(workload.gpus_min[job] <= count <= workload.gpus_max[job])

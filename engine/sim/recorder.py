@@ -20,10 +20,10 @@ class Recorder:
     def __init__(self, workload: Workload, dropped: Bools) -> None:
         n = len(workload)
         self.dropped = dropped
-        self.started, self.ended = np.full(n, np.nan), np.full(n, np.nan)
-        self.preemptions, self.attempts, self.profile_runs = (np.zeros(n, dtype=np.int64) for _ in range(3))
-        self.run_time, self.gpu_time, self.lost = [0.0] * n, [0.0] * n, [0.0] * n  # sums: numbers of NumPy's are slow to add to
-        self.rejected = np.zeros(n, dtype=bool)
+        self.ended, self.rejected = np.full(n, np.nan), np.zeros(n, dtype=bool)
+        # What is read as well as written one by one is faster in lists.
+        self.started, self.run_time, self.gpu_time, self.lost = [math.nan] * n, [0.0] * n, [0.0] * n, [0.0] * n
+        self.preemptions, self.attempts, self.profile_runs = [0] * n, [0] * n, [0] * n
         self.ended_count = 0
         self._ts, self._state = array("d"), (array("q"), array("q"), array("q"))  # moments; busy, running, waiting
         self._stays, self._held = (array("d"), array("d")), (array("q"), array("q"), array("q"))  # begins, ends; job, gpu, gpus
@@ -36,7 +36,7 @@ class Recorder:
     def start(self, job: int, now: float, *, profile: bool = False) -> int:
         """How many times it had started before; profiling runs are counted apart, as nothing goes on from them."""
         counts = self.profile_runs if profile else self.attempts
-        attempt = int(counts[job])
+        attempt = counts[job]
         counts[job] = attempt + 1
         if math.isnan(self.started[job]):
             self.started[job] = now
@@ -76,12 +76,12 @@ class Recorder:
             self._service = np.sort(np.array(self._recent, dtype=np.float64))
         return self._service
 
-    def usage(self, now: float, busy: int, running: int, at_hand: int) -> None:
+    def usage(self, now: float, busy: int, at_hand: int, waiting: int) -> None:
         """The state at this moment, as far as it has been processed."""
         if now != self._moment:
             self._write_usage()
             self._moment = now
-        self._state_now = (busy, running, at_hand - running)
+        self._state_now = (busy, at_hand - waiting, waiting)
 
     def _write_usage(self) -> None:
         """The last moment is over; its state counts if it is another than before."""
@@ -94,11 +94,12 @@ class Recorder:
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
         self._write_usage()
-        run_time, gpu_time, lost = (np.array(column, dtype=np.float64) for column in (self.run_time, self.gpu_time, self.lost))
+        started, run_time, gpu_time, lost = map(np.array, (self.started, self.run_time, self.gpu_time, self.lost))
+        preemptions = np.array(self.preemptions, dtype=np.int64)
         busy, running, waiting = map(_ints, self._state)
         job, gpu, gpus = map(_ints, self._held)
         return Result(
-            fates=Fates(self.started, self.ended, run_time, gpu_time, lost, self.preemptions, self.rejected, self.dropped),
+            fates=Fates(started, self.ended, run_time, gpu_time, lost, preemptions, self.rejected, self.dropped),
             usage=Usage(_floats(self._ts), busy, running, waiting),
             bars=Bars(job, _floats(self._stays[0]), _floats(self._stays[1]), gpu, gpus),
             events=events,

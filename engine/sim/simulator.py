@@ -18,17 +18,16 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...policies.cells import free_gpus, grid_of
-from ...policies.contract import Ints, Phase, Plan, Policy, View
-from ...policies.standstill import Standstill
+from ...policies.contract import Phase, Plan, Policy, View
+from ...policies.standstill import Newcomer, Standstill
 from ..guards import Actions, Memory, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
 from .cluster import Cluster
-from .columns import F, I
 from .errors import SimulationError
 from .live import LiveJobs
 from .options import NO_LIMITS, Options
@@ -36,7 +35,7 @@ from .plain import plain_starts
 from .recorder import Recorder
 from .result import Result
 from .said import in_a_line, says_of_its_plan
-from .table import Table
+from .table import Job, Table
 from .truth import Truth, beliefs
 from .workload import Workload
 
@@ -94,12 +93,16 @@ class Simulation:
         self.rigid = getattr(policy, "rigid", False)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
         self.plain = observer is None and not self.gpus.memory.any()  #: nobody looks at reasons, and every free GPU suits every job
+        self.steady = math.isinf(options.errors.corrected)  #: what is believed of a job that runs does not jump
         self.starts_alone = self.plain and not self.profiles and says_of_its_plan(policy, "starts_alone")
         self.heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
+        self.gangs: list[int] = workload.gpus_min.tolist()
         self.version = [0] * len(workload)  #: of a job's lease; events of an older one are void
         self.total = len(self.gpus)
         self.free = free_gpus(grid_of(self.gpus), self.gpus.usable)
-        self.leased = False  #: whether any lease ever had an end
+        self.on: list[list[int]] = [[] for _ in range(self.total)]  #: jobs on each GPU
+        self.waiting: set[int] = set()
+        self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
         self.stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
@@ -114,13 +117,13 @@ class Simulation:
         self.to_come = len(self.arrivals)  #: jobs that the policy has not seen yet
         self.profilers = options.costs.profiler_gpus
         self.unprofiled: list[int] = []  #: jobs that wait for a profiler, first come first
-        self.sequence = self.events = self.decisions = self.waking = self.running = self.stopping = self.busy = 0
+        self.sequence = self.events = self.decisions = self.waking = self.busy = 0
         self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake)  #: by kind
         self.plan_seconds = 0.0
         self.standstill: Standstill | None = None  #: of those who wait since the last decision
         self.freed: list[int] = []  #: GPUs that jobs left since then by their end
         self.came: list[int] = []  #: jobs that came since then
-        self.changed = self.acted = self.lapsed = self.vacated = False
+        self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
 
     # The clock
@@ -149,35 +152,34 @@ class Simulation:
                     break
             elif self.lapsed:
                 self._end_leases()
-            self.recorder.usage(moment, self.busy, self.running + self.stopping, self.table.n)
+            self.recorder.usage(moment, self.busy, len(self.table), len(self.waiting))
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.ended_count, len(self.arrivals))
         self._close(self.now if math.isinf(until) else until)
 
     def _next_round(self) -> float:
         """The next round, inf: there is none, or nothing could come of it."""
-        if self.interval is None or not self.table.n:
+        if self.interval is None or not self.table.at_hand:
             return math.inf
-        waits = self.running + self.stopping < self.table.n
-        if not (self.changed or self.acted or waits):
+        if not (self.changed or self.acted or self.waiting):
             return math.inf
         rounds = math.floor(self.now / self.interval) + 1
         moment = rounds * self.interval
         return moment if moment > self.now else (rounds + 1) * self.interval  # a quotient of floats can be one too low
 
     def _is_due(self) -> bool:
-        if self.rigid and self.running + self.stopping == self.table.n:
+        if self.rigid and not self.waiting:
             self.changed = False
             return False
         if self.interval is None:
             return self.changed
         if self.vacated:  # GPUs that a round has given away wait for nobody
             return True
-        return self.table.n > 0 and self.now == round(self.now / self.interval) * self.interval
+        return bool(self.table.at_hand) and self.now == round(self.now / self.interval) * self.interval
 
     def _process(self, submitted: list[float]) -> None:
         """All events of this moment."""
-        self.lapsed = self.vacated = False
+        self.lapsed, self.vacated = [], False
         while self.heap and self.heap[0][0] <= self.now:
             _, kind, _, job, version = heapq.heappop(self.heap)
             if (self.waking if kind == Kind.WAKE else self.version[job]) == version:
@@ -201,7 +203,7 @@ class Simulation:
         costs = self.options.costs
         if self.profiles:
             self.unmeasured[job] = costs.profiling
-            self._appear(job, min(_PROFILE_GPUS, int(self.workload.gpus_min[job])))
+            self._appear(job, min(_PROFILE_GPUS, self.gangs[job]))
         elif costs.profiling <= 0:
             self._appear(job)
         elif costs.profiler_gpus <= 0 or self.profilers > 0:
@@ -219,68 +221,69 @@ class Simulation:
 
     def _appear(self, job: int, profile_gpus: int = 0) -> None:
         self.table.add(job, self.now, profile_gpus)
+        self.waiting.add(job)
         self.came.append(job)
         self.to_come -= 1
         self.changed = True
 
-    def _measured(self, job: int) -> None:
-        """It has trained for long enough to be known; a profiling run is over with that."""
-        row = self.table.row(job)
-        if job in self.profiling:
-            self._leave_profiling(job, row)
-            self._release(job)
-            self.running -= 1
-            self.in_vain = 0
-            self.table.ints[I.PHASE, row] = Phase.PENDING
-        self._know(job, row)
+    def _wait(self, job: Job) -> None:
+        """It has left its GPUs and waits for others."""
+        job.phase = Phase.PENDING
+        self.waiting.add(job.number)
         self.changed = True
 
-    def _know(self, job: int, row: int) -> None:
-        del self.unmeasured[job]
-        self.table.profiled(row)
+    def _measured(self, number: int) -> None:
+        """It has trained for long enough to be known; a profiling run is over with that."""
+        job = self.table.of(number)
+        if number in self.profiling:
+            self._leave_profiling(job)
+            self._release(job)
+            self.in_vain = 0
+            self._wait(job)
+        self._know(job)
+        self.changed = True
 
-    def _end(self, job: int) -> None:
-        self.unmeasured.pop(job, None)
-        row = self.table.row(job)
-        self._vacate(job, row)
-        self.table.remove(row)
-        self.recorder.end(job, self.now)
-        self.running -= 1
+    def _know(self, job: Job) -> None:
+        del self.unmeasured[job.number]
+        self.table.profiled(job)
+
+    def _end(self, number: int) -> None:
+        self.unmeasured.pop(number, None)
+        self._vacate(self.table.at_hand[number])
+        self.table.remove(number)
+        self.recorder.end(number, self.now)
         self.in_vain = 0
         self.changed = True
 
-    def _stopped(self, job: int) -> None:
-        row = self.table.row(job)
-        if job in self.profiling:
-            self.profiling.remove(job)
+    def _stopped(self, number: int) -> None:
+        job = self.table.of(number)
+        if number in self.profiling:
+            self.profiling.remove(number)
         else:
-            self.recorder.lose(job, self.options.costs.suspend * int(self.table.ints[I.HELD, row]))
-            self.table.ints[I.PREEMPTIONS, row] += 1
-        if self.unmeasured.get(job, math.inf) < _ROUNDING:
-            self._know(job, row)
+            self.recorder.lose(number, self.options.costs.suspend * len(job.gpus))
+            job.preemptions += 1
+        if self.unmeasured.get(number, math.inf) < _ROUNDING:
+            self._know(job)
         self._release(job)
-        self.stopping -= 1
         self.vacated = True
-        self.table.ints[I.PHASE, row] = Phase.PENDING
-        self.changed = True
+        self._wait(job)
 
-    def _fail(self, job: int) -> None:
+    def _fail(self, number: int) -> None:
         """A worker dies: what it did since its last checkpoint is lost, and it waits again."""
-        row, every = self.table.row(job), self.options.costs.checkpoint_interval
-        if job in self.profiling:
-            self._leave_profiling(job, row)
+        job, every = self.table.of(number), self.options.costs.checkpoint_interval
+        if number in self.profiling:
+            self._leave_profiling(job)
         else:
-            stretches = self._trained(job, row)
+            stretches = self._trained(job)
             unsaved = sum(seconds for seconds, _ in stretches) % every if every > 0 else 0.0
-            self._undo(job, row, stretches, unsaved)
+            self._undo(job, stretches, unsaved)
         self._release(job)
-        self.running -= 1
-        self.table.ints[I.PHASE, row] = Phase.PENDING
-        self.changed = True
+        self._wait(job)
 
-    def _lease_ends(self, job: int) -> None:
-        if self.table.floats[F.LEASE_END, self.table.row(job)] <= self.now:  # else it has been renewed
-            self.changed = self.lapsed = True  # a decision at this moment may still renew it
+    def _lease_ends(self, number: int) -> None:
+        if self.table.at_hand[number].lease_end <= self.now:  # else it has been renewed
+            self.lapsed.append(number)  # a decision at this moment may still renew it
+            self.changed = True
 
     def _wake(self, _: int) -> None:
         self.changed = True
@@ -297,19 +300,18 @@ class Simulation:
 
     def _start_alone(self) -> bool:
         """Start the only job that waits, if it fits; of policies that declare so (``Policy.starts_alone``) the plan is known unasked."""
-        table = self.table
-        if table.n - self.running - self.stopping != 1:
+        if len(self.waiting) != 1:
             return False
         self.standstill = None  # it was of this one
-        return self._start_freely(int(table.ints[I.PHASE, : table.n].argmin()))  # PENDING is the least
+        (job,) = self.waiting
+        return self._start_freely(job)
 
-    def _start_freely(self, row: int) -> bool:
+    def _start_freely(self, job: int) -> bool:
         """Start this job where the policy would, if it fits on what is free."""
-        table = self.table
-        gpus = self.free.find(int(table.ints[I.GPUS_MIN, row]), None, False)
+        gpus = self.free.find(self.gangs[job], None, False)
         if gpus is None:
             return False
-        self._start(Start(int(table.ints[I.JOB, row]), gpus, None))
+        self._start(Start(job, gpus, None))
         self.changed, self.acted, self.fruitless = False, True, 0
         self.waking += 1
         self._end_leases()
@@ -319,10 +321,10 @@ class Simulation:
         """Whether those whom the last plan left waiting wait on for certain; one who has come since, and fits, has then started."""
         still, came, freed = self.standstill, self.came, self.freed
         self.came, self.freed = [], []
-        if still is None or len(came) > 1 or not still.outlives(freed):
+        if still is None or not still.outlives(self.now, freed):
             return False
-        if came:
-            return still.passable and self._start_freely(self.table.row(came[0]))
+        if came and still.newcomers != Newcomer.WAIT:
+            return still.newcomers == Newcomer.START and len(came) == 1 and self._start_freely(came[0])
         self.changed = self.acted = False
         return True
 
@@ -338,10 +340,10 @@ class Simulation:
         self.plan_seconds += time.perf_counter() - start
         self.decisions += 1
         self.came, self.freed = [], []
-        starts = plain_starts(plan, self.table, self.free, self.total) if self.plain else None
+        starts = plain_starts(plan, self.table, self.workload, self.free) if self.plain else None
         if starts is not None:
             actions = Actions(starts)
-            self.standstill = plan.standstill if plan.wake_at is None and self.interval is None else None
+            self.standstill = plan.standstill if self.steady and self.interval is None else None
         else:
             self.standstill = None
             try:
@@ -372,7 +374,7 @@ class Simulation:
         return next_look(view, plan, actions, self.options.limits, self.memory)
 
     def _only_wakes(self) -> bool:
-        return not (self.acted or self.to_come or self.running + self.stopping)
+        return not (self.acted or self.to_come or len(self.waiting) < len(self.table))
 
     def _carry_out(self, plan: Plan, actions: Actions) -> None:
         self._set_batches(plan)
@@ -381,7 +383,7 @@ class Simulation:
         for start in actions.starts:
             self._start(start)
         for job, lease_end in actions.renewals:
-            self._set_lease_end(job, self.table.row(job), lease_end)
+            self._set_lease_end(self.table.of(job), lease_end)
         self._give_up(plan)
         self.acted = bool(actions.stops or actions.starts or plan.rejected)
 
@@ -390,209 +392,201 @@ class Simulation:
         for job, allocation in plan.allocations.items():
             if allocation.batch_size is not None and self.batch.get(job) != allocation.batch_size:
                 self.batch[job] = allocation.batch_size
-                self._change_pace(job)
+                self._change_pace(self.table.of(job))
 
     def _start(self, start: Start) -> None:
-        job, given, lease_end, profile = start
-        table, row, gpus = self.table, self.table.row(job), np.array(given, dtype=np.int64)
-        attempt = self.recorder.start(job, self.now, profile=profile)
-        cost = self.truth.start_cost(job, gpus, resumed=attempt > 0 and not profile)
+        number, gpus, lease_end, profile = start
+        job = self.table.of(number)
+        attempt = self.recorder.start(number, self.now, profile=profile)
+        cost = self.truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
         if profile:
-            self.profiling.add(job)
+            self.profiling.add(number)
         if cost:
-            self.recorder.lose(job, cost * len(gpus))
-        table.hold(row, given)
-        table.ints[I.PHASE, row] = Phase.ACTIVE
-        table.floats[F.GRANTED, row] = self.now
-        table.floats[F.SINCE, row] = self.now + cost
-        self.version[job] += 1
-        self.running += 1
-        alone = self.free.has(given)
-        self.free.set(given, False)
-        self.busy += len(gpus) if alone else int((self._users(gpus) == 1).sum())
-        if not alone:
-            self._meet(job, gpus)
-        self._pace(job, row, gpus)
-        failure = self.truth.time_to_failure(job, len(gpus), attempt, profile=profile)
-        self.fails_at[job] = self.now + cost + failure
-        self._push(self.fails_at[job], Kind.FAILURE, job, self.version[job])
-        self._set_lease_end(job, row, lease_end)
+            self.recorder.lose(number, cost * len(gpus))
+        job.phase = Phase.ACTIVE
+        job.granted = self.now
+        job.since = self.now + cost
+        self.version[number] += 1
+        self.waiting.discard(number)
+        self._occupy(job, gpus)
+        self._pace(job)
+        failure = self.truth.time_to_failure(number, len(gpus), attempt, profile=profile)
+        self.fails_at[number] = job.since + failure
+        self._push(self.fails_at[number], Kind.FAILURE, number, self.version[number])
+        self._set_lease_end(job, lease_end)
 
-    def _set_lease_end(self, job: int, row: int, lease_end: float | None) -> None:
+    def _occupy(self, job: Job, gpus: Sequence[int]) -> None:
+        """It has these GPUs; whoever is on them too trains at another pace from now on."""
+        job.gpus = list(gpus)
+        self.free.set(gpus, False)
+        partners: set[int] = set()
+        for gpu in gpus:
+            on = self.on[gpu]
+            partners.update(on)
+            self.busy += not on
+            on.append(job.number)
+        for other in sorted(partners):
+            self.partners.setdefault(job.number, set()).add(other)
+            self.partners.setdefault(other, set()).add(job.number)
+            self._change_pace(self.table.of(other))
+
+    def _set_lease_end(self, job: Job, lease_end: float | None) -> None:
         end = math.inf if lease_end is None else lease_end
-        if end != self.table.floats[F.LEASE_END, row]:
-            self.leased = True
-            self.table.floats[F.LEASE_END, row] = end
-            self._push(end, Kind.LEASE_END, job, self.version[job])
+        if end != job.lease_end:
+            job.lease_end = end
+            self._push(end, Kind.LEASE_END, job.number, self.version[job.number])
 
     def _end_leases(self) -> None:
         """Suspend whoever holds GPUs by a lease that has run out and was not renewed."""
-        table = self.table
-        if not self.leased:
-            return
-        for row in (table.floats[F.LEASE_END, : table.n] <= self.now).nonzero()[0].tolist():
-            if table.ints[I.PHASE, row] == Phase.ACTIVE:
-                self._suspend(int(table.ints[I.JOB, row]))
+        for number in sorted(self.lapsed):
+            job = self.table.at_hand[number]
+            if job.lease_end <= self.now and job.phase == Phase.ACTIVE:
+                self._suspend(number)
                 self.acted = True
 
-    def _suspend(self, job: int) -> None:
+    def _suspend(self, number: int) -> None:
         """Told to stop: it saves its work, and its GPUs are free when that is done."""
-        row, floats, suspend = self.table.row(job), self.table.floats, self.options.costs.suspend
-        self._spare_start(job, row, self.now)
-        if job in self.profiling:
-            suspend, done = 0.0, self._measure(job, row)
+        job, suspend = self.table.of(number), self.options.costs.suspend
+        self._spare_start(job, self.now)
+        if number in self.profiling:
+            suspend, done = 0.0, self._measure(job)
         else:
-            done = self._interrupt(job, row)
+            done = self._interrupt(job)
         self.in_vain = 0 if done > 0 else self.in_vain + 1
         if self.in_vain > _IN_VAIN:
             raise self._error(f"the policy goes round in circles: the last {_IN_VAIN} jobs that it stopped had got nothing done")
-        floats[F.SPEED, row] = 0.0
-        floats[F.SINCE, row] = self.now
-        self.table.ints[I.PHASE, row] = Phase.STOPPING
-        self.running -= 1
-        self.stopping += 1
-        self.version[job] += 1
-        self._push(self.now + suspend, Kind.STOPPED, job, self.version[job])
+        job.speed = 0.0
+        job.since = self.now
+        job.phase = Phase.STOPPING
+        self.version[number] += 1
+        self._push(self.now + suspend, Kind.STOPPED, number, self.version[number])
 
-    def _interrupt(self, job: int, row: int) -> float:
+    def _interrupt(self, job: Job) -> float:
         """A job that trains is to stop; the seconds of training in this lease that were not in vain."""
         lost = self.options.costs.lost_on_suspend
-        stretches = self._trained(job, row)
-        self._undo(job, row, stretches, lost)
-        self.recorder.preempt(job)
+        stretches = self._trained(job)
+        self._undo(job, stretches, lost)
+        self.recorder.preempt(job.number)
         return sum(seconds for seconds, _ in stretches) - lost
 
-    def _measure(self, job: int, row: int) -> float:
+    def _measure(self, job: Job) -> float:
         """A profiling run is to stop; the seconds that it has measured, which brought nothing else."""
-        seconds = sum(seconds for seconds, _ in self._trained(job, row))
-        self.recorder.lose(job, seconds * int(self.table.ints[I.HELD, row]))
+        seconds = sum(seconds for seconds, _ in self._trained(job))
+        self.recorder.lose(job.number, seconds * len(job.gpus))
         return seconds
 
-    def _leave_profiling(self, job: int, row: int) -> None:
-        self._measure(job, row)
-        self.profiling.remove(job)
+    def _leave_profiling(self, job: Job) -> None:
+        self._measure(job)
+        self.profiling.remove(job.number)
 
     def _give_up(self, plan: Plan) -> None:
         for job in plan.rejected:
-            self.table.remove(self.table.row(job))
+            self.table.remove(job)
+            self.waiting.discard(job)
             self.recorder.reject(job)
             self.version[job] += 1
 
     # Work
 
-    def _settle(self, row: int) -> float:
+    def _settle(self, job: Job) -> float:
         """Bring the work left up to this moment, from which time in training is counted anew; the seconds since it was last."""
-        floats = self.table.floats
-        trained = max(0.0, self.now - floats[F.SINCE, row])
-        floats[F.LEFT, row] = max(0.0, floats[F.LEFT, row] - trained * floats[F.SPEED, row])
-        floats[F.SINCE, row] = max(self.now, floats[F.SINCE, row])
-        return float(trained)
+        trained = max(0.0, self.now - job.since)
+        job.left = max(0.0, job.left - trained * job.speed)
+        job.since = max(self.now, job.since)
+        return trained
 
-    def _trained(self, job: int, row: int) -> list[tuple[float, float]]:
+    def _trained(self, job: Job) -> list[tuple[float, float]]:
         """(seconds, speed) of its training in this lease, up to this moment."""
-        seconds = self._settle(row)
-        if job in self.unmeasured:
-            self.unmeasured[job] -= seconds
-        return [*self.stretches.pop(job, ()), (seconds, float(self.table.floats[F.SPEED, row]))]
+        seconds = self._settle(job)
+        if job.number in self.unmeasured:
+            self.unmeasured[job.number] -= seconds
+        return [*self.stretches.pop(job.number, ()), (seconds, job.speed)]
 
-    def _undo(self, job: int, row: int, stretches: list[tuple[float, float]], seconds: float) -> None:
+    def _undo(self, job: Job, stretches: list[tuple[float, float]], seconds: float) -> None:
         """The last ``seconds`` of the training are lost, as far as there were so many."""
         for trained, speed in reversed(stretches):
             undone = min(seconds, trained)
-            self.table.floats[F.LEFT, row] += undone * speed
-            self.recorder.lose(job, undone * int(self.table.ints[I.HELD, row]))
+            job.left += undone * speed
+            self.recorder.lose(job.number, undone * len(job.gpus))
             seconds -= undone
 
-    def _spare_start(self, job: int, row: int, moment: float) -> None:
+    def _spare_start(self, job: Job, moment: float) -> None:
         """What of its start was still ahead of it has cost nothing."""
-        ahead = max(0.0, float(self.table.floats[F.SINCE, row]) - moment)
-        self.recorder.lose(job, -ahead * int(self.table.ints[I.HELD, row]))
+        self.recorder.lose(job.number, -max(0.0, job.since - moment) * len(job.gpus))
 
-    def _pace(self, job: int, row: int, gpus: Ints | None = None) -> None:
+    def _pace(self, job: Job) -> None:
         """The job's speed as things stand now, and its end at that speed."""
-        floats = self.table.floats
-        if job in self.unmeasured:
-            self._push(floats[F.SINCE, row] + max(self.unmeasured[job], 0.0), Kind.MEASURED, job, self.version[job])
-        if job in self.profiling:
+        number = job.number
+        version = self.version[number]
+        if number in self.unmeasured:
+            self._push(job.since + max(self.unmeasured[number], 0.0), Kind.MEASURED, number, version)
+        if number in self.profiling:
             return
-        partners = sorted(self.partners[job]) if job in self.partners else []
-        done = 1.0 - floats[F.LEFT, row] / floats[F.WORK, row]
-        gpus = self.table.allocation(row) if gpus is None else gpus
-        speed = self.truth.speed(job, gpus, partners, self.batch.get(job, 0), done)
-        floats[F.SPEED, row] = speed
-        self._push(floats[F.SINCE, row] + floats[F.LEFT, row] / speed, Kind.END, job, self.version[job])
+        partners = sorted(self.partners[number]) if number in self.partners else []
+        job.speed = self.truth.speed(number, job.gpus, partners, self.batch.get(number, 0), 1.0 - job.left / job.work)
+        self._push(job.since + job.left / job.speed, Kind.END, number, version)
 
-    def _release(self, job: int) -> None:
-        row = self.table.row(job)
-        floats = self.table.floats
-        ran = self.now - floats[F.GRANTED, row]
-        floats[F.ATTAINED, row] += ran * self.table.ints[I.HELD, row]
-        floats[F.RAN, row] += ran
-        floats[F.LEASE_END, row] = np.inf
-        floats[F.SPEED, row] = 0.0
-        self._vacate(job, row)
+    def _release(self, job: Job) -> None:
+        ran = self.now - job.granted
+        job.attained += ran * len(job.gpus)
+        job.ran += ran
+        job.lease_end = math.inf
+        job.speed = 0.0
+        self._vacate(job)
 
-    def _vacate(self, job: int, row: int) -> None:
+    def _vacate(self, job: Job) -> None:
         """Its GPUs are free, but for those that others share."""
-        self.stretches.pop(job, None)
-        gpus = self.table.release(row)
-        left = gpus if job not in self.partners else [gpu for gpu, users in zip(gpus, self._users(gpus).tolist(), strict=True) if not users]
-        self.free.set(left, True)
-        self.freed += left
+        number, gpus = job.number, job.gpus
+        job.gpus = []
+        self.stretches.pop(number, None)
+        self.version[number] += 1
+        self.recorder.leave(number, job.granted, self.now, gpus)
+        for gpu in gpus:
+            self.on[gpu].remove(number)
+        left = gpus if number not in self.partners else [gpu for gpu in gpus if not self.on[gpu]]
         self.busy -= len(left)
-        self.version[job] += 1
-        self.recorder.leave(job, float(self.table.floats[F.GRANTED, row]), self.now, gpus)
-        if job in self.partners:
-            self._part(job)
+        self._open(left)
+        if number in self.partners:
+            self._part(number)
 
-    def _users(self, gpus: Ints | list[int]) -> Ints:
-        """How many jobs are on each of these GPUs."""
-        return np.bincount(self.table.alloc_gpus, minlength=len(self.gpus))[gpus]
+    def _open(self, gpus: list[int]) -> None:
+        """Nobody holds these any more."""
+        self.free.set(gpus, True)
+        self.freed += gpus
 
-    def _meet(self, job: int, gpus: Ints) -> None:
-        """Whoever is on these GPUs too trains at another pace from now on."""
-        table = self.table
-        shared = np.zeros(len(self.gpus), dtype=bool)
-        shared[gpus] = True
-        rows = np.searchsorted(table.alloc_start, np.flatnonzero(shared[table.alloc_gpus]), side="right") - 1
-        for other in table.ints[I.JOB, np.unique(rows)].tolist():
-            if other != job:
-                self.partners.setdefault(job, set()).add(other)
-                self.partners.setdefault(other, set()).add(job)
-                self._change_pace(other)
-
-    def _part(self, job: int) -> None:
+    def _part(self, number: int) -> None:
         self.standstill = None  # who is left alone on GPUs can be displaced
-        for other in sorted(self.partners.pop(job)):
-            self.partners[other].discard(job)
+        for other in sorted(self.partners.pop(number)):
+            self.partners[other].discard(number)
             if not self.partners[other]:
                 del self.partners[other]
-            self._change_pace(other)
+            self._change_pace(self.table.of(other))
 
-    def _change_pace(self, job: int) -> None:
-        row = self.table.row(job)
-        if self.table.ints[I.PHASE, row] == Phase.ACTIVE:
-            self.stretches[job] = self._trained(job, row)
-            self.version[job] += 1  # its end comes at another time; the ends of its lease and its luck are as they were
-            self._pace(job, row)
-            self._push(self.fails_at[job], Kind.FAILURE, job, self.version[job])
-            self._push(float(self.table.floats[F.LEASE_END, row]), Kind.LEASE_END, job, self.version[job])
+    def _change_pace(self, job: Job) -> None:
+        if job.phase == Phase.ACTIVE:
+            number = job.number
+            self.stretches[number] = self._trained(job)
+            self.version[number] += 1  # its end comes at another time; the ends of its lease and its luck are as they were
+            self._pace(job)
+            self._push(self.fails_at[number], Kind.FAILURE, number, self.version[number])
+            self._push(job.lease_end, Kind.LEASE_END, number, self.version[number])
 
     # The end
 
     def _close(self, moment: float) -> None:
         """What still runs has held its GPUs until now."""
-        table = self.table
-        for row in np.flatnonzero(table.ints[I.HELD, : table.n]).tolist():
-            job, gpus = int(table.ints[I.JOB, row]), table.allocation(row)
-            if table.ints[I.PHASE, row] == Phase.STOPPING:
-                self.recorder.lose(job, (moment - float(table.floats[F.SINCE, row])) * len(gpus))
+        for number in sorted(self.table.at_hand):
+            job = self.table.at_hand[number]
+            if not job.gpus:
+                continue
+            if job.phase == Phase.STOPPING:
+                self.recorder.lose(number, (moment - job.since) * len(job.gpus))
             else:
-                self._spare_start(job, row, moment)
-                if job in self.profiling:
-                    before = sum(seconds for seconds, _ in self.stretches.get(job, ()))
-                    self.recorder.lose(job, (before + max(moment - float(table.floats[F.SINCE, row]), 0.0)) * len(gpus))
-            self.recorder.leave(job, float(table.floats[F.GRANTED, row]), moment, gpus.tolist())
+                self._spare_start(job, moment)
+                if number in self.profiling:
+                    before = sum(seconds for seconds, _ in self.stretches.get(number, ()))
+                    self.recorder.lose(number, (before + max(moment - job.since, 0.0)) * len(job.gpus))
+            self.recorder.leave(number, job.granted, moment, job.gpus)
 
     def _error(self, what: str) -> SimulationError:
         return SimulationError(f"policy {self.policy.name} at {self.now:g} s: {what}")

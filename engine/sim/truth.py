@@ -7,12 +7,13 @@ communication time within a node and one between nodes, and leaves links of seve
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
 from ...policies.cells import grid_of
-from ...policies.contract import Bools, Floats, Gpus, Ints, Profile
+from ...policies.contract import Bools, Floats, Gpus, Profile
 from .options import Costs, Errors
 from .workload import Workload
 
@@ -25,8 +26,9 @@ EARLY = 0.17
 def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
     """Believed work over true work, one a job; NaN where nothing is believed. What the submitter says counts before noise.
 
-    The error is of the job and stays: at every moment a job is believed to have so many times the work left that it has,
-    as an estimate from its steps and a mistaken pace or end would say. So a job never overruns, and is never believed done.
+    The error is of the job and stays, until what it has run corrects it (`errors_stay`): at every moment a job is believed to have so
+    many times the work left that it has, as an estimate from its steps and a mistaken pace or end would say. So a job never
+    overruns, and is never believed done.
     """
     rng = np.random.default_rng([seed, 1])
     factor = np.exp(rng.normal(errors.bias, errors.duration, len(workload))) if errors.duration or errors.bias else np.ones(len(workload))
@@ -37,6 +39,12 @@ def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
     said = ~np.isnan(workload.estimate) & (workload.duration > 0)
     factor[said] *= workload.estimate[said] / workload.duration[said]
     return factor
+
+
+def errors_stay(ran: Floats, errors: Errors) -> Bools:
+    """Whether what is believed of jobs that have run for ``ran`` seconds is still as wrong as it was at first."""
+    stay: Bools = ran < errors.corrected
+    return stay
 
 
 def unlearnt(progress: Floats, errors: Errors) -> Floats:
@@ -55,7 +63,8 @@ class Truth:
 
     def __init__(self, workload: Workload, gpus: Gpus, costs: Costs, seed: int) -> None:
         self._workload, self._costs, self._seed = workload, costs, seed
-        self._node = gpus.node
+        self._node = gpus.node.tolist()
+        self._gangs, self._profiles = workload.gpus_min.tolist(), workload.profile.tolist()
         self._grid = grid_of(gpus)
         self._knows_warm = costs.warm_start != costs.cold_start  # else it makes no difference
         self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
@@ -66,22 +75,22 @@ class Truth:
         fits: Bools = self._workload.gpus_min <= len(self._grid.gpus)
         return fits
 
-    def speed(self, job: int, gpus: Ints, partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
+    def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
         """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as can be, alone, with the batch size that it came with.
 
         ``partners``: jobs that share GPUs with it; ``batch``: the batch size that the policy chose, 0: none; ``progress``: share
         of its work that is done, on which the efficiency of large batches depends.
         """
-        nodes = 1 if len(gpus) == 1 else len(set(self._node[gpus].tolist()))
+        nodes = 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})
         spread = nodes > 1 and nodes > self._grid.nodes_needed(len(gpus), None)
         profile = self._profile(job)
         if profile is not None and profile.goodput is not None and batch > 0:
-            least = int(self._workload.gpus_min[job])
+            least = self._gangs[job]
             own = int(self._workload.batch_size[job]) or profile.goodput.initial_batch
             alone = float(profile.goodput.rate(nodes, len(gpus), batch, progress))
             alone /= float(profile.goodput.rate(self._grid.nodes_needed(least, None), least, own, progress))
         elif profile is not None and profile.throughput is not None:
-            alone = self._rate(profile, len(gpus), spread) / self._rate(profile, int(self._workload.gpus_min[job]), False)
+            alone = self._rate(profile, len(gpus), spread) / self._rate(profile, self._gangs[job], False)
         else:
             alone = 1.0 / self._costs.spread_slowdown if spread else 1.0
         return alone / self._packing(job, partners) if partners else alone
@@ -94,10 +103,10 @@ class Truth:
         return max(1.0, sum(used))
 
     def _profile(self, job: int) -> Profile | None:
-        row = int(self._workload.profile[job])
+        row = self._profiles[job]
         return self._workload.profiles[row] if row >= 0 else None
 
-    def start_cost(self, job: int, gpus: Ints, *, resumed: bool) -> float:
+    def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
         """Seconds from the grant of a lease until the job trains."""
         costs = self._costs
         warm = self._knows_warm and self._is_warm(job, gpus)
@@ -105,11 +114,11 @@ class Truth:
             return costs.resume + costs.resume_per_gpu * (len(gpus) - 1)
         return costs.warm_start if warm else costs.cold_start
 
-    def _is_warm(self, job: int, gpus: Ints) -> bool:
+    def _is_warm(self, job: int, gpus: Sequence[int]) -> bool:
         """Whether its model was the last on all these GPUs; it is from now on."""
-        model = int(self._workload.model[job])
-        warm = self._workload.models[model] != "" and bool((self._last_model[gpus] == model).all())  # who knows what a nameless one is
-        self._last_model[gpus] = model
+        rows, model = list(gpus), int(self._workload.model[job])
+        warm = self._workload.models[model] != "" and bool((self._last_model[rows] == model).all())  # who knows what a nameless one is
+        self._last_model[rows] = model
         return warm
 
     def time_to_failure(self, job: int, gpus: int, attempt: int, *, profile: bool = False) -> float:
