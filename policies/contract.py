@@ -204,7 +204,9 @@ class Plan:
     preempt: Collection[int] | None = None  #: running jobs to be suspended, all others stay; None: ``allocations`` is complete
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
-    standstill: Standstill | None = None  #: until when the plan need not be asked again while jobs only end; None: not known
+    #: Until when the policy need not be asked again while jobs only end, once the plan is carried out; None: not known. Where the plan
+    #: preempts, its only allocation is a start in the room of those who stop, and the plan of when they have all stopped is that start.
+    standstill: Standstill | None = None
 
 
 @runtime_checkable

@@ -56,6 +56,10 @@ class Placement:
         """What is free, if nothing more will be soon."""
         return self._now if self._soon is self._now else None
 
+    def settled_soon(self) -> Free:
+        """What is free when all that is stopping has stopped."""
+        return self._soon
+
     def free(self) -> int:
         """GPUs that are free now."""
         return self._now.total()

@@ -114,6 +114,8 @@ class _Tick:
         self.failed: set[tuple[int, float]] = set()
         self.wanted: list[tuple[int, float]] = []  #: GPUs and claim of the first of each size that was looked at and cannot start
         self.beyond: list[tuple[int, float]] = []  #: the same, of whom nobody with more GPUs was looked at
+        self.settled = placement.settled() is not None  #: nobody was stopping at first
+        self.in_turn = True  #: who displaces others has no stronger claim than those before it that cannot start
 
     def _possible(self, rows: Ints) -> Bools:
         """Which of these jobs the pool could ever hold."""
@@ -198,7 +200,9 @@ class _Tick:
         return True
 
     def _make_room(self, row: int, n: int, memory: float) -> bool:
-        chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
+        claim = float(self.claim[row])
+        chosen = self.victims.choose(self.placement, n, memory, claim)
+        self.in_turn &= all(before >= claim for _, before in self.wanted)
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
             self.grip[victim] = np.inf
@@ -232,11 +236,11 @@ class _Tick:
         )
 
     def _standstill(self) -> Standstill | None:
-        """Where it is easily shown: nobody stops, nothing is kept for anybody, and all GPUs suit all jobs."""
-        ranking, free = self.ranking, self.placement.settled()
-        if free is None or self.preempted or self.jobs.protected is not None:
+        """Where it is easily shown: nothing is kept for anybody, all GPUs suit all jobs, and at most one starts in the room of others."""
+        ranking = self.ranking
+        if not self.settled or self.jobs.protected is not None or ranking.relaxed is not None or np.count_nonzero(self.queue.memory):
             return None
-        if ranking.relaxed is not None or np.count_nonzero(self.queue.memory):
+        if self.preempted and not self._makes_room_for_one():
             return None
         held: list[tuple[Ints | tuple[int, ...], Floats | float]] = []
         if ranking.claim is not None:
@@ -244,7 +248,16 @@ class _Tick:
                 return None
             held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
             held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
-        return Standstill(free, held, self._all_wanted, newcomers=self._newcomers())
+        lost = [(int(self.jobs.gpus_min[row]), float(self.claim[row])) for row in self.preempted]
+        return Standstill(self.placement.settled_soon(), held, lambda: [*self._all_wanted(), *lost], newcomers=self._newcomers())
+
+    def _makes_room_for_one(self) -> bool:
+        """Whether the plan of the moment at which those who are displaced have stopped is known: the one start that waits for them.
+
+        Who comes before it failed though all of them would have gone for it, who comes after it, they themselves included, fails on
+        what is left in either plan, and the gang finds what it has found in this one.
+        """
+        return self.in_turn and len(self.given) == 1 and self.preempted.isdisjoint(self.given)
 
     def _newcomers(self) -> Newcomer:
         ranking = self.ranking

@@ -85,10 +85,11 @@ def test_only_the_head_matters_where_it_blocks() -> None:
     [
         [*GANG, Job(5)],  # starts, and leaves a job of unknown length running
         [dataclasses.replace(GANG[0], stopping=True), *GANG[1:]],
+        [*(Job(gpu + 1, remaining=1000.0, held=(gpu,)) for gpu in range(8)), Job(9, remaining=10.0), Job(10, remaining=20.0)],
         [dataclasses.replace(GANG[0], remaining=math.nan), *GANG[1:]],
         [*GANG[:3], dataclasses.replace(GANG[3], gpus=1, memory=1.0), Job(5, gpus=4, remaining=200.0)],
     ],
-    ids=["an unknown length", "somebody stops", "a running one of unknown length", "memory"],
+    ids=["an unknown length", "somebody stops", "two displace others", "a running one of unknown length", "memory"],
 )
 def test_nothing_is_proven(jobs: list[Job]) -> None:
     assert plan_of("srtf", jobs, hysteresis=1.0).standstill is None
@@ -165,3 +166,13 @@ def test_ends_that_help_nobody_and_who_fits_are_not_asked_about() -> None:
     result = run(rows, "srtf,hysteresis=1", "1x4")
     assert result.fates.ended.tolist() == [10, 20, 100, 300, 35, 55]
     assert result.decisions == 2, "as three come at once, and as the gang comes that has to wait; it starts alone when all have ended"
+
+
+def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
+    rows: list[Row] = [(0, 100, 1), (0, 90, 1), (0, 80, 2), (10, 20, 4), (20, 5, 2)]
+    result = run(rows, "srtf,hysteresis=1", "1x4")
+    assert result.fates.preemptions.tolist() == [1, 1, 2, 1, 0]
+    assert result.fates.ended.tolist() == [125, 115, 100, 35, 25]
+    assert result.decisions == 6, "at 0 and 35, as the gang displaces others at 10 and 25, and twice at 20, as two start in its room"
+    costly = run(rows, "srtf,hysteresis=1", "1x4", COSTS["costly"])
+    assert costly.decisions > result.decisions, "what happens while they stop is not known"

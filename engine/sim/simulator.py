@@ -24,11 +24,11 @@ import numpy as np
 
 from ...policies.cells import free_gpus, grid_of
 from ...policies.contract import Phase, Plan, Policy, View
-from ...policies.standstill import Newcomer, Standstill
 from ..guards import Actions, Memory, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
 from .cluster import Cluster
 from .errors import SimulationError
+from .foreseen import Foreseen
 from .live import LiveJobs
 from .options import NO_LIMITS, Options
 from .plain import plain_starts
@@ -93,8 +93,6 @@ class Simulation:
         self.rigid = getattr(policy, "rigid", False)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
         self.plain = observer is None and not self.gpus.memory.any()  #: nobody looks at reasons, and every free GPU suits every job
-        self.steady = math.isinf(options.errors.corrected)  #: what is believed of a job that runs does not jump
-        self.starts_alone = self.plain and not self.profiles and says_of_its_plan(policy, "starts_alone")
         self.heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
         self.gangs: list[int] = workload.gpus_min.tolist()
         self.version = [0] * len(workload)  #: of a job's lease; events of an older one are void
@@ -120,11 +118,16 @@ class Simulation:
         self.sequence = self.events = self.decisions = self.waking = self.busy = 0
         self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake)  #: by kind
         self.plan_seconds = 0.0
-        self.standstill: Standstill | None = None  #: of those who wait since the last decision
-        self.freed: list[int] = []  #: GPUs that jobs left since then by their end
-        self.came: list[int] = []  #: jobs that came since then
+        self.foreseen = self._foresight()
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
+
+    def _foresight(self) -> Foreseen | None:
+        if not self.plain or self.profiles or not says_of_its_plan(self.policy, "starts_alone"):
+            return None
+        costs, errors = self.options.costs, self.options.errors
+        proofs = self.interval is None and math.isinf(errors.corrected)  # else what is believed of a job jumps while it runs
+        return Foreseen(self.gangs, self.free, proofs=proofs, stops_freely=not (costs.suspend or costs.lost_on_suspend))
 
     # The clock
 
@@ -185,8 +188,8 @@ class Simulation:
             if (self.waking if kind == Kind.WAKE else self.version[job]) == version:
                 self.events += 1
                 self.handle[kind](job)
-                if kind != Kind.END:
-                    self.standstill = None
+                if self.foreseen is not None:
+                    self.foreseen.happened(ends=kind == Kind.END, stops=kind == Kind.STOPPED)
         while self.arrived < len(submitted) and submitted[self.arrived] <= self.now:
             self.events += 1
             self._arrive(int(self.arrivals[self.arrived]))
@@ -222,7 +225,8 @@ class Simulation:
     def _appear(self, job: int, profile_gpus: int = 0) -> None:
         self.table.add(job, self.now, profile_gpus)
         self.waiting.add(job)
-        self.came.append(job)
+        if self.foreseen is not None:
+            self.foreseen.came(job)
         self.to_come -= 1
         self.changed = True
 
@@ -298,58 +302,20 @@ class Simulation:
             jobs.protect(*protection(view, self.options.limits))
         return view
 
-    def _start_alone(self) -> bool:
-        """Start the only job that waits, if it fits; of policies that declare so (``Policy.starts_alone``) the plan is known unasked."""
-        if len(self.waiting) != 1:
-            return False
-        self.standstill = None  # it was of this one
-        (job,) = self.waiting
-        return self._start_freely(job)
-
-    def _start_freely(self, job: int) -> bool:
-        """Start this job where the policy would, if it fits on what is free."""
-        gpus = self.free.find(self.gangs[job], None, False)
-        if gpus is None:
-            return False
-        self._start(Start(job, gpus, None))
-        self.changed, self.acted, self.fruitless = False, True, 0
-        self.waking += 1
-        self._end_leases()
-        return True
-
-    def _stands_still(self) -> bool:
-        """Whether those whom the last plan left waiting wait on for certain; one who has come since, and fits, has then started."""
-        still, came, freed = self.standstill, self.came, self.freed
-        self.came, self.freed = [], []
-        if still is None or not still.outlives(self.now, freed):
-            return False
-        if came and still.newcomers != Newcomer.WAIT:
-            return still.newcomers == Newcomer.START and len(came) == 1 and self._start_freely(came[0])
-        self.changed = self.acted = False
-        return True
-
     def _decide(self) -> None:
-        if self.starts_alone and (self._stands_still() or self._start_alone()):
+        if self.foreseen is not None and (starts := self.foreseen.answer(self.now, self.waiting)) is not None:
+            self._start_unasked(starts)
             return
         view = self.view()
-        start = time.perf_counter()
-        try:
-            plan = self.policy.plan(view)
-        except (Exception, SystemExit) as error:  # a policy is anybody's code
-            raise self._error(f"the policy failed: {type(error).__name__}: {error}") from error
-        self.plan_seconds += time.perf_counter() - start
-        self.decisions += 1
-        self.came, self.freed = [], []
-        starts = plain_starts(plan, self.table, self.workload, self.free) if self.plain else None
-        if starts is not None:
-            actions = Actions(starts)
-            self.standstill = plan.standstill if self.steady and self.interval is None else None
+        asked = self._ask(view)
+        plain = plain_starts(asked, self.table, self.workload, self.free) if self.plain else None
+        if plain is not None:
+            plan, actions = asked, Actions(plain)
         else:
-            self.standstill = None
             try:
-                plan = check(plan, view, reasons=self.observer is not None)
+                plan = check(asked, view, reasons=self.observer is not None)
             except PlanError as error:
-                raise self._error(f"invalid plan: {error}; the plan: {in_a_line(plan)}") from None
+                raise self._error(f"invalid plan: {error}; the plan: {in_a_line(asked)}") from None
             actions = reconcile(view, plan, self.options.limits, self.memory)
         if self.observer is not None:
             self.observer(view, plan, actions)
@@ -358,14 +324,37 @@ class Simulation:
             self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
         self._carry_out(plan, actions)
+        if self.foreseen is not None:
+            self.foreseen.said(asked, actions)
         self._end_leases()
         self.waking += 1
         if again > self.now:
             self._push(again, Kind.WAKE, 0, self.waking)
-        if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
+        if actions.stops and not (self.foreseen is not None and self.foreseen.follows):
+            # As the daemon looks again at once: what was free all along may suit somebody now.
             self._push(self.now, Kind.WAKE, 0, self.waking)
         idle = not (self.acted or self.heap or self.to_come)
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
+
+    def _start_unasked(self, starts: list[Start]) -> None:
+        for start in starts:
+            self._start(start)
+        self.changed, self.acted = False, bool(starts)
+        if starts:
+            self.fruitless = 0
+        if not self.waiting:
+            self.waking += 1  # nobody's turn can come
+        self._end_leases()
+
+    def _ask(self, view: View) -> Plan:
+        start = time.perf_counter()
+        try:
+            plan = self.policy.plan(view)
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
+            raise self._error(f"the policy failed: {type(error).__name__}: {error}") from error
+        self.plan_seconds += time.perf_counter() - start
+        self.decisions += 1
+        return plan
 
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
         """When to ask again even if nothing happens: as the daemon does."""
@@ -443,6 +432,8 @@ class Simulation:
             if job.lease_end <= self.now and job.phase == Phase.ACTIVE:
                 self._suspend(number)
                 self.acted = True
+                if self.foreseen is not None:
+                    self.foreseen.doubt()
 
     def _suspend(self, number: int) -> None:
         """Told to stop: it saves its work, and its GPUs are free when that is done."""
@@ -552,10 +543,12 @@ class Simulation:
     def _open(self, gpus: list[int]) -> None:
         """Nobody holds these any more."""
         self.free.set(gpus, True)
-        self.freed += gpus
+        if self.foreseen is not None:
+            self.foreseen.freed(gpus)
 
     def _part(self, number: int) -> None:
-        self.standstill = None  # who is left alone on GPUs can be displaced
+        if self.foreseen is not None:
+            self.foreseen.doubt()  # who is left alone on GPUs can be displaced
         for other in sorted(self.partners.pop(number)):
             self.partners[other].discard(number)
             if not self.partners[other]:

@@ -1,0 +1,82 @@
+"""What a policy would say, as far as that is known without asking it: of most events nothing comes, or one start that is plain to see.
+
+Who looks on sees every decision, so then nothing is foreseen; tests hold the two ways against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...policies.cells import Free
+from ...policies.contract import Plan
+from ...policies.standstill import Newcomer, Standstill
+from ..guards import Actions, Start
+
+
+class Foreseen:
+    """Of a policy that says where it starts the only job that waits (``Policy.starts_alone``), on a cluster whose GPUs suit every job.
+
+    ``gangs``: GPUs of each job. ``proofs``: whether what its plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes
+    no time and leaves the work of who stops as it is.
+    """
+
+    def __init__(self, gangs: Sequence[int], free: Free, *, proofs: bool, stops_freely: bool) -> None:
+        self._gangs, self._free, self._proofs, self._stops_freely = gangs, free, proofs, stops_freely
+        self._still: Standstill | None = None  #: of those who wait since the last decision
+        self._sequel: tuple[Start, Standstill] | None = None  #: the start for which others stop at this moment, and what is known after it
+        self._freed: list[int] = []  #: GPUs that jobs left since then
+        self._came: list[int] = []  #: jobs that came since then
+
+    def freed(self, gpus: list[int]) -> None:
+        self._freed += gpus
+
+    def came(self, job: int) -> None:
+        self._came.append(job)
+
+    def happened(self, *, ends: bool, stops: bool) -> None:
+        """An event that is the end of a job, or of the stopping of one, or anything else."""
+        if not ends:
+            self._still = None
+        if not stops:
+            self._sequel = None
+
+    def doubt(self) -> None:
+        """What was proved does not hold any more."""
+        self._still = self._sequel = None
+
+    def answer(self, now: float, waiting: Collection[int]) -> list[Start] | None:
+        """All that the policy would start, and it would do nothing else; None: it is to be asked."""
+        still, sequel, came, freed = self._still, self._sequel, self._came, self._freed
+        self._sequel, self._came, self._freed = None, [], []
+        if sequel is not None:
+            start, self._still = sequel
+            return [start]
+        if still is not None and still.outlives(now, freed):
+            if not came or still.newcomers == Newcomer.WAIT:
+                return []
+            if still.newcomers == Newcomer.START and len(came) == 1:
+                return self._if_it_fits(came[0])
+        if len(waiting) == 1:
+            self._still = None  # it was of this one
+            return self._if_it_fits(*waiting)
+        return None
+
+    def _if_it_fits(self, job: int) -> list[Start] | None:
+        gpus = self._free.find(self._gangs[job], None, False)
+        return None if gpus is None else [Start(job, gpus, None)]
+
+    def said(self, plan: Plan, actions: Actions) -> None:
+        """The policy has been asked, and this is done of its plan."""
+        self._still, self._came, self._freed = None, [], []
+        if not self._proofs or plan.standstill is None:
+            return
+        if not plan.preempt:
+            self._still = plan.standstill
+        elif self._stops_freely and not actions.starts and {stop.job for stop in actions.stops} == set(plan.preempt):
+            ((job, allocation),) = plan.allocations.items()
+            self._sequel = Start(job, allocation.gpus, None), plan.standstill
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is known what comes of the stops that are under way."""
+        return self._sequel is not None
