@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import pickle
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,24 +104,22 @@ class Plan:
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
-        share, apart = positions.share, self._collates_apart
-        stages = self._decoding(Places(positions, share), augmented=self.augments, collated=self.collates and apart)
-        if self.collates and not apart:
-            stages.append(Map(Collating(self._still()), name="batch", workers=self._workers("batch")))
+        share = positions.share
+        stages = self._decoding(Places(positions, share), augmented=self.augments)
+        if self.collates:
+            stages.append(Map(Collating(self._collating()), name="batch", workers=self._workers("batch"), along=True))
         return self._run(stages, share)
 
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
-        processes, apart = self.options.processes, self._collates_apart
+        processes, augments = self.options.processes, self.each_use and self.augments
         stages = self._decoding(Places(positions, chunk, again), augmented=self.augments and not self.each_use, apart=True)
         stages.append(draw)
-        if self.each_use and self.augments:
+        if augments:
             work = Redrawing(self._sent() if processes else self._still())
-            if apart and self.collates:
-                work = Finishing(dataclasses.replace(self._sent(), collate=self.source.collate))
             stages.append(Map(work, name="augment", workers=self._workers("augment"), processes=processes or None))
-        if self.collates and not apart:
-            stages.append(Map(CollatingDrawn(self._still()), name="batch", workers=self._workers("batch")))
+        if self.collates and (augments or not self._collates_apart):
+            stages.append(Map(CollatingDrawn(self._collating()), name="batch", workers=self._workers("batch"), along=augments))
         return self._run(stages, positions.share)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
@@ -131,21 +128,18 @@ class Plan:
             samples = Augmenting(self.source)(samples)
         return Collating(self.source)(samples)
 
-    def _decoding(self, places: Places, *, augmented: bool, collated: bool = False, apart: bool = False) -> list[Stage]:
-        """Lists of decoded samples. ``augmented``: for their first use; ``collated``: as batches, in processes; ``apart``: for a buffer."""
+    def _decoding(self, places: Places, *, augmented: bool, apart: bool = False) -> list[Stage]:
+        """Lists of decoded samples. ``augmented``: for their first use; ``apart``: for a buffer."""
         workers = self._workers("decode")
         if self.options.processes:  # in one stage: each more costs a way between processes
             sent = dataclasses.replace(self._sent(), data=self.source.data)
             if not augmented:
                 sent = dataclasses.replace(sent, augment=None)
-            decode = Decoding(sent)
-            if collated:
-                decode = DecodingBatches(dataclasses.replace(sent, collate=self.source.collate))
-            return [Read(decode, sampler=places, name="decode", workers=workers, processes=True, apart=apart)]
+            return [Read(Decoding(sent), sampler=places, name="decode", workers=workers, processes=True, apart=apart)]
         decoding = dataclasses.replace(self._still(), data=self.source.data, augment=None)
         stages: list[Stage] = [Read(Decoding(decoding), sampler=places, name="decode", workers=workers, apart=apart)]
         if augmented:
-            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment"), apart=apart))
+            stages.append(Map(Augmenting(self._still()), name="augment", workers=self._workers("augment"), along=True, apart=apart))
         return stages
 
     def _still(self) -> Source:
@@ -155,6 +149,10 @@ class Plan:
     def _sent(self) -> Source:
         """For processes; without the data, and without a collate, which may not be fit to be sent."""
         return dataclasses.replace(self.source, data=(), collate=default_collate)
+
+    def _collating(self) -> Source:
+        """For what makes batches: beside the training a collate that may draw is not let."""
+        return dataclasses.replace(self._sent(), collate=self.source.collate) if self._collates_apart else self._still()
 
     def _workers(self, stage: str) -> int:
         return self.options.workers.get(stage, 1)
@@ -213,7 +211,7 @@ def _check_can_be_sent(source: Source) -> None:
 
 def _can_be_sent(collate: Callable[[list[Any]], Any]) -> bool:
     try:
-        pickle.dumps(collate)
+        ipc.dumps(collate)
     except Exception as error:
         log.info("collate is done when a batch is wanted, not in the processes: it cannot be sent to them (%s)", error)
         return False
@@ -313,13 +311,6 @@ class Decoding:
         return [(position, self._source.augmented(position, 0, self._source.decode(position, index))) for position, index in places]
 
 
-class DecodingBatches(Decoding):
-    """The same, collated as well."""
-
-    def __getitem__(self, places: Sequence[Place]) -> Any:
-        return Collating(self._source)(super().__getitem__(places))
-
-
 class Augmenting:
     """The augmentation of samples for their first use; their positions go with them."""
 
@@ -355,10 +346,3 @@ class CollatingDrawn(Redrawing):
 
     def __call__(self, drawn: Drawn) -> Part:
         return drawn.collated(self._source)
-
-
-class Finishing(Redrawing):
-    """Both."""
-
-    def __call__(self, drawn: Drawn) -> Part:
-        return drawn.augmented(self._source).collated(self._source)

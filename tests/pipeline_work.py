@@ -106,6 +106,15 @@ def sleeps_in_a_process(value: int) -> int:
     return value
 
 
+def sleeps_at_19_in_a_process(value: int) -> int:
+    return sleeps_in_a_process(value) if value == 19 else value
+
+
+def with_process(samples: list[Any]) -> tuple[list[Any], int]:
+    """A collate."""
+    return samples, os.getpid()
+
+
 class Weighty:
     """A data set in memory. Of each sample: its first number, the process, and the file that the data are mapped from there."""
 

@@ -114,6 +114,17 @@ def test_who_goes_on_begins_in_processes() -> None:
         assert os.getpid() not in {pid for _, pid in second}
 
 
+def test_who_goes_on_asks_the_guard_for_its_processes(caplog: pytest.LogCaptureFixture) -> None:
+    def make(memory: int | None = None) -> Autotuned:
+        return autotuned(Pipeline([Source(range(40)), Map(own_process, name="udf")]), controller="fixed", memory=memory)
+
+    with nothing_left(), make() as first, make(memory=1 << 20) as second:
+        first.pipeline.set((1, 2), {"udf": True})
+        second.load_state_dict(first.state_dict())
+        assert second.pipeline.processes == {"read": False, "udf": False}
+    assert "the pipeline does not begin as it was: refused udf in 2 processes (given threads)" in caplog.text
+
+
 def test_a_limit_for_a_batch_reaches_the_stages() -> None:
     with autotuned(loader(Squares()), limit=7.0) as tuned:
         assert [getattr(stage, "limit", None) for stage in tuned.pipeline.stages] == [7.0, 7.0, None]

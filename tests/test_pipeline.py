@@ -22,6 +22,7 @@ import pytest
 import torch
 from pipeline_work import Broken, FailsAt, burns, double, nothing_left, same, uneven
 from stoker.engine.errors import StokerError, UsageError
+from stoker.runners.loaders import machine, readings
 from stoker.runners.loaders.faults import Ended, StageError
 from stoker.runners.loaders.meters import Stopwatch
 from stoker.runners.loaders.pipeline import Pipeline
@@ -817,3 +818,30 @@ def test_samples_are_counted_where_items_are_lists_of_them() -> None:
     assert observed(8) == (8.0, 1.0)
     with pytest.raises(UsageError, match="samples_per_item=0"):
         Pipeline([Source(Lists())], samples_per_item=0)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ours", "idle", "taken"),
+    [
+        (4.0, 1.0, 3.0, 0.0),
+        (4.0, 1.0, 1.5, 0.5),
+        (4.0, 1.0, 0.0, 1.0),
+        (4.0, 3.8, 0.0, 0.0),
+        (2.0, 1.0, 9.0, 0.0),
+        (4.0, 1.0, math.nan, 0.0),
+    ],
+)
+def test_what_others_take_of_the_cores_that_we_leave(cpus: float, ours: float, idle: float, taken: float) -> None:
+    assert readings._taken(cpus, ours, idle) == pytest.approx(taken)
+
+
+def test_idle_time_of_our_cores_is_known() -> None:
+    assert machine.idle() >= 0.0
+
+
+def test_without_proc_stat_idle_time_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    assert math.isnan(machine.idle())

@@ -32,6 +32,7 @@ from pipeline_work import (
 )
 from stoker.engine.errors import StokerError, UsageError
 from stoker.runners.loaders import passes
+from stoker.runners.loaders.chains import Chain
 from stoker.runners.loaders.channel import Item
 from stoker.runners.loaders.faults import StageError, Stopped
 from stoker.runners.loaders.kinds import Kinds
@@ -424,7 +425,7 @@ class Elsewhere(torch.Tensor):
 
 
 def test_data_that_a_late_process_was_sent_after_the_way_back_are_let_go() -> None:
-    pool = ProcessPool("read", Weighty(4, mib=1).__getitem__)
+    pool = ProcessPool(Chain((Weighty(4, mib=1).__getitem__,), ("read",)))
     with nothing_left():
         pool.keep_spare(True)
         pool.keep_spare(False)
@@ -456,3 +457,28 @@ def test_data_that_changed_while_no_process_waited_are_sent_anew() -> None:
             data.data = np.arange(1 << 18, dtype=np.float32) + change
             assert next(iter(pipeline))[0] == change
             pipeline.close()
+
+
+class Words:
+    """A data set that is pickled word by word."""
+
+    def __init__(self) -> None:
+        self.words = ["first"] * 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[str, int]:
+        return self.words[index], os.getpid()
+
+
+def test_data_that_have_outgrown_the_memory_for_them_are_read_in_threads_again(caplog: pytest.LogCaptureFixture) -> None:
+    data = Words()
+    with nothing_left(), Pipeline([Source(data, name="read")]) as pipeline:
+        pipeline.prepare("read", 10_000)
+        pipeline.set((1,), {"read": True})
+        assert os.getpid() not in {pid for _, pid in pipeline}
+        data.words = [f"{index:01000}" for index in range(40)]
+        assert list(pipeline) == [(word, os.getpid()) for word in data.words]
+        assert "'read': a copy of its function's data has come to take more memory" in pipeline.observe().stages[0].stays
+    assert "it goes on in threads" in caplog.text

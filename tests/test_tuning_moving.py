@@ -251,10 +251,25 @@ def test_many_more_cores_are_a_reason_to_try_again() -> None:
     assert [moving.proposed(window(cpus=16.0)) for _ in range(PATIENCE)][-1] is not None
 
 
-def test_a_resize_ends_the_trial_and_leaves_it_where_it_is() -> None:
+@pytest.mark.parametrize(("throughput", "stays"), [(121.0, False), (130.0, True)])
+def test_after_a_resize_it_is_judged_by_what_threads_would_have_done_on_as_many_cores(throughput: float, stays: bool) -> None:
+    moving, _ = moved()  # 160 samples/s with 1.3 cores busy: 123 with one
+    assert moving.judged(in_processes(320.0)) is None
+    assert moving.judged(in_processes(50.0, resized=True, cpus=1.0)) is None
+    found = [moving.judged(in_processes(throughput, cpus=1.0)) for _ in range(JUDGED)]
+    assert found[:-1] == [None] * (JUDGED - 1)
+    assert found[-1] is not None
+    assert found[-1].processes == ({} if stays else {"udf": False})
+
+
+def test_on_one_core_processes_that_are_not_there_yet_are_not_waited_for() -> None:
     moving, _ = moved()
-    assert moving.judged(in_processes(50.0, resized=True)) is None
-    assert moving.trial == ""
+    starting = reading(processes=True, starting=3)
+    assert moving.judged(window(udf=starting, resized=True, cpus=2.0)) is None
+    decision = moving.judged(window(udf=starting, resized=True, cpus=1.0))
+    assert decision is not None
+    assert decision.processes == {"udf": False}
+    assert decision.why == "udf moved back to threads: one core is left, and its processes are not there yet"
 
 
 def test_processes_that_do_not_come_are_given_up() -> None:

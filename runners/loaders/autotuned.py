@@ -151,18 +151,7 @@ class Autotuned:
         self.pipeline.load_state_dict(state["pipeline"])
         if len(state["values"]) == len(self.pipeline.knobs):
             values = tuple(knob.clip(value) for knob, value in zip(self.pipeline.knobs, state["values"], strict=True))
-            self.pipeline.set(
-                values, {stage: True for stage, moved in state.get("processes", {}).items() if moved and self._can_move(stage)}
-            )
-
-    def _can_move(self, stage: str) -> bool:
-        """Whether a stage that was in processes can be so here."""
-        try:
-            self.pipeline.prepare(stage)
-        except UsageError as error:
-            log.warning("%s; it begins in threads", error)
-            return False
-        return True
+            self._tuner.resume(values, [stage for stage, moved in state.get("processes", {}).items() if moved])
 
     def close(self) -> None:
         """End the tuner and every worker. A pass that goes on ends."""

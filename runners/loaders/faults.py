@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...engine.errors import StokerError
 
@@ -24,9 +26,29 @@ class Ragged(ValueError):
     """Samples of one batch whose shapes differ; ``index`` counts within the batch."""
 
     def __init__(self, index: int, what: str) -> None:
-        super().__init__(what)
+        super().__init__(index, what)  # so that it can be pickled
         self.index = index
         self.what = what
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class At(NamedTuple):
+    """What somebody works on."""
+
+    stage: str
+    positions: tuple[int, ...]
+    place: int = 0  #: of the stage among those that are done in one call
+    since: float = -math.inf  #: time.perf_counter; before the call began where that is not known better
+
+
+class Misplaced(Exception):
+    """What a function raised at a part of its item, or in a stage that was done along with it."""
+
+    def __init__(self, error: Exception, at: At) -> None:
+        super().__init__(str(error))
+        self.error, self.at = error, at
 
 
 class Unreplaced(StokerError):
@@ -54,6 +76,8 @@ def words(positions: Sequence[int]) -> str:
 
 def located(error: BaseException, stage: str, positions: Sequence[int]) -> BaseException:
     """The error as the consumer is to see it: itself, with a note of where; a StageError where it could not be raised as itself."""
+    if isinstance(error, Misplaced):
+        return located(error.error, error.at.stage, error.at.positions)
     if isinstance(error, StageError):
         return error
     if isinstance(error, Ragged):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from .chains import Done, Group
 from .channel import SKIP, Channel, Item
 from .faults import Drained
 from .sizes import ITEM
@@ -182,6 +184,48 @@ class Drawing:
         """What it holds is not its own."""
 
 
+class Dealing:
+    """One item after another; or all of a batch at once, where one begins, so that batches are made of the same items whoever takes.
+
+    Args:
+        size: of a batch.
+        grouped: whether batches may be taken.
+    """
+
+    def __init__(self, feed: Feed, size: int, grouped: Callable[[], bool]) -> None:
+        self._feed, self._size, self._grouped = feed, size, grouped
+        self._waiting: deque[Item] = deque()
+        self._dealt = 0  #: items of a batch that was begun
+
+    def take(self, leave: Leaving) -> Item:
+        item = self._waiting.popleft() if self._waiting else self._feed.take(leave)
+        self._dealt = (self._dealt + 1) % self._size
+        return item
+
+    def take_batch(self, leave: Leaving) -> Item:
+        """A Group. Else one item: of a batch that was begun, or was delivered, or is the last and incomplete."""
+        if self._dealt or not self._grouped():
+            return self.take(leave)
+        try:
+            while len(self._waiting) < self._size:
+                self._waiting.append(self._feed.take(leave))
+                if self._waiting[0].payload is SKIP:
+                    return self.take(leave)
+        except Drained:
+            return self.take(leave)
+        items, self._waiting = tuple(self._waiting), deque()
+        return Group.item(items)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        items, size = self._feed.kept
+        return items + len(self._waiting), size + sum(item.size for item in self._waiting)
+
+    def let_go(self) -> None:
+        self._waiting.clear()
+        self._feed.let_go()
+
+
 class Grouping:
     """Lists of ``size`` items after another."""
 
@@ -194,7 +238,11 @@ class Grouping:
     def take(self, leave: Leaving) -> Item:
         try:
             while len(self._items) < self._size:
-                self._items.append(self._source.get(leave))
+                item = self._source.get(leave)
+                if isinstance(item.payload, Done):  # it is a batch already; where there is an order, no other was begun
+                    self._given = True
+                    return item
+                self._items.append(item)
         except Drained:
             if not self._items or self._drop_last:
                 if self._items and not self._given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -9,8 +10,11 @@ from typing import Any
 
 from ...engine.errors import UsageError
 from . import ipc
+from .chains import Chain
 from .processes import ProcessPool
-from .stages import MIB, Batch, Source, Stage, Working
+from .stages import MIB, Batch, Map, Source, Stage, Working
+
+log = logging.getLogger("stoker.loaders")
 
 
 class Kinds:
@@ -20,7 +24,7 @@ class Kinds:
         self._stages = stages
         self._lock = threading.Lock()
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
-        self._pools = {index: ProcessPool(stages[index].name, remote_function(stages[index])) for index in self._in_processes}
+        self._pools = {index: ProcessPool(self._chain(index, remote_function)) for index in self._in_processes}
         self._used = set(self._in_processes)  #: that have been in processes
         self._stays: dict[int, str] = {}
 
@@ -38,6 +42,36 @@ class Kinds:
     def pool(self, index: int) -> ProcessPool:
         return self._pools[index]
 
+    def together(self, index: int) -> int:
+        """Items that a process of the stage takes at once, or would."""
+        pool = self._pools.get(index)
+        if pool is not None:
+            return pool.chain.size
+        return self.chain_here(index).size if self.movable(index) else 1
+
+    def chain_here(self, index: int) -> Chain:
+        """What a process of the stage does in one call, for a thread."""
+        return self._chain(index, thread_function)
+
+    def along(self, index: int) -> bool:
+        """Whether the work of a stage is done by the processes of one before it."""
+        return any(before < index < before + len(self._pools[before].chain.names) for before in tuple(self._in_processes))
+
+    def _chain(self, index: int, function: Callable[[Stage], Callable[[Any], Any]]) -> Chain:
+        chained, batch = [self._stages[index]], None
+        for stage in self._stages[index + 1 :]:
+            if not (_goes_along(stage) and (batch is None or isinstance(stage, Map))):
+                break
+            if isinstance(stage, Batch):
+                batch = stage
+            chained.append(stage)
+        return Chain(
+            (function(chained[0]), *(thread_function(stage) for stage in chained[1:])),
+            tuple(stage.name for stage in chained),
+            None if batch is None else chained.index(batch),
+            1 if batch is None else batch.size,
+        )
+
     def prepare(self, index: int, limit: float = math.inf) -> tuple[int, int]:
         """Bytes that all processes of a stage would share, and bytes that each would be sent.
 
@@ -49,7 +83,7 @@ class Kinds:
             raise UsageError(self.stays(index) or f"stage {stage.name!r}: it says itself what its workers are")
         if index not in self._pools:
             try:
-                pool = ProcessPool(stage.name, remote_function(stage), limit=limit, on_host=True)
+                pool = ProcessPool(self._chain(index, remote_function), limit=limit, on_host=True)
             except ipc.TooLarge as error:
                 raise UsageError(
                     f"stage {stage.name!r}: a copy of its function's data takes more than the {limit / MIB:,.0f} MiB of memory that are"
@@ -87,8 +121,15 @@ class Kinds:
             self._pools[index].end()
 
     def begin(self) -> None:
-        for pool in self._all():
-            pool.begin()
+        with self._lock:
+            pools = list(self._pools.items())
+        for index, pool in pools:
+            try:
+                pool.begin()
+            except ipc.TooLarge:
+                why = f"stage {pool.stage!r}: a copy of its function's data has come to take more memory than there was for it"
+                self.keep_in_threads(index, why)
+                log.warning("%s; it goes on in threads", why)
 
     def end(self) -> None:
         for pool in self._all():
@@ -113,6 +154,13 @@ def remote_function(stage: Stage) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = stage.in_processes.__getitem__
         return function
     return thread_function(stage)
+
+
+def _goes_along(stage: Stage) -> bool:
+    """With the stage before it, into its processes."""
+    if not isinstance(stage, Map | Batch):
+        return False
+    return isinstance(stage, Batch) and stage.processes is None if stage.along is None else stage.along
 
 
 def _undecided(stage: Stage) -> bool:

@@ -31,6 +31,16 @@ def cpus() -> float:
     return allowed if share is None else min(allowed, share)
 
 
+def idle() -> float:
+    """Seconds that the cores of our affinity together have had nothing to do since the machine started; nan: not to be seen."""
+    try:
+        rows = [line.split() for line in (_PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        return sum(int(row[4]) + int(row[5]) for row in rows if row[0] in ours) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return math.nan
+
+
 def part() -> float:
     """Of the memory, what counts as this process's own: its part of the job's ranks on the node, and of the node's jobs.
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from .faults import At
+
 
 class Phase(IntEnum):
     STARVED = 0  #: has no input
@@ -121,14 +123,14 @@ class BusyClock:
 class Meter:
     """One worker's. It alone writes; anybody reads. Each write replaces a whole tuple, so a reader sees one moment of it."""
 
-    __slots__ = ("_born", "_done", "_phases", "at_work_on", "thread")
+    __slots__ = ("_born", "_done", "_phases", "at", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.get_native_id()
         self._born = time.thread_time()
         self._done: tuple[int, float, float, int, float] = (0, 0.0, 0.0, 0, 0.0)
         self._phases: tuple[float, float, float, Phase, float] = (0.0, 0.0, 0.0, Phase.STARVED, time.perf_counter())
-        self.at_work_on: tuple[int, ...] = ()  #: positions
+        self.at: Callable[[], At] | None = None  #: what it works on
 
     def enter(self, phase: Phase) -> None:
         now = time.perf_counter()
@@ -141,11 +143,11 @@ class Meter:
             blocked += now - since
         self._phases = (starved, working, blocked, phase, now)
 
-    def finished(self, size: int, wait: float, cpu_elsewhere: float) -> None:
-        """An item is through. ``cpu_elsewhere``: CPU time that another process spent on it."""
-        items, _, waited, passed, elsewhere = self._done
+    def finished(self, size: int, wait: float, cpu_elsewhere: float, items: int = 1) -> None:
+        """Items are through, of this size together. ``cpu_elsewhere``: CPU time that another process spent on them."""
+        before, _, waited, passed, elsewhere = self._done
         elsewhere += cpu_elsewhere
-        self._done = (items + 1, time.thread_time() - self._born + elsewhere, waited + wait, passed + size, elsewhere)
+        self._done = (before + items, time.thread_time() - self._born + elsewhere, waited + wait, passed + size, elsewhere)
 
     def read(self, now: float) -> Totals:
         """Up to ``now``: the phase that goes on counts as far as it has come."""
@@ -159,7 +161,10 @@ class Meter:
     def phase(self) -> Phase:
         return self._phases[3]
 
-    def working_for(self, now: float) -> float:
-        """Seconds that it has been at its present item."""
+    def working_on(self) -> At | None:
+        """None: nothing."""
         phase, since = self._phases[3:]
-        return now - since if phase is Phase.WORKING else 0.0
+        if phase is not Phase.WORKING or self.at is None:
+            return None
+        at = self.at()
+        return at._replace(since=max(since, at.since))

@@ -12,7 +12,7 @@ from typing import Any
 from .channel import SKIP, Bound, Channel, Item
 from .contention import Contention, Looks
 from .faults import Drained, Stopped
-from .feeds import Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
+from .feeds import Dealing, Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
 from .kinds import Kinds, thread_function
 from .processes import ProcessHand
 from .progress import Progress
@@ -66,7 +66,7 @@ class Pass:
         self._kinds.begin()
         try:
             for index, crew in self.crews.items():
-                crew.resize(self._sizes[index])
+                crew.move(self._sizes[index], processes=self._kinds.processes(index))  # what cannot be sent any more is in threads now
         except BaseException:
             self.stop()
             raise
@@ -154,7 +154,11 @@ class Pass:
             index -= 1
         if self.prefetched(index):
             return Bound(1 << 40, self._sizes[index + 1] * MIB)
-        return Bound(max(self._queue.items, 2 * self._sizes[index]), self._queue.bytes)
+        return Bound(max(-(-self._queue.items // self.together(index)), 2 * self._sizes[index]), self._queue.bytes)
+
+    def together(self, index: int) -> int:
+        """Items of a stage in one item of the queue behind it."""
+        return self._kinds.together(index) if self._kinds.processes(index) else 1
 
     def prefetched(self, index: int) -> bool:
         """Whether the queue behind a stage is that of a Prefetch."""
@@ -174,13 +178,23 @@ class Pass:
                 continue
             output = Channel(self.bound(index), ordered=self._ordered)
             feed, hire = self._plan(index, stage, source) if source is not None else self._reading(index, stage, samples)
-            self.crews[index] = Crew(
-                stage.name, feed, source, output, hire, self.fail,
-                limit=stage.limit if isinstance(stage, Working) else None,
-                processes=self._kinds.processes(index),
-                stays=partial(self._kinds.keep_in_threads, index) if self._kinds.movable(index) else None,
-            )  # fmt: skip
+            self.crews[index] = self._crew(index, stage, feed, source, output, hire)
             self.channels[index] = source = output
+
+    def _crew(
+        self, index: int, stage: Stage, feed: Feed, source: Channel | None, output: Channel, hire: Callable[[bool], Hand] | None
+    ) -> Crew:
+        if not isinstance(stage, Working) or isinstance(feed, Iteration):
+            return Crew(stage.name, feed, source, output, hire, self.fail, limits=[stage.limit] if isinstance(stage, Working) else [None])
+        here = self._kinds.chain_here(index)
+        groups = Dealing(feed, here.size, lambda: self._kinds.pool(index).chain.batch is not None) if here.batch is not None else None
+        along = self._stages[index : index + len(here.names)]
+        return Crew(
+            stage.name, groups or feed, source, output, hire, self.fail, groups=groups, here=here,
+            limits=[stage.limit for stage in along if isinstance(stage, Working)],
+            processes=self._kinds.processes(index),
+            stays=partial(self._kinds.keep_in_threads, index) if self._kinds.movable(index) else None,
+        )  # fmt: skip
 
     def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[bool], Hand] | None]:
         """What the workers of a stage take, and who does the work."""
@@ -204,5 +218,13 @@ class Pass:
 
     def _hire(self, index: int) -> Callable[[bool], Hand]:
         stage, kinds = self._stages[index], self._kinds
-        function, apart = thread_function(stage), isinstance(stage, Working) and stage.apart
-        return lambda processes: ProcessHand(kinds.pool(index), apart=apart) if processes else ThreadHand(function)
+        function = thread_function(stage)
+
+        def hire(processes: bool) -> Hand:
+            if not processes:
+                return ThreadHand(function)
+            pool = kinds.pool(index)
+            last = self._stages[index + len(pool.chain.names) - 1]
+            return ProcessHand(pool, apart=isinstance(last, Working) and last.apart)
+
+        return hire

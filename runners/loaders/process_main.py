@@ -13,69 +13,77 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import ipc
+from .chains import Chain, Step, Where, Whereabouts
 from .meters import Stopwatch
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    payloads: list[Any]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     result: Any
-    cpu: float
-    wait: float
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
     error: BaseException
+    where: Where
 
 
-def main(parent: socket.socket) -> None:
-    """Take the function, then items. The parent ends it by closing the socket, or by a signal."""
+def main(parent: socket.socket, whereabouts: Whereabouts) -> None:
+    """Take the functions, then items. The parent ends it by closing the socket, or by a signal."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the consumer decides what it means
     with contextlib.suppress(ipc.Closed):
-        function = _first(parent)
+        chain = _first(parent, whereabouts)
         stopwatch = Stopwatch(time.process_time)
-        while function is not None:
-            _serve(parent, function, stopwatch)
+        while chain is not None:
+            _serve(parent, chain, stopwatch, whereabouts)
 
 
-def _first(parent: socket.socket) -> Callable[[Any], Any] | None:
+def _first(parent: socket.socket, whereabouts: Whereabouts) -> Chain | None:
     try:
-        function: Callable[[Any], Any] = ipc.receive(parent)
+        chain: Chain = ipc.receive(parent)
         _seed()
     except ipc.Closed:
         raise
     except BaseException as error:
-        _answer(parent, Raised(_portable(error)))
+        _answer(parent, Raised(_portable(error), whereabouts.read()), whereabouts)
         return None
-    _answer(parent, Answer(None, 0.0, 0.0))
-    return function
+    _answer(parent, Answer(None, ()), whereabouts)
+    return chain
 
 
-def _serve(parent: socket.socket, function: Callable[[Any], Any], stopwatch: Stopwatch) -> None:
+def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabouts: Whereabouts) -> None:
     try:
-        result, spent = stopwatch.call(function, ipc.receive(parent))
-        answer: Answer | Raised = Answer(result, spent.cpu, spent.wait)
-        del result
+        asked: Asked = ipc.receive(parent)
+        result, steps = chain.run(asked.payloads, whole=asked.whole, watch=stopwatch, at=whereabouts.note)
+        answer: Answer | Raised = Answer(result, steps)
+        del asked, result
     except ipc.Closed:
         raise
     except BaseException as error:
-        answer = Raised(_portable(error))
-    _answer(parent, answer)
+        answer = Raised(_portable(error), whereabouts.read())
+    _answer(parent, answer, whereabouts)
 
 
-def _answer(parent: socket.socket, answer: Answer | Raised) -> None:
+def _answer(parent: socket.socket, answer: Answer | Raised, whereabouts: Whereabouts) -> None:
     try:
         data, views = ipc.dumps(answer)
     except Exception as error:
-        data, views = ipc.dumps(Raised(TypeError(f"what the function returned cannot be sent from a worker process: {error}")))
+        refused = TypeError(f"what the function returned cannot be sent from a worker process: {error}")
+        data, views = ipc.dumps(Raised(refused, whereabouts.read()))
     ipc.send(parent, data, views)
 
 

@@ -10,6 +10,7 @@ everything anew for each process, seconds with torch; the server imports once, h
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import os
@@ -23,9 +24,12 @@ from typing import Any
 
 from ...engine.errors import StokerError, UsageError
 from . import ipc, process_main
+from .chains import Chain, Group, Step, Whereabouts
 from .channel import Item
-from .faults import StageError, Stopped, Unreplaced
-from .meters import Spent
+from .faults import At, Misplaced, StageError, Stopped, Unreplaced
+from .threads import Outcome
+
+log = logging.getLogger("stoker.loaders")
 
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
 _GUARDED = "is what the script does guarded by `if __name__ == '__main__':`?"
@@ -47,24 +51,29 @@ class WorkerProcess:
         context = multiprocessing.get_context("forkserver")
         heavy = [name for name in ("numpy", "torch") if name in sys.modules]
         context.set_forkserver_preload(["__main__", *heavy, process_main.__name__])
+        self.whereabouts = Whereabouts()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._process: ForkServerProcess = context.Process(target=process_main.main, args=(theirs,), name=f"stoker-{stage}", daemon=True)
+        given = (theirs, self.whereabouts)
+        self._process: ForkServerProcess = context.Process(target=process_main.main, args=given, name=f"stoker-{stage}", daemon=True)
         try:
             self._process.start()
         except (AssertionError, EOFError, OSError, RuntimeError) as error:
             self._socket.close()
+            self.whereabouts.let_go()
             raise StokerError(f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__}); {_GUARDED}") from error
         finally:
             theirs.close()
+            self.whereabouts.close_file()
         self._stage = stage
 
-    def call(self, payload: Any, *, apart: bool = False) -> tuple[Any, Spent]:
-        """The function's result in that process, and its cost there. Its exception is raised. Died: the process has.
+    def call(self, payloads: list[Any], *, whole: bool, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
+        """As `Chain.run` in that process. Its exception is raised, from Failed, which says where. Died: the process has.
 
         ``apart``: see `ipc.receive`.
         """
+        self.whereabouts.note(0, -1)
         try:
-            data, views = ipc.dumps(payload)
+            data, views = ipc.dumps(process_main.Asked(payloads, whole))
         except Exception as error:
             raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
         return self._ask(lambda to: ipc.send(to, data, views), apart=apart)
@@ -88,19 +97,20 @@ class WorkerProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(_PATIENCE)
+        self.whereabouts.let_go()
         # Not closed: multiprocessing may be joining it at the interpreter's exit. Its descriptors go with the object.
 
-    def greet(self, function: ipc.Shared) -> None:
-        """Give it the function, and wait until it has it. StokerError: it cannot be had."""
+    def greet(self, chain: ipc.Shared) -> None:
+        """Give it the functions, and wait until it has them. StokerError: it cannot be had."""
         try:
-            self._ask(function.send)
+            self._ask(chain.send)
         except BaseException as error:
             self.end(at_once=True)
             if isinstance(error, Died):
                 raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
-    def _ask(self, send: Callable[[socket.socket], None], *, apart: bool = False) -> tuple[Any, Spent]:
+    def _ask(self, send: Callable[[socket.socket], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
         try:
             send(self._socket)
             # A process that the function itself forked may hold the socket open after its parent was killed.
@@ -111,7 +121,7 @@ class WorkerProcess:
             raise Died(self._how()) from None
         if isinstance(answer, process_main.Raised):
             raise answer.error
-        return answer.result, Spent(answer.cpu, answer.wait)
+        return answer.result, answer.steps
 
     def _how(self) -> str:
         self._process.join(_PATIENCE)
@@ -127,18 +137,18 @@ class ProcessPool:
     """The processes of one stage, kept from pass to pass. What their function holds in arrays and tensors is in memory once for all.
 
     Args:
+        chain: what a process does in one call.
         attempts: how often an item is given to a new process when the one that worked on it was killed.
         limit: bytes of the function's data that are sent to each process, and copied here for that; more are ipc.TooLarge.
         on_host: tensors of a device cannot be sent.
     """
 
-    def __init__(
-        self, stage: str, function: Callable[[Any], Any], *, attempts: int = 3, limit: float = math.inf, on_host: bool = False
-    ) -> None:
-        self.stage, self.attempts = stage, attempts
-        self._callable = function
+    def __init__(self, chain: Chain, *, attempts: int = 3, limit: float = math.inf, on_host: bool = False) -> None:
+        self.stage, self.attempts = chain.names[0], attempts
+        self.chain, self._limit, self._on_host = _sendable(chain, limit, on_host=on_host), limit, on_host
+        stage = self.stage
         try:
-            self._function = ipc.Shared(*ipc.dumps(function, limit=limit, on_host=on_host))
+            self._function = self._sent()
         except ipc.TooLarge:
             raise
         except ipc.OnDevice as error:
@@ -154,6 +164,10 @@ class ProcessPool:
         self._ending = False
         self._spares = True
         self._owner = os.getpid()
+
+    def _sent(self) -> ipc.Shared:
+        """The functions as they are now."""
+        return ipc.Shared(*ipc.dumps(self.chain, limit=self._limit, on_host=self._on_host))
 
     @property
     def shared_bytes(self) -> int:
@@ -237,7 +251,10 @@ class ProcessPool:
             return self._ending
 
     def begin(self) -> None:
-        """A new pass may use it, after `end`. Processes of an earlier one end if the function, or data that it holds, has changed since."""
+        """A new pass may use it, after `end`. Processes of an earlier one end if the function, or data that it holds, has changed since.
+
+        ipc.TooLarge: these data have grown above the limit.
+        """
         changed, idle = self._changed(), list[WorkerProcess]()
         with self._lock:
             self._ending = False
@@ -249,7 +266,9 @@ class ProcessPool:
     def _changed(self) -> ipc.Shared | None:
         """What is to be sent now, where it is another than before."""
         try:
-            now = ipc.Shared(*ipc.dumps(self._callable))
+            now = self._sent()
+        except ipc.TooLarge:
+            raise
         except Exception:  # a file that it has opened meanwhile, say: what was sent is what there is
             return None
         return None if now.same(self._function) else now
@@ -271,6 +290,18 @@ class ProcessPool:
         self._function.let_go()
 
 
+def _sendable(chain: Chain, limit: float, *, on_host: bool) -> Chain:
+    """As far as what goes along can be sent: the rest is done here."""
+    for place, name in list(enumerate(chain.names))[1:]:
+        try:
+            ipc.dumps(chain.functions[place], limit=limit, on_host=on_host)
+        except Exception as error:
+            why = "too much memory" if isinstance(error, ipc.TooLarge) else error
+            log.warning("stage %r: its function cannot be sent to processes, with what is done before it (%s); it is done here", name, why)
+            return chain.until(place)
+    return chain
+
+
 class ProcessHand:
     """Has the work of one worker thread done by a process."""
 
@@ -278,27 +309,39 @@ class ProcessHand:
         self._pool, self._apart = pool, apart
         self._process: WorkerProcess | None = pool.acquire()
 
-    def call(self, item: Item) -> tuple[Any, Spent, float]:
+    def call(self, item: Item) -> Outcome:
         """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
-        how = ""
+        group = item.payload if isinstance(item.payload, Group) else None
+        payloads = [item.payload] if group is None else [each.payload for each in group.items]
+        how, at = "", At(self._pool.stage, item.positions)
         for _ in range(self._pool.attempts):
             process = self._process = self._process or self._replacement()
             try:
-                result, spent = process.call(item.payload, apart=self._apart)
+                result, steps = process.call(payloads, whole=group is not None, apart=self._apart)
             except Died as death:
+                how, at = death.how, self.at(item)
                 self._pool.discard(process)
                 self._process = None
-                how = death.how
                 if self._pool.ending:
                     raise Stopped from None
+            except Exception as error:
+                raise Misplaced(error, self.at(item)) from None
             else:
-                return result, spent, spent.cpu
+                return Outcome.of(result, steps, elsewhere=True)
         times = (
             f"{self._pool.attempts} worker processes that worked on it have died"
             if self._pool.attempts > 1
             else "its worker process has died"
         )
-        raise StageError(self._pool.stage, item.positions, f"{times}, the last: {how}")
+        raise StageError(at.stage, at.positions, f"{times}, the last: {how}")
+
+    def at(self, item: Item) -> At:
+        """What its process is at, or was when it ended."""
+        process, chain = self._process, self._pool.chain
+        if process is None:
+            return At(self._pool.stage, item.positions)
+        place, index, since = process.whereabouts.read()
+        return At(chain.names[place], chain.positions(item, place, index), place, since)
 
     def _replacement(self) -> WorkerProcess:
         try:

@@ -17,6 +17,8 @@ from .passes import Pass
 from .stages import Batch, Draw, Prefetch, Shuffle, Source, Stage
 from .tuning.contract import Knob, Observation, StageReading, Values
 
+_LEAVES = 0.1  #: share of the cores that is noise
+
 
 class _Consumer(NamedTuple):
     """Since the pipeline was made. Replaced as a whole, so that a reader sees one moment."""
@@ -35,6 +37,7 @@ class _Moment(NamedTuple):
     totals: dict[int, Totals]
     consumer: _Consumer
     process: float  #: seconds of CPU time of this process
+    idle: float  #: see machine.idle
     looks: Looks
 
 
@@ -62,7 +65,7 @@ class Readings:
         self._earlier: dict[int, Totals] = {}  #: of passes before this one
         self._running: Pass | None = None
         self._paused: float | None = self._made  #: since when no pass goes on
-        self._window = _Moment(self._made, {}, self._consumer, time.process_time(), Looks())
+        self._window = _Moment(self._made, {}, self._consumer, time.process_time(), machine.idle(), Looks())
         self._ended_at = self._window.process  #: CPU time of this process when the last pass ended
         self.looked = 0.0  #: seconds of CPU time that looking at the interpreter's lock took in passes that have ended
         self._observed = False  #: somebody wants to know
@@ -113,6 +116,8 @@ class Readings:
         delivered = after.consumer.samples - before.consumer.samples
         self._observe_demand(before.consumer, after.consumer)
         cpus, (used, total) = machine.cpus(), machine.memory()
+        used_here = sum(totals.cpu for totals in spent.values()) / window
+        training = max(0.0, after.process - before.process - sum(totals.cpu - totals.elsewhere for totals in spent.values())) / window
         resized = self._machine is not None and self._machine != (cpus, total)
         self._machine = (cpus, total)
         return Observation(
@@ -125,16 +130,17 @@ class Readings:
             throughput=self._samples * delivered / window,
             demand=self._samples * self._demand,
             cpus=cpus,
-            cpu_used=sum(totals.cpu for totals in spent.values()) / window,
+            cpu_used=used_here,
             memory_used=used,
             memory_total=total,
             bandwidth=machine.bandwidth(),
             clock=machine.clock(),
             resized=resized,
-            consumer_cpu=max(0.0, after.process - before.process - sum(totals.cpu - totals.elsewhere for totals in spent.values()))
-            / window,
+            consumer_cpu=training,
             lock=looks.share(looks.held),
-            crowded=looks.share(looks.crowded),
+            crowded=max(
+                looks.share(looks.crowded), _taken(cpus, used_here + training, (after.idle - before.idle) / window) if looks.looks else 0.0
+            ),
         )
 
     def _look(self) -> None:
@@ -147,7 +153,7 @@ class Readings:
         now = time.perf_counter() if self._paused is None else self._paused
         process = time.process_time() if self._paused is None else self._ended_at
         looks = self._running.looks if self._running is not None else Looks()
-        self._window = _Moment(now, self._totals(now), self._consumer, process, looks)
+        self._window = _Moment(now, self._totals(now), self._consumer, process, machine.idle(), looks)
         return self._window
 
     def _readings(
@@ -183,7 +189,7 @@ class Readings:
         costs = self._costs[index]
         everything = spent.starved + spent.working + spent.blocked
         queue, held, limit = self._queue(index, costs.size)
-        running, processes = self._running, self._kinds.processes(index)
+        running, processes, along = self._running, self._kinds.processes(index), self._kinds.along(index)
         starting = running.crews[index].starting if processes and running is not None and not running.stopped else 0
         return StageReading(
             name=stage.name,
@@ -198,10 +204,12 @@ class Readings:
             queue_bytes=held,
             item_bytes=costs.size,
             parallel=not isinstance(stage, Shuffle | Draw) and not (isinstance(stage, Source) and not stage.indexed),
-            processes=processes,
+            processes=processes or along,
+            along=along,
+            together=self._kinds.together(index),
             queue_limit=limit,
             starting=starting,
-            lock=0.0 if processes or math.isnan(costs.wait) else locked * costs.wait,
+            lock=0.0 if processes or along or math.isnan(costs.wait) else locked * costs.wait,
             movable=self._kinds.movable(index),
             stays=self._kinds.stays(index),
         )
@@ -216,8 +224,11 @@ class Readings:
         if self._running.prefetched(index):
             return items, held, limit
         bound, (waiting, size_of_waiting) = self._running.bound(index), self._running.channels[index].held
-        fits = bound.items if not size > 0 else max(1, min(bound.items, int(bound.bytes / size)))
-        return items + waiting, held + size_of_waiting, limit + fits
+        together = self._running.together(index)
+        fits = bound.items * together
+        if size > 0:
+            fits = max(together, min(fits, int(bound.bytes / size)))
+        return items + waiting * together, held + size_of_waiting, limit + fits
 
     def _prefetch(self, index: int, producer: StageReading, items: int, waited: float) -> StageReading:
         """It has no workers: starved is the share of the window in which the consumer waited for it, blocked that of its producers."""
@@ -241,3 +252,14 @@ class Readings:
 def _items(stages: Sequence[Stage]) -> int:
     """Items of the source in one item behind these stages."""
     return math.prod(stage.size for stage in stages if isinstance(stage, Batch))
+
+
+def _taken(cpus: float, ours: float, idle: float) -> float:
+    """Share of the cores which we leave that others keep busy. ``idle``: cores; nan: not known.
+
+    How soon a thread has a core when it wakes up does not tell: it is let in before those that compute all the time.
+    """
+    left = cpus - ours
+    if left < _LEAVES * cpus or math.isnan(idle):
+        return 0.0
+    return min(1.0, max(0.0, 1.0 - idle / left))

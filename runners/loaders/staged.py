@@ -6,14 +6,13 @@
 
 An item is a whole batch, as for the DataLoader's own workers: a data set's ``__getitems__``, batches of different sizes and any
 batch sampler stay what they are, and a queue is crossed once a batch, not once a sample. Worker processes collate what they have
-read, as the DataLoader's do, so that one batch of tensors comes back and not its samples one by one; the stage "batch" then has
-nothing left to do.
+read, as the DataLoader's do, so that one batch of tensors comes back and not its samples one by one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -57,14 +56,10 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 
 
 def _map_style(loader: DataLoader[Any], processes: bool | None, limit: float | None) -> list[Stage]:
-    read, sampler = Read(loader), _indices(loader)
-    if processes:
-        return [Source(InProcess(read, loader), sampler=sampler, name="read", processes=True, limit=limit)]
-    collate = Collate(loader.collate_fn)
-    remote = InProcess(read, loader, Collated)
+    read = Read(loader)
     return [
-        Source(read, sampler=sampler, name="read", processes=processes, in_processes=remote, limit=limit),
-        Map(collate, name="batch", processes=False, limit=limit),  # it goes with the reading, or it would be sent twice
+        Source(read, sampler=_indices(loader), name="read", processes=processes, in_processes=InProcess(read, loader), limit=limit),
+        Map(loader.collate_fn, name="batch", processes=False, along=True, limit=limit),
     ]
 
 
@@ -104,10 +99,10 @@ def _check(loader: object) -> None:
         )
 
 
-class Draw(NamedTuple):
+class Wanted(NamedTuple):
     """One item of the source: what to read, and the seed of whatever it draws."""
 
-    wanted: Any  #: index, or a list of them
+    where: Any  #: index, or a list of them
     seed: int
 
 
@@ -117,14 +112,14 @@ class Indices:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[Wanted]:
         loader = self._loader
         sampler = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         seed = _base_seed(loader)
         # A sampler draws its own seed when its first index is wanted. Wanted here and not in the source's thread, what the
         # training draws meanwhile cannot come in between.
         first = list(islice(sampler, 1))
-        return (Draw(wanted, (seed + number) % 2**63) for number, wanted in enumerate(chain(first, sampler)))
+        return (Wanted(where, (seed + number) % 2**63) for number, where in enumerate(chain(first, sampler)))
 
 
 class CountedIndices(Indices):
@@ -167,16 +162,16 @@ class Read:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, draw: Draw) -> Any:
+    def __getitem__(self, wanted: Wanted) -> Any:
         """An exception says in a note at which index; the item of the pipeline is a batch."""
-        where = draw.wanted
+        where = wanted.where
         try:
             if not self._batches:
-                return self.dataset[draw.wanted]
+                return self.dataset[wanted.where]
             if at_once := getattr(self.dataset, "__getitems__", None):
-                return at_once(draw.wanted)
+                return at_once(wanted.where)
             samples = []
-            for where in draw.wanted:
+            for where in wanted.where:
                 samples.append(self.dataset[where])
             return samples
         except Exception as error:
@@ -184,41 +179,23 @@ class Read:
             raise
 
 
-class Collated(NamedTuple):
-    """A batch that was collated where it was read."""
-
-    batch: Any
-
-
-class Collate:
-    """The loader's `collate_fn`, for what was not collated yet."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, samples: Any) -> Any:
-        return samples.batch if isinstance(samples, Collated) else self._function(samples)
-
-
 class InProcess:
-    """Reads and collates in a worker process, under a seed of the batch's own. ``given``: what a batch is given in."""
+    """Reads in a worker process, under a seed of the batch's own, which what collates it there goes on drawing from."""
 
-    def __init__(self, read: Read, loader: DataLoader[Any], given: Callable[[Any], Any] | None = None) -> None:
-        self._read, self._given = read, given
-        self._collate = loader.collate_fn
+    def __init__(self, read: Read, loader: DataLoader[Any]) -> None:
+        self._read = read
         self._begin, self._workers = loader.worker_init_fn, loader.num_workers
         self._begun_in = 0  #: process
 
     def __len__(self) -> int:
         return len(self._read)
 
-    def __getitem__(self, draw: Draw) -> Any:
-        rng.seed_all(draw.seed)
+    def __getitem__(self, wanted: Wanted) -> Any:
+        rng.seed_all(wanted.seed)
         if self._begun_in != os.getpid():
             self._begun_in = os.getpid()
-            self._start(draw.seed)
-        batch = self._collate(self._read[draw])
-        return batch if self._given is None else self._given(batch)
+            self._start(wanted.seed)
+        return self._read[wanted]
 
     def _start(self, seed: int) -> None:
         """What the DataLoader's worker does before its first batch. Workers come and go: a number is no place among ``num_workers``."""

@@ -32,6 +32,9 @@ class Working(Stage):
             begin with, and processes when a tuner finds that these do more and the function can be sent to them. It is then called
             here and there, so what it keeps in itself or elsewhere in this process is lost: False keeps it in threads.
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
+        along: where the workers of the stage before it are processes, they do this too, right after what they did of an item, so that
+            it is sent once; its own workers then only pass it on. None: a Batch does whose ``processes`` is None; a Map does not, as one
+            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning.
         apart: the parts of an item may be kept after the item is dropped, such as samples of a list in a buffer: what comes from a
             process is copied into memory of each part's own. False: all of an item is one mapping, kept until its last part is dropped.
     """
@@ -39,6 +42,7 @@ class Working(Stage):
     workers: int = 1
     processes: bool | None = None
     limit: float | None = None
+    along: bool | None = None
     apart: bool = False
 
     def __post_init__(self) -> None:

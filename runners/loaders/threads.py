@@ -12,25 +12,47 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...engine.errors import StokerError
+from .chains import Chain, Done, Group, Step
 from .channel import SKIP, Channel, Item
-from .faults import Drained, Leave, StageError, Stopped, Unreplaced, located
-from .feeds import Feed
+from .faults import At, Drained, Leave, StageError, Stopped, Unreplaced, located
+from .feeds import Dealing, Feed
 from .meters import Meter, Phase, Spent, Stopwatch, Totals
 from .sizes import ITEM, nbytes
 
 log = logging.getLogger("stoker.loaders")
 
 
+class Outcome(NamedTuple):
+    """What became of an item."""
+
+    payload: Any
+    items: int  #: that were worked on
+    spent: Spent
+    elsewhere: float = 0.0  #: seconds of its CPU time that another process spent
+
+    @classmethod
+    def of(cls, result: Any, steps: tuple[Step, ...], *, elsewhere: bool) -> Outcome:
+        """For the first of these stages, of which the others find what is theirs in the payload."""
+        (items, spent), *others = steps
+        return cls(Done(result, tuple(others)) if others else result, items, spent, spent.cpu if elsewhere else 0.0)
+
+
+_NOTHING = Outcome(None, 1, Spent(0.0, 0.0))
+
+
 class Hand(Protocol):
     """Does the work of one worker, in its thread."""
 
-    def call(self, item: Item) -> tuple[Any, Spent, float]:
-        """Result, what it cost, and how many seconds of its CPU time another process spent."""
+    def call(self, item: Item) -> Outcome: ...
+
+    def at(self, item: Item) -> At | None:
+        """What of the item it is at, where that is known; asked by any thread during `call`."""
 
     def let_go(self, *, drained: bool) -> None:
         """The worker leaves; ``drained``: because nothing is left to do, not because it is one too many."""
@@ -43,9 +65,12 @@ class ThreadHand:
         self._function = function
         self._stopwatch = Stopwatch()
 
-    def call(self, item: Item) -> tuple[Any, Spent, float]:
+    def call(self, item: Item) -> Outcome:
         result, spent = self._stopwatch.call(self._function, item.payload)
-        return result, spent, 0.0
+        return Outcome(result, 1, spent)
+
+    def at(self, item: Item) -> None:
+        """No better than the worker itself."""
 
     def let_go(self, *, drained: bool) -> None:
         self._stopwatch.close()
@@ -56,9 +81,12 @@ class Crew:
 
     Args:
         hire: makes the hand of a worker, in its thread, given whether a process is to do the work; None: items pass as they are.
+        groups: the same feed, where a process may take all items of a batch at once.
         waits_on: the channel that `feed` takes from, to wake those who are to leave; None: it does not wait.
         failed: told what went wrong, by the worker that it happened to.
+        limits: seconds for an item, of this stage and of those that are done along with it; None: no limit.
         processes: whether the workers are processes to begin with.
+        here: what a process does in one call, for a thread to do where the process is gone.
         stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
     """
 
@@ -71,16 +99,19 @@ class Crew:
         hire: Callable[[bool], Hand] | None,
         failed: Callable[[BaseException], None],
         *,
-        limit: float | None = None,
+        groups: Dealing | None = None,
+        limits: Sequence[float | None] = (None,),
         processes: bool = False,
+        here: Chain | None = None,
         stays: Callable[[str], None] | None = None,
     ) -> None:
         self.name = name
         self.output = output
         self._feed, self._waits_on, self._hire, self._failed = feed, waits_on, hire, failed
-        self._limit, self._stays = limit, stays
+        self._groups, self._limits, self._here, self._stays = groups, limits, here, stays
         self._turn = threading.Lock()  #: of taking, so that items get their numbers in the order of the feed
         self._taken = 0
+        self._position = 0  #: of the next item among those of the feed
         self._lock = threading.Lock()  #: of what follows
         self._wanted = self._started = 0
         self._processes = processes  #: the kind that is wanted
@@ -139,12 +170,14 @@ class Crew:
 
     def check_limit(self, now: float) -> None:
         """Fail when a worker has been at one item for longer than the limit."""
-        if self._limit is None:
+        if not any(self._limits):
             return
         with self._lock:
-            late = next((meter for meter in self._there() if meter.working_for(now) > self._limit), None)
-        if late is not None:
-            self._failed(StageError(self.name, late.at_work_on, f"its function has not returned within the limit of {self._limit:g} s"))
+            found = [at for meter in self._there() if (at := meter.working_on()) is not None]
+        for at in found:
+            limit = self._limits[at.place]
+            if limit is not None and now - at.since > limit:
+                self._failed(StageError(at.stage, at.positions, f"its function has not returned within the limit of {limit:g} s"))
 
     @property
     def at_work(self) -> bool:
@@ -269,36 +302,40 @@ class Crew:
             if self._too_many(processes):
                 raise Leave
             try:
-                item = self._feed.take(lambda: self._too_many(processes))
+                take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
+                item = take(lambda: self._too_many(processes))
             except Drained:
                 self._drained = True
                 raise
             except (Leave, Stopped):
                 raise
             except BaseException as error:
-                raise self._fault(error, (self._taken,)) from None
+                raise self._fault(error, (self._position,)) from None
             number, self._taken = self._taken, self._taken + 1
+            self._position += len(item.payload.items) if isinstance(item.payload, Group) else 1
             with self._lock:
                 self._at_work += 1
             return number, item
 
     def _pass_on(self, number: int, item: Item, hand: Hand | None, meter: Meter) -> None:
-        wait, elsewhere, leaves = 0.0, 0.0, False
+        done, leaves = _NOTHING, False
         try:
-            if hand is not None and item.payload is not SKIP:
-                meter.at_work_on = item.positions
+            if isinstance(item.payload, Done):
+                done = Outcome.of(*item.payload, elsewhere=True)
+                item = item._replace(payload=done.payload)
+            elif hand is not None and item.payload is not SKIP:
+                meter.at = partial(self._at, hand, item)
                 meter.enter(Phase.WORKING)
                 try:
-                    payload, spent, elsewhere = hand.call(item)
+                    done = hand.call(item)
                 except Unreplaced as error:
-                    payload, spent, elsewhere = self._do_here(item, error, meter)
-                    leaves = True
-                wait = spent.wait
-                item = Item(item.positions, payload, ITEM + nbytes(payload))
+                    done, leaves = self._do_here(item, error, meter), True
+                meter.at = None
+                item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
             meter.enter(Phase.BLOCKED)
             self.output.put(number, item)
             meter.enter(Phase.STARVED)
-            meter.finished(item.size, wait, elsewhere)
+            meter.finished(item.size, done.spent.wait, done.elsewhere, done.items)
             if leaves:
                 raise Leave
         except Drained:
@@ -312,15 +349,19 @@ class Crew:
             with self._lock:
                 self._at_work -= 1
 
-    def _do_here(self, item: Item, error: Unreplaced, meter: Meter) -> tuple[Any, Spent, float]:
+    def _at(self, hand: Hand, item: Item) -> At:
+        return hand.at(item) or At(self.name, item.positions)
+
+    def _do_here(self, item: Item, error: Unreplaced, meter: Meter) -> Outcome:
         """The last item of a worker whose process is gone for good, in its thread where threads would do too."""
-        if self._hire is None or self._stays is None or not self._done_without(error, True, meter):
+        if self._here is None or self._stays is None or not self._done_without(error, True, meter):
             raise error
-        hand = self._hire(False)
+        watch, group = Stopwatch(), isinstance(item.payload, Group)
+        payloads = [each.payload for each in item.payload.items] if group else [item.payload]
         try:
-            return hand.call(item)
+            return Outcome.of(*self._here.run(payloads, whole=group, watch=watch), elsewhere=False)
         finally:
-            hand.let_go(drained=False)
+            watch.close()
 
     def _fault(self, error: BaseException, positions: tuple[int, ...]) -> Stopped:
         self._failed(located(error, self.name, positions))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...engine.errors import UsageError
-from .tuning.contract import Controller, Decision, Knob, Observation, Unit, Values
+from .tuning.contract import Controller, Decision, Knob, Observation, Unit, Values, with_along
 
 _UNITS = {Unit.WORKERS: "", Unit.MIB: " MiB"}
 _KINDS: dict[bool | None, str] = {True: " in processes", False: " in threads"}
@@ -118,6 +118,15 @@ class Tuner:
             self._pipeline.set(given)
             log.warning("the pipeline begins with %s instead of %s: %s", given, seen.values, refused)
 
+    def resume(self, values: Values, processes: Sequence[str]) -> None:
+        """Begin with the values of an earlier run, and with processes for these stages where they can be had and the guard allows them."""
+        seen = self._pipeline.observe()
+        there = {reading.name for reading in seen.stages if reading.movable and not reading.processes}
+        moved, values, kept = self._moves(seen, Decision(values, processes=dict.fromkeys(there.intersection(processes), True)))
+        self._pipeline.set(values, moved)
+        if kept:
+            log.warning("the pipeline does not begin as it was: %s", kept)
+
     def step(self) -> float:
         """Take one; seconds of transition that are to be left out of the next window."""
         seen = self._pipeline.observe()
@@ -155,7 +164,7 @@ class Tuner:
             knob if (knob.stage, knob.unit) in self._free else dataclasses.replace(knob, low=value, high=value)
             for knob, value in zip(seen.knobs, seen.values, strict=True)
         )
-        wanted = self._controller.decide(dataclasses.replace(seen, knobs=knobs))
+        wanted = self._controller.decide(dataclasses.replace(with_along(seen), knobs=knobs))
         values = tuple(knob.clip(value) for knob, value in zip(knobs, wanted.values, strict=True))
         free = {stage: processes for stage, processes in wanted.processes.items() if (stage, Unit.WORKERS) in self._free}
         return dataclasses.replace(wanted, values=values, processes=free)
@@ -206,6 +215,6 @@ class Tuner:
 
     def _transition(self, seen: Observation) -> float:
         """Time in which all that the pipeline holds, queued or in a worker's hands, leaves it: until then it shows the values of before."""
-        waiting = sum((stage.queue + stage.workers) / stage.per_batch for stage in seen.stages if stage.per_batch > 0)
+        waiting = sum((stage.queue + stage.workers * stage.in_hand) / stage.per_batch for stage in seen.stages if stage.per_batch > 0)
         drained = waiting * seen.latency()
         return min(drained, self.interval) if math.isfinite(drained) else self.interval

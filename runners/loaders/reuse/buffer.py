@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ....engine.errors import UsageError
 from ..sizes import nbytes
-from .pools import Draw, Pool, Slot
+from .pools import OpenBatch, Pool, Slot
 
 MOST_USES = 1_000  #: of a sample: each number of uses left has a pool of its own
 
@@ -321,7 +321,7 @@ class ReuseBuffer:
     def _mix(self, first: int) -> list[Slot]:
         """``first`` first uses, and for the rest samples used before that have rested."""
         fresh, used = self._pools[self.repeat : self.repeat + 1], self._pools[1 : self.repeat]
-        draw = Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        draw = OpenBatch(self._random, self.batch_size, by_identity=self._identity is not None)
         draw.at_random(fresh, first)
         draw.at_random(used, self.batch_size)
         draw.longest_at_rest(used)
@@ -331,7 +331,7 @@ class ReuseBuffer:
     def _drain(self) -> list[Slot]:
         """Those first without which the uses left would not fit into the batches left; for the rest any that have rested."""
         batches = math.ceil(self._uses_left / self.batch_size)
-        draw = Draw(self._random, self.batch_size, by_identity=self._identity is not None)
+        draw = OpenBatch(self._random, self.batch_size, by_identity=self._identity is not None)
         for left in range(self.repeat, max(1, batches - 1) - 1, -1):
             draw.at_random(self._pools[left : left + 1], self.batch_size)
             draw.longest_at_rest(self._pools[left : left + 1])
@@ -339,7 +339,7 @@ class ReuseBuffer:
         draw.longest_at_rest(self._pools)
         return self._completed(draw)
 
-    def _completed(self, draw: Draw) -> list[Slot]:
+    def _completed(self, draw: OpenBatch) -> list[Slot]:
         """With too few different samples held, the same sample of two passes may meet: the stream would else stand still."""
         for slot in draw.clashed:
             if len(draw.batch) < self.batch_size:

@@ -82,7 +82,7 @@ class Pool:
 Changes = list[Callable[[Pool], object]]  #: what takes each of them back, in a copy
 
 
-class Draw:
+class OpenBatch:
     """A batch while it is drawn: up to ``size`` slots, taken out of their pools."""
 
     def __init__(self, generator: random.Random, size: int, *, by_identity: bool) -> None:

@@ -6,8 +6,9 @@ A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
@@ -54,6 +55,13 @@ class StageReading:
     lock: float = 0.0  #: of `wait`, what threads waited for a lock, which mostly is the interpreter's; 0 also where it cannot be seen
     movable: bool = False  #: its workers may be threads or processes, and be changed into the others while it runs
     stays: str = ""  #: why they may not, where that was found out while it ran
+    together: int = 1  #: items that a worker has in hand at once where it is a process
+    along: bool = False  #: its work is done by the processes of a stage before it, and its own workers only pass it on
+
+    @property
+    def in_hand(self) -> int:
+        """Items that a worker has at once."""
+        return self.together if self.processes and not self.along else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,26 @@ class Observation:
     resized: bool = False  #: cpus or memory_total have changed since the last observation
     consumer_cpu: float = 0.0  #: cores that the rest of this process kept busy, which is the training; they are not in `cpu_used`
     lock: float = 0.0  #: share of the window in which the interpreter's lock was not to be had at once; 0 also where nobody looked
-    crowded: float = 0.0  #: share of the window in which no core was to be had at once, whoever kept them busy; 0 as well
+    crowded: float = 0.0  #: share of the window in which no core was to be had at once, or of the cores left that others use; 0 as well
 
     def latency(self) -> float:
         """Seconds that the pipeline takes for a batch."""
         return self.batch_size / self.throughput if self.throughput > 0 else float("inf")
+
+
+def with_along(seen: Observation) -> Observation:
+    """What a stage costs whose work is done along with another's, as a cost of that one: there the workers are that it needs."""
+    stages: list[StageReading] = []
+    for reading in seen.stages:
+        if reading.along and not math.isnan(reading.cpu):
+            place = max(place for place, other in enumerate(stages) if not other.along)
+            carrier = stages[place]
+            share = reading.per_batch / carrier.per_batch
+            stages[place] = replace(carrier, cpu=carrier.cpu + reading.cpu * share, wait=carrier.wait + reading.wait * share)
+            stages.append(replace(reading, cpu=0.0, wait=0.0))
+        else:
+            stages.append(reading)
+    return replace(seen, stages=tuple(stages))
 
 
 def reward(seen: Observation) -> float:

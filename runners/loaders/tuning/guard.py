@@ -61,6 +61,7 @@ class Guard:
         self.options = options or GuardOptions()
         self.memory = memory
         self._item_bytes: dict[str, float] = {}  # the largest mean size of late
+        self._in_hand: dict[str, int] = {}  # items that a worker has at once
         self._now: _Held | None = None
         self._before: _Held | None = None  # at the allocation before this one
         self._smallest: _Held | None = None
@@ -97,7 +98,8 @@ class Guard:
         """
         shared, each = sizes
         limit = self._limit(seen)
-        one = min(self._worker(stage, {}) + each, float(seen.memory_used)) * (1.0 + self.options.margin)
+        together = next(reading.together for reading in seen.stages if reading.name == stage)
+        one = min(self._worker(stage, {}, together) + each, float(seen.memory_used)) * (1.0 + self.options.margin)
         held = max(self.predict(seen, seen.values), float(seen.memory_used)) + shared + each  # which is copied here, to be sent
         if math.isinf(held):
             return 0, f"refused {stage} in processes: how much memory an item takes is not known yet"
@@ -118,6 +120,7 @@ class Guard:
 
     def _learn(self, seen: Observation) -> None:
         for reading in seen.stages:
+            self._in_hand[reading.name] = reading.in_hand
             if reading.item_bytes > 0:  # not nan either
                 old = self._item_bytes.get(reading.name, 0.0)
                 self._item_bytes[reading.name] = max(reading.item_bytes, old + 0.05 * (reading.item_bytes - old))
@@ -154,9 +157,9 @@ class Guard:
             if now.bytes - self._before.bytes > allowed * (1.0 + self.options.margin):
                 self._learned, self._smallest = {}, now
 
-    def _worker(self, name: str, bounds: dict[str, float]) -> float:
-        """Bytes of one more worker, what it has in hand included."""
-        in_hand = 2 * self._item_bytes.get(name, 0.0)  # what it takes and what it makes
+    def _worker(self, name: str, bounds: dict[str, float], items: int | None = None) -> float:
+        """Bytes of one more worker, what it has in hand included; ``items``: of these so many, None: as many as now."""
+        in_hand = 2 * self._item_bytes.get(name, 0.0) * (items or self._in_hand.get(name, 1))  # what it takes and what it makes
         return max(bounds.get(name, self.options.worker + in_hand), in_hand)
 
     def predict(self, seen: Observation, values: Values) -> float:
@@ -185,7 +188,8 @@ class Guard:
         if earlier is None or not more.keys() <= came.keys():
             return math.inf
         again = max(count / came[name] for name, count in more.items()) * (now.bytes - earlier.bytes)
-        return max(again, sum(count * 2 * self._item_bytes.get(name, 0.0) for name, count in more.items()))
+        least = (count * 2 * self._item_bytes.get(name, 0.0) * self._in_hand.get(name, 1) for name, count in more.items())
+        return max(again, sum(least))
 
     def _queue(self, seen: Observation, reading: StageReading, workers: int, values: Values) -> float:
         """Bytes that a stage's output may come to hold."""
@@ -245,7 +249,7 @@ def _limit(reading: StageReading, workers: int) -> int:
     """Items that a queue may hold with so many workers: so many for each of them, or as now where it is wider than they need."""
     each = QUEUED_PER_WORKER if not reading.queue_limit else reading.queue_limit / max(1, reading.workers)
     if each > QUEUED_PER_WORKER:
-        return max(reading.queue_limit, QUEUED_PER_WORKER * workers)
+        return max(reading.queue_limit, QUEUED_PER_WORKER * workers * reading.in_hand)
     return math.ceil(each * workers)
 
 

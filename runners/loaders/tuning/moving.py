@@ -12,6 +12,7 @@ some windows,
 How much of the CPU time holds the lock is not known, so that is the most that a move may bring, and not what it will. Hence the trial:
 when the processes are there and their number has settled, the throughput must have risen by `GAIN`; else the stage goes back, and waits
 long before it is tried again, each time twice as long. Back it never goes for another reason: an idle process costs nothing but memory.
+A resize meanwhile does not end the trial: on fewer cores threads would have done less in proportion, as far as they had kept these busy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OVERDUE = 90.0  #: seconds that processes may take to start
 RESTS = 200  #: windows until a stage that came back is tried again; twice as many each time
 LARGER = 1.5  #: times the cores, with which it may be tried again at once
 
-SENDING = 200e-6  #: seconds of CPU time to send an item to a process and its result back: 130 to 260 µs measured
+SENDING = 200e-6  #: seconds of CPU time to send what goes together to a process and its result back: 130 to 260 µs measured
 COPYING = 1e-9  #: the same, of a byte of either
 OURS = 0.5  #: share of both that is spent in this process, under its lock
 
@@ -63,11 +64,17 @@ class _Trial:
 
     stage: str
     before: float  #: samples a second
+    cpus: float
+    busy: float  #: cores that were kept busy
     values: Values  #: that there were
     whole: float  #: when it was moved or, later, last had all its processes, by the observations' clock
     lived: int = 0  #: windows since all processes were there
     last: tuple[int, ...] = ()
     pace: _Pace = field(default_factory=_Pace)  #: since the values have last changed
+
+    def in_threads(self, cpus: float) -> float:
+        """Samples a second that there would be at most, on so many cores, had it not been moved."""
+        return self.before * min(1.0, cpus / self.busy) if self.busy > 0 else self.before
 
 
 @dataclass(slots=True)
@@ -106,8 +113,11 @@ class Moving:
         reading = _reading(seen, trial.stage)
         if not reading.processes:
             return self._not_moved(seen, trial, reading)
-        if seen.resized:
-            self._trial = None  # what it was before says nothing any more
+        if seen.cpus != trial.cpus:
+            trial.cpus = seen.cpus
+            if reading.starting and seen.cpus <= 1.0:
+                return self._back(seen, trial, "one core is left, and its processes are not there yet")
+            trial.lived, trial.pace = 0, _Pace()
             return None
         trial.lived += 1
         trial.whole = seen.at
@@ -116,7 +126,8 @@ class Moving:
         trial.pace.see(seen)
         if trial.pace.windows < JUDGED and trial.lived < SETTLES:
             return None
-        gain = trial.pace.mean / trial.before - 1.0 if trial.before > 0 else math.inf
+        before = trial.in_threads(seen.cpus)
+        gain = trial.pace.mean / before - 1.0 if before > 0 else math.inf
         if gain < GAIN - 1.0:
             return self._back(seen, trial, f"processes brought {gain:+.0%}")
         self._trial = None
@@ -181,7 +192,8 @@ class Moving:
 
     def _moved(self, seen: Observation, name: str, promise: float) -> Decision:
         reading = _reading(seen, name)
-        self._trial = _Trial(name, self._pace.mean, seen.values, seen.at)
+        busy = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
+        self._trial = _Trial(name, self._pace.mean, seen.cpus, busy, seen.values, seen.at)
         self._asked, self._pace = ("", ()), _Pace()
         place = worker_knobs(seen)[name]
         needed = promise * seen.throughput / seen.batch_size * (_computing(reading) + _sending(seen, reading))
@@ -236,7 +248,7 @@ def _reading(seen: Observation, name: str) -> StageReading:
 
 def _sending(seen: Observation, reading: StageReading) -> float:
     """Seconds of CPU time to send the items of a batch to processes and back."""
-    return reading.per_batch * (SENDING + COPYING * (reading.item_bytes + _input_bytes(seen, reading)))
+    return reading.per_batch * (SENDING / reading.together + COPYING * (reading.item_bytes + _input_bytes(seen, reading)))
 
 
 def _input_bytes(seen: Observation, reading: StageReading) -> float:

@@ -1,0 +1,150 @@
+"""What one call of a worker process does: its stage's function, and those of the stages right behind it that are done along with it.
+
+A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
+therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. What each stage of the chain took
+is told apart.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+from .channel import Item
+from .meters import Spent, Stopwatch
+
+_At = Callable[[int, int], None]  #: told of the place in the chain, and of which item of the call, before each call of a function
+
+
+class Step(NamedTuple):
+    """What a stage did of a call."""
+
+    items: int
+    spent: Spent
+
+
+class Done(NamedTuple):
+    """Payload of an item of which the next stages have been done already, with what each of them took."""
+
+    payload: Any
+    steps: tuple[Step, ...]
+
+
+class Group(NamedTuple):
+    """Payload of an item that is a batch still to be made of these."""
+
+    items: tuple[Item, ...]
+
+    @classmethod
+    def item(cls, items: tuple[Item, ...]) -> Item:
+        positions = tuple(position for item in items for position in item.positions)
+        return Item(positions, cls(items), sum(item.size for item in items))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Functions of consecutive stages, the one of a call first.
+
+    Attributes:
+        names: of the stages.
+        batch: place of the one that is given the list of what came of a whole call; None: each call is of one item.
+        size: of that list.
+    """
+
+    functions: tuple[Callable[[Any], Any], ...]
+    names: tuple[str, ...]
+    batch: int | None = None
+    size: int = 1
+
+    def until(self, place: int) -> Chain:
+        """The stages before it."""
+        if self.batch is not None and place > self.batch:
+            return replace(self, functions=self.functions[:place], names=self.names[:place])
+        return Chain(self.functions[:place], self.names[:place])
+
+    def run(self, payloads: list[Any], *, whole: bool, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
+        """Result of the last stage, and what each took. Not ``whole``: of one item, as far as the batch."""
+        values, steps = payloads, []
+        for place, function in enumerate(self.functions):
+            if place == self.batch:
+                if not whole:
+                    break
+                values = [values]
+            values, spent = watch.call(partial(_each, function, partial(at, place)), values)
+            steps.append(Step(len(values), spent))
+        (result,) = values
+        return result, tuple(steps)
+
+    def positions(self, item: Item, place: int, index: int) -> tuple[int, ...]:
+        """Of the samples that a function was given."""
+        if not isinstance(item.payload, Group) or index < 0 or (self.batch is not None and place >= self.batch):
+            return item.positions
+        return item.payload.items[index].positions
+
+
+def _each(function: Callable[[Any], Any], at: Callable[[int], None], values: list[Any]) -> list[Any]:
+    results = []
+    for index, value in enumerate(values):
+        at(index)
+        results.append(function(value))
+    return results
+
+
+class Where(NamedTuple):
+    """Whoever works is at this place of the chain."""
+
+    place: int
+    item: int  #: of those of a call; below 0: it has not begun
+    since: float  #: time.perf_counter, which is the same in all processes
+
+
+class Whereabouts:
+    """Where in a call a worker process is: memory that it shares with its parent, who reads it after its death, too."""
+
+    _WORDS = struct.Struct("=qqd")
+
+    def __init__(self, file: int = -1) -> None:
+        self._file = os.memfd_create("stoker-worker", os.MFD_CLOEXEC) if file < 0 else file
+        try:
+            if file < 0:
+                os.ftruncate(self._file, mmap.PAGESIZE)
+            self._memory: mmap.mmap | bytearray = mmap.mmap(self._file, mmap.PAGESIZE)
+        except BaseException:
+            self.close_file()
+            raise
+
+    def __reduce__(self) -> Any:
+        return _opened, (reduction.DupFd(self._file),)  # of a process that is being started
+
+    def close_file(self) -> None:
+        """The other process has it, or never will."""
+        with suppress(OSError):
+            os.close(self._file)
+
+    def let_go(self) -> None:
+        """Free the memory, which a descriptor goes with; what it says last is still to be read."""
+        self._memory = bytearray(self._memory[: self._WORDS.size])
+
+    def note(self, place: int, index: int) -> None:
+        self._WORDS.pack_into(self._memory, 0, place, index, time.perf_counter())
+
+    def read(self) -> Where:
+        memory = self._memory
+        now = self._WORDS.unpack_from(memory)
+        while (again := self._WORDS.unpack_from(memory)) != now:  # it was being written
+            now = again
+        return Where(*now)
+
+
+def _opened(file: Any) -> Whereabouts:
+    opened = Whereabouts(file.detach())
+    opened.close_file()
+    return opened
