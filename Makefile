@@ -2,10 +2,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check clean
+.PHONY: demo quick test lint check clean
 
 demo: $(VENV)/.installed  ## run the demo: a daemon, a runner and a dozen real jobs; ends with report/index.html
 	$(BIN)/python -m stoker demo
+
+quick: $(VENV)/.installed  ## run all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
 
 test: $(VENV)/.installed  ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)

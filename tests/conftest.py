@@ -1,6 +1,8 @@
 """Fixtures: a store on a real file, and real daemon and runner processes with a home of their own.
 
-A test that takes more than 5 s alone on two idle cores is marked `slow`. `make test` runs these too.
+A test that takes more than 5 s of processor time, its processes counted, is marked `slow`, but for the state machine of `test_properties`,
+which finds most. `make quick` leaves these out, `make test` does not. Both share the tests among two workers: those of one `xdist_group`
+stay together, as what they share is made but once.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
+from stores import reopened
 
 # In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,6 +52,12 @@ def _quiet_environment() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def warm_server() -> None:
+    """Of the processes that `warm.start` starts."""
+    warm.serve()
+
+
 @pytest.fixture
 def home() -> Iterator[Home]:
     """An empty home with a path short enough for a Unix socket."""
@@ -65,19 +75,26 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(home: Home, template: Path) -> Iterator[Store]:
-    shutil.copyfile(template, home.database)
-    opened = Store.open(home.database, backups=home.backups)
+def database(home: Home, template: Path) -> Path:
+    """The database file of the home, migrated and empty."""
+    return Path(shutil.copyfile(template, home.database))
+
+
+@pytest.fixture
+def store(database: Path) -> Iterator[Store]:
+    opened = reopened(database)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def start_daemon(home: Home) -> Iterator[Callable[..., DaemonProcess]]:
-    """Start daemons of the test's home; what is left of them is ended after the test."""
+def start_daemon(home: Home, template: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Start daemons of the test's home, on an empty database; what is left of them is ended after the test."""
     started: list[DaemonProcess] = []
 
     def start(*arguments: str, env: Mapping[str, str] | None = None) -> DaemonProcess:
+        if not home.database.exists():
+            shutil.copyfile(template, home.database)
         daemon = DaemonProcess(home, *arguments, env=env)
         started.append(daemon)
         daemon.start()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine import admission
 from stoker.engine.admission import Admission, simulation, start_up_seconds
@@ -184,6 +184,7 @@ class TestFromTheMiddle:
 
     @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "tiresias", "themis", "elasticflow"])
     @given(view=views(deadlines=True, max_jobs=8))
+    @settings(max_examples=20)
     def test_any_pool_can_be_gone_on_with(self, policy: str, view: View) -> None:
         left = np.nan_to_num(view.jobs.remaining, nan=100.0)
         made = registry.create(policy, {})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import tempfile
 import threading
 import time
@@ -37,7 +38,6 @@ from stoker.engine.sim.options import NO_LIMITS, Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Stop, Submission, Tier
-from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
 from stoker.engine.workflow import runners
@@ -45,6 +45,7 @@ from stoker.engine.workflow.settings import PolicySetting, set_policy
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies import contract, registry
 from stoker.policies.contract import Phase, Plan, View
+from stores import reopened
 
 EPOCH = 1_000_000.0  #: the daemon's time of the simulator's 0
 STEPS = 1_000_000  #: in a second of training
@@ -214,7 +215,7 @@ class Live:
 
     def __init__(self, path: Path, case: Case) -> None:
         self.now, self.costs = 0.0, case.costs
-        self.store = Store.open(path, clock=self.clock)
+        self.store = reopened(path, clock=self.clock)
         for node, gpus in enumerate(Cluster.parse(case.cluster).nodes):
             self.store.write(runners.hello, _hello(f"n{node}", gpus))
         self.store.write(_know_the_model, None)
@@ -364,9 +365,9 @@ def _know_the_model(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
     return [None] * len(batch)
 
 
-def lived(jobs: Sequence[Job], case: Case) -> list[Decision]:
+def lived(jobs: Sequence[Job], case: Case, template: Path) -> list[Decision]:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
-        live = Live(Path(directory) / "stoker.duckdb", case)
+        live = Live(Path(shutil.copy(template, directory)), case)
         try:
             return live.run(jobs, monkeypatch)
         finally:
@@ -376,9 +377,9 @@ def lived(jobs: Sequence[Job], case: Case) -> list[Decision]:
 # The comparison
 
 
-def compare(jobs: Sequence[Job], case: Case) -> list[Decision]:
+def compare(jobs: Sequence[Job], case: Case, template: Path) -> list[Decision]:
     """The decisions, which are the same on both sides."""
-    of_the_simulator, of_the_daemon = _telling(simulated(jobs, case)), _telling(lived(jobs, case))
+    of_the_simulator, of_the_daemon = _telling(simulated(jobs, case)), _telling(lived(jobs, case, template))
     for theirs, ours in zip(of_the_simulator, of_the_daemon, strict=False):
         differences = _differences(ours, theirs)
         assert not differences, "\n".join([f"the daemon at {ours.now:g} s, the simulator at {theirs.now:g} s", *differences])
@@ -442,29 +443,28 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
-def check(name: str, limits: Limits, costs: Costs) -> None:
+def check(name: str, limits: Limits, costs: Costs, template: Path) -> None:
     policy, config = POLICIES[name]
-    decisions = compare(HISTORY, Case(policy, config, limits, costs))
+    decisions = compare(HISTORY, Case(policy, config, limits, costs), template)
     assert sum(len(decision.starts) for decision in decisions) >= len(HISTORY)
     assert name not in PREEMPTIVE or any(decision.stops for decision in decisions), "nobody was preempted: the history shows too little"
 
 
-@pytest.mark.parametrize("name", ["fifo", "priority", "srtf"])
-def test_the_simulator_decides_as_the_daemon_does(name: str) -> None:
-    check(name, LIMITS, COSTS)
+def test_the_simulator_decides_as_the_daemon_does(template: Path) -> None:
+    check("priority", LIMITS, COSTS, template)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "priority", "srtf"}))
-def test_with_any_policy(name: str) -> None:
-    check(name, LIMITS, COSTS)
+@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"priority"}))
+def test_with_any_policy(name: str, template: Path) -> None:
+    check(name, LIMITS, COSTS, template)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["backfill", "priority", "srtf"])
 @pytest.mark.parametrize(("limits", "costs"), [(NO_LIMITS, FREE), (NO_LIMITS, COSTS), (LIMITS, FREE)], ids=["neither", "costs", "limits"])
-def test_without_guards_or_costs(name: str, limits: Limits, costs: Costs) -> None:
-    check(name, limits, costs)
+def test_without_guards_or_costs(name: str, limits: Limits, costs: Costs, template: Path) -> None:
+    check(name, limits, costs, template)
 
 
 @st.composite
@@ -487,9 +487,9 @@ def histories(draw: st.DrawFn) -> list[Job]:
     st.sampled_from([NO_LIMITS, Limits(min_run_time=15.0, max_preemptions=1, cooldown=30.0)]),
     st.sampled_from([FREE, Costs(suspend=3.0, resume=4.0, resume_per_gpu=1.0, cold_start=2.0, warm_start=2.0)]),
 )
-def test_any_history_is_decided_alike(jobs: list[Job], name: str, limits: Limits, costs: Costs) -> None:
+def test_any_history_is_decided_alike(template: Path, jobs: list[Job], name: str, limits: Limits, costs: Costs) -> None:
     policy, config = POLICIES[name]
-    compare(jobs, Case(policy, config, limits, costs, cluster="2x2"))
+    compare(jobs, Case(policy, config, limits, costs, cluster="2x2"), template)
 
 
 def test_the_daemon_asks_again_when_it_is_to() -> None:

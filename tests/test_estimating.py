@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from stoker.engine.format import expectation
 from stoker.engine.overheads import Overheads
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
 from stoker.engine.spec.model import JobSpec, Provenance, Stop, Submission
-from stoker.engine.store.store import Store
 from stoker.engine.view import snapshot
 from stoker.engine.workflow import leases, runners
 from stoker.engine.workflow.plans import Decision, Enactment, enact
 from stoker.engine.workflow.submit import SubmitRequest, submit
+from stores import reopened
 
 SLOTS = 4
 PACE = 0.5  #: seconds a step
@@ -48,7 +49,7 @@ class Host:
         self.seq = 0
 
     def open(self) -> None:
-        self.store = Store.open(self.path, clock=lambda: self.now)
+        self.store = reopened(self.path, clock=lambda: self.now)
         self.estimating = Estimating(self.store, self.known.append, lambda: self.now)
         self.store.listen(self.estimating.committed)
 
@@ -104,8 +105,8 @@ class Host:
 
 
 @pytest.fixture
-def host(home) -> Iterator[Host]:
-    made = Host(home.database)
+def host(database: Path) -> Iterator[Host]:
+    made = Host(database)
     yield made
     made.store.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -14,11 +15,11 @@ from stoker.engine.config import Config, Guards, PolicyDefault
 from stoker.engine.protocol import VERSION, GpuInfo, Hello
 from stoker.engine.scheduling import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
-from stoker.engine.store.store import Store
 from stoker.engine.workflow import runners
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.engine.workflow.watch import PATIENCE, look_at_leases
 from stoker.policies.contract import Allocation, Plan, View
+from stores import reopened
 
 START = 1_000_000.0
 TERM = 3.0
@@ -74,7 +75,7 @@ class Pool:
 
     def __init__(self, path) -> None:
         self.now = START
-        self.store = Store.open(path, clock=lambda: self.now)
+        self.store = reopened(path, clock=lambda: self.now)
         self.store.write(runners.hello, HELLO)
         self.woken, self.policy = Woken(), Terms()
         config = Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0))
@@ -98,8 +99,8 @@ class Pool:
 
 
 @pytest.fixture
-def pool(home):
-    made = Pool(home.database)
+def pool(database: Path):
+    made = Pool(database)
     made.tick()
     assert made.leases() == [(None, None, TERM)] * 2
     yield made

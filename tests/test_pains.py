@@ -173,6 +173,7 @@ def test_pain_01_a_dead_worker_frees_its_slot_and_its_job_goes_on(jobs: Jobs) ->
 # -- 2 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_02_sixteen_clients_at_once_see_no_lock(fleet: Fleet, jobs: Jobs) -> None:
     """'database is locked' (Prefect #10188, SkyPilot #1441, Huey #445): one writer, and readers that never wait for it."""
 
@@ -223,6 +224,7 @@ def _remember(tx: Any, batch: Any) -> list[None]:
     return [None] * len(batch)
 
 
+@pytest.mark.slow
 def test_pain_03_scans_and_lookups_agree_after_kill_reopen_close_reopen(fleet: Fleet, jobs: Jobs) -> None:
     """The same from outside, for every key of a file that was in use when it was copied, as kill -9 leaves it.
 

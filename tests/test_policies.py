@@ -13,7 +13,18 @@ from stoker.engine.plan_check import check
 from stoker.policies import registry
 from stoker.policies.contract import Phase, make_config
 from stoker.policies.placement import Placement
-from views import GIB, Job, World, make_view, reasons, views, written_out
+from views import (
+    GIB,
+    Job,
+    World,
+    accounts_for_all,
+    calls_impossible_what_is_too_large,
+    leaves_alone,
+    make_view,
+    reasons,
+    views,
+    written_out,
+)
 from views import given as given_gpus
 
 SETTINGS = [
@@ -241,36 +252,13 @@ def test_srtf_takes_an_unknown_job_to_last_as_long_as_it_has_run():
 
 @every_policy
 @given(view=views())
-def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
+def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name, config, view):
     answer = plan(name, view, **config)
-    check(answer, view)
     assert given_gpus(answer) == given_gpus(plan(name, view, **config))
-    why = reasons(answer)
-    schedulable = {job for job, phase in zip(view.jobs.id.tolist(), view.jobs.phase, strict=True) if phase != Phase.STOPPING}
-    assert set(why) | set(given_gpus(answer)) == schedulable
-    assert set(why).isdisjoint(given_gpus(answer))
-    assert sorted(answer.order) == sorted(why)
-
-
-@every_policy
-@given(view=views())
-def test_impossible_means_larger_than_the_pool(name, config, view):
-    jobs, placement = view.jobs, Placement(view)
-    for job, code in reasons(plan(name, view, **config)).items():
-        row = jobs.id.tolist().index(job)
-        assert (code in ("impossible", "no-gpus")) == (jobs.gpus_min[row] > placement.capacity(memory=jobs.gpu_memory[row]))
-
-
-@every_policy
-@given(view=views())
-def test_no_needless_moves_and_no_protected_victims(name, config, view):
-    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
-    answer = given_gpus(check(plan(name, view, **config), view))
-    for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):
-        assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
-    if name == "fifo":
-        for row in np.flatnonzero(view.jobs.phase == Phase.ACTIVE):
-            assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
+    accounts_for_all(answer, view)
+    calls_impossible_what_is_too_large(answer, view)
+    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    leaves_alone(plan(name, guarded, **config), guarded, also_unprotected=name == "fifo")
 
 
 def left_over(view, answer):

@@ -20,10 +20,21 @@ from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase, Profile
 from stoker.policies.deadlines import has_deadline, laxity, next_deadline, ranks, reward
 from stoker.policies.durations import SAMPLES, Durations, ratios, remaining_samples
-from stoker.policies.placement import Placement
 from stoker.policies.profiles import Throughput
 from stoker.policies.threesigma import GOOD_ENOUGH, Program, expected_reward, solve
-from views import NOW, Job, World, make_jobs, make_view, reasons, views, written_out
+from views import (
+    NOW,
+    Job,
+    World,
+    accounts_for_all,
+    calls_impossible_what_is_too_large,
+    leaves_alone,
+    make_jobs,
+    make_view,
+    reasons,
+    views,
+    written_out,
+)
 from views import given as given_gpus
 
 PROFILES = (
@@ -421,39 +432,15 @@ def test_the_program_finds_what_trying_all_starts_finds(program):
 @every_policy
 @given(view=every_view)
 @settings(max_examples=20)
-def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
+def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name, config, view):
     answer = plan(name, view, **config)
     again = plan(name, view, **config)
     assert given_gpus(answer) == given_gpus(again)
     assert list(answer.order) == list(again.order)
-    why = reasons(answer)
-    schedulable = {job for job, phase in zip(view.jobs.id.tolist(), view.jobs.phase, strict=True) if phase != Phase.STOPPING}
-    assert set(why) | set(given_gpus(answer)) == schedulable
-    assert set(why).isdisjoint(given_gpus(answer))
-    assert sorted(answer.order) == sorted(why)
-
-
-@every_policy
-@given(view=every_view)
-@settings(max_examples=20)
-def test_impossible_means_larger_than_the_pool(name, config, view):
-    jobs, placement = view.jobs, Placement(view)
-    for job, code in reasons(plan(name, view, **config)).items():
-        row = jobs.id.tolist().index(job)
-        assert (code in ("impossible", "no-gpus")) == (jobs.gpus_min[row] > placement.capacity(memory=jobs.gpu_memory[row]))
-
-
-@every_policy
-@given(view=every_view)
-@settings(max_examples=20)
-def test_nobody_is_stopped_who_may_not_be(name, config, view):
-    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
-    answer = given_gpus(plan(name, view, **config))
-    stays = view.jobs.phase == Phase.ACTIVE
-    if name not in NOT_PREEMPTIVE:
-        stays &= view.jobs.protected
-    for row in np.flatnonzero(stays):
-        assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
+    accounts_for_all(answer, view)
+    calls_impossible_what_is_too_large(answer, view)
+    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    leaves_alone(plan(name, guarded, **config), guarded, also_unprotected=name in NOT_PREEMPTIVE)
 
 
 @pytest.mark.parametrize("name", ["edf", "genie", "hydra", "threesigma"])

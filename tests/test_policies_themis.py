@@ -16,10 +16,10 @@ from stoker.engine.sim.options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
-from stoker.policies.contract import Phase, Profile
+from stoker.policies.contract import Profile
 from stoker.policies.estimates import remaining_time
 from stoker.policies.fairness import finish_time_fairness
-from views import NOW, Job, World, make_jobs, make_view, reasons, views, written_out
+from views import NOW, Job, World, accounts_for_all, leaves_alone, make_jobs, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 SETTINGS = [
@@ -170,25 +170,13 @@ def test_gandiva_takes_turns_within_a_size_and_lets_every_size_in():
 
 @every_policy
 @given(view=views())
-def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
+def test_every_plan_is_valid_complete_deterministic_and_keeps_the_protected(name, config, view):
     answer = plan(name, view, **config)
-    check(answer, view)
     assert given_gpus(answer) == given_gpus(plan(name, view, **config))
-    why = reasons(answer)
-    schedulable = {job for job, phase in zip(view.jobs.id.tolist(), view.jobs.phase, strict=True) if phase != Phase.STOPPING}
-    assert set(why) | set(given_gpus(answer)) == schedulable
-    assert set(why).isdisjoint(given_gpus(answer))
-    assert sorted(answer.order) == sorted(why)
+    accounts_for_all(answer, view)
     assert answer.wake_at is None or view.now < answer.wake_at < math.inf
-
-
-@every_policy
-@given(view=views())
-def test_protected_jobs_stay(name, config, view):
-    view = protect(view, Limits(min_run_time=50, max_preemptions=3))
-    answer = given_gpus(plan(name, view, **config))
-    for row in np.flatnonzero((view.jobs.phase == Phase.ACTIVE) & view.jobs.protected):
-        assert answer[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
+    guarded = protect(view, Limits(min_run_time=50, max_preemptions=3))
+    leaves_alone(plan(name, guarded, **config), guarded)
 
 
 @every_policy

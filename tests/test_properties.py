@@ -42,6 +42,7 @@ from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.engine.workflow.watch import look_at_leases
 from stoker.policies.contract import Allocation, Group, Plan, Reason, View, Waiting
 from stoker.policies.contract import Phase as JobPhase
+from stores import reopened
 
 COMMON = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 PROFILES = {
@@ -157,10 +158,10 @@ class Engine(RuleBasedStateMachine):
             for name, pool, slots, skew in (("n1", "default", 4, 0.0), ("n2", "default", 2, 3.0), ("m1", "small", 2, -2.0))
         }
         shutil.copy(self.template, self.folder / "0.duckdb")
-        self._open(self.folder / "0.duckdb")
+        self._use(reopened(self.folder / "0.duckdb", clock=self.clock))
 
-    def _open(self, path: Path) -> None:
-        self.store = Store.open(path, clock=self.clock)
+    def _use(self, store: Store) -> None:
+        self.store = store
         self._spy_on_rollbacks()
         self.board = Board(self.store)
         self.board.refresh()
@@ -533,7 +534,7 @@ class Engine(RuleBasedStateMachine):
             for file in self.store.path.parent.glob(f"{self.store.path.name}*"):
                 shutil.copy(file, file.with_name(file.name.replace(self.store.path.name, path.name)))
             self.store.close()
-        self._open(path)
+        self._use(Store.open(path, clock=self.clock))
         if not clean:
             self.ticks = Counter()
             for decision in self._tables()["decisions"]:

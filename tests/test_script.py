@@ -175,25 +175,27 @@ def test_threads_and_scripts_that_take_the_signal_over_see_the_file(run_dir):
 
 
 def test_ranks_agree(tmp_path):
-    """Only rank 1 gets the signal; both answer the same, at the same step."""
+    """Only rank 1 gets the signal; both answer the same, at the same step. They fork from one process, which has imported torch."""
     code = """
-        import os, signal, stoker
+        import os, signal
         from torch import distributed
+        other = os.fork()
+        os.environ["RANK"] = str(int(other == 0))
+        import stoker
         distributed.init_process_group("gloo", init_method=f"file://{os.environ['MEET']}", rank=int(os.environ["RANK"]), world_size=2)
         answers = []
         for step in range(4):
             if step == 2 and os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGTERM)
             answers.append(stoker.should_stop(sync=True))
-        print(answers)
+        print(answers, flush=True)
         distributed.destroy_process_group()
+        assert not other or os.waitpid(other, 0)[1] == 0
     """
     env = {**os.environ, "STOKER_RUN_DIR": str(tmp_path), "MEET": str(tmp_path / "meet"), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [str([False, False, True, True])] * 2
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [str([False, False, True, True])] * 2
 
 
 def test_checkpoint_dir_is_made(run_dir):

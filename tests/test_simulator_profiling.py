@@ -233,6 +233,25 @@ def test_uncertainty_adds_up(at: float, early: float) -> None:
     assert noisy == pytest.approx(math.hypot(0.5, early))
 
 
+@pytest.mark.parametrize(("at", "mistaken", "early"), [(0.0, 1.0, 1.0), (23.0, 1.0, 0.5 + 1 / 48), (24.0, 0.0, 0.5), (48.0, 0.0, 0.0)])
+def test_what_has_run_corrects_the_pace_but_not_the_end(at: float, mistaken: float, early: float) -> None:
+    """From 24 s on, of a job that is believed to take twice as long as it does."""
+    errors = Errors(bias=math.log(2.0), corrected=24.0)
+    assert believed(at, lambda view: view.jobs.remaining, errors) == pytest.approx((1 + mistaken) * (80.0 - at + 20.0 * early))
+    assert believed(at, lambda view: view.jobs.remaining_most, errors) == pytest.approx((1 + mistaken) * (100.0 - at))
+    noisy = Errors(duration=0.3, gaussian=0.4, corrected=24.0)
+    assert believed(at, lambda view: view.jobs.uncertainty, noisy) == pytest.approx(math.hypot(0.5 * mistaken, 0.17 * early))
+
+
+@pytest.mark.parametrize(("unknown", "left"), [(0.0, [40.0, 160.0, 2.0]), (1.0, [math.nan] * 3)])
+def test_only_those_that_have_run_and_of_which_something_is_believed_are_corrected(unknown: float, left: list[float]) -> None:
+    seen: list[list[float]] = []
+    errors = Errors(bias=math.log(2.0), unknown=unknown, corrected=24.0)
+    jobs = [(0.0, 80.0, 1), (0.0, 80.0, 1), (40.0, 1.0, 1)]
+    run(jobs, "fifo", "1x1", observer=lambda view, *_: seen.append(view.jobs.remaining.tolist()), errors=errors, until=40.0)
+    assert seen[-1] == pytest.approx(left, nan_ok=True)
+
+
 def test_who_stops_by_iterations_is_as_uncertain_as_the_noise() -> None:
     def look(view: View, *_: object) -> None:
         jobs = view.jobs

@@ -2,9 +2,7 @@
 
 import json
 import math
-import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import time
 import msgspec
 import pytest
 import torch
+import warm
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Record
 from stoker.engine.spec.model import JobSpec, Stop
@@ -78,20 +77,7 @@ def broken():
     raise RuntimeError("the user's own trouble")
 """
 
-#: What a forked child runs in place of `python -m stoker.runners.worker`: torch is there already, which saves seconds a process.
-LAUNCHER = """
-import os, resource, sys
-log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) if os.chdir(CWD) is None else 0
-os.dup2(log, 1), os.dup2(log, 2)
-os.environ.update(ENV)
-if LARGEST_FILE:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, resource.RLIM_INFINITY))
-from stoker.runners.worker import main
-sys.exit(main())
-"""
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch", "torch.distributed", "torch.utils.data", "torch._dynamo"])
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
 
 
 class Job:
@@ -101,7 +87,6 @@ class Job:
         self.path, self.lease, self.alive = path, 0, []
         path.mkdir(exist_ok=True)
         (path / "user.py").write_text(USER)
-        (path / "launcher.py").write_text(LAUNCHER)
         self.spec = {"name": "job", "entrypoint": entrypoint, "params": params, "stop": {"iterations": STEPS} if stop is None else stop}
 
     @property
@@ -121,10 +106,12 @@ class Job:
             env |= {"MASTER_PORT": str(self.store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         self.alive = []
         for rank in range(ranks):
-            given = {"ENV": env | ({"RANK": str(rank)} if ranks > 1 else {}), "CWD": str(self.path), "LARGEST_FILE": largest_file}
-            process = processes.Process(target=runpy.run_path, args=(str(self.path / "launcher.py"), given))
-            process.start()
-            self.alive.append(process)
+            given = {**os.environ, **env, **({"RANK": str(rank)} if ranks > 1 else {})}
+            self.alive.append(
+                warm.start(
+                    "-m", "stoker.runners.worker", cwd=self.path, env=given, output=self.path / "output.log", largest_file=largest_file
+                )
+            )
         return self
 
     def signal(self, number=signal.SIGTERM, ranks=None):
@@ -341,6 +328,7 @@ def test_a_gang_s_checkpoint_is_taken_up_by_one_rank(job):
     assert sorted(one.losses()) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow  # three processes that import torch
 def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     one = Job(tmp_path / "job")
     run_dir = one.path / "run-1"

@@ -1,6 +1,5 @@
 """Checkpoints: whatever is killed or damaged, and whenever, what was made durable is found again."""
 
-import multiprocessing
 import random
 import runpy
 import signal
@@ -9,11 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
+import warm
 from stoker.runners import rng
 from stoker.runners.checkpoint import CheckpointError, Checkpoints
 
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch"])
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
 
 
 def state_of(step):
@@ -33,7 +32,7 @@ def child(tmp_path):
     def start(code, **names):
         path = tmp_path / f"child-{len(started)}.py"
         path.write_text("import torch\nfrom stoker.runners.checkpoint import Checkpoints\n" + code)
-        process = processes.Process(target=runpy.run_path, args=(str(path), names))
+        process = warm.processes.Process(target=runpy.run_path, args=(str(path), names))
         process.start()
         started.append(process)
         return process

@@ -3,21 +3,22 @@
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from stoker.engine.spec.model import JobSpec, Stop
 from stoker.runners import rng, training, worker
 from stoker.runners.ranks import Ranks
 from stoker.runners.rundir import PREEMPTED_EXIT
 
 ROOT = Path(__file__).resolve().parent.parent
-AWARE = [sys.executable, str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]
+AWARE = [str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]
+
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
 
 
 @pytest.fixture
@@ -35,16 +36,23 @@ def environment(tmp_path):
     return make
 
 
-def run(command, **given):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(command, cwd, env):
+    process = warm.start(*command, cwd=cwd, env=env, output=cwd / "said.txt", errors=cwd / "errors.txt")
+    process.join(60)
+    assert process.exitcode == 0, (cwd / "errors.txt").read_text()
+    return taken(cwd / "said.txt")
+
+
+def taken(output):
+    said = output.read_text()
+    output.unlink()
+    return said
 
 
 def test_the_plain_script_knows_nothing_of_stoker(tmp_path, environment):
     script = ROOT / "examples" / "plain_script.py"
     assert "import stoker" not in script.read_text()
-    said = run([sys.executable, str(script), "--epochs=1", "--samples=2000"], cwd=tmp_path, env=environment())
+    said = run([str(script), "--epochs=1", "--samples=2000"], cwd=tmp_path, env=environment())
     assert re.fullmatch(r"epoch 1: loss \d\.\d{3}, accuracy 0\.\d{3}\n", said)
 
 
@@ -53,14 +61,14 @@ def test_the_aware_script_resumes_exactly_and_runs_without_stoker_the_same(tmp_p
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
     reports = tmp_path / "run-1" / "reports-0.jsonl"
-    first = subprocess.Popen(AWARE, cwd=tmp_path, env=environment(lease=1), stdout=subprocess.PIPE, text=True)
+    first = warm.start(*AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
     while not reports.exists() or reports.read_bytes().count(b"\n") < 20:
-        assert first.poll() is None
+        assert first.is_alive(), taken(tmp_path / "first.txt")
         time.sleep(0.002)
-    first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate()
-    assert first.returncode == PREEMPTED_EXIT
-    stopped_at = int(re.fullmatch(r"asked to stop at step (\d+)\n", said)[1])
+    first.terminate()
+    first.join(60)
+    assert first.exitcode == PREEMPTED_EXIT
+    stopped_at = int(re.fullmatch(r"asked to stop at step (\d+)\n", taken(tmp_path / "first.txt"))[1])
     assert json.loads(reports.read_bytes().splitlines()[-1])["checkpoint"] == stopped_at
 
     resumed = run(AWARE, cwd=tmp_path, env=environment(lease=2))

@@ -19,6 +19,8 @@ from stoker.engine.view import PROFILED_AT_MOST, PROFILED_ON, Snapshot, snapshot
 from stoker.engine.work import work_of
 from stoker.policies.contract import Phase
 
+pytestmark = pytest.mark.xdist_group("view-of-tables")
+
 NOW = 1_800_000_000.0
 JOBS = 80
 TABLES = ("jobs", "leases", "lease_gpus", "progress", "iteration_estimates", "profiles", "speeds", "tiers", "gpus", "nodes")
@@ -28,21 +30,25 @@ NODE_STATES = ("up", "up", "suspect", "draining", "drained", "stopped", "gone")
 Row = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def empty() -> Iterator[duckdb.DuckDBPyConnection]:
+def make_database() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     migrate.apply(con, migrate.available())
     for file in view_files():
         con.execute(Path(file).read_text())
-    yield con
-    con.close()
+    return con
 
 
 @pytest.fixture
-def con(empty: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    for table in TABLES:
-        empty.execute(f"DELETE FROM {table}")
-    return empty
+def con() -> Iterator[duckdb.DuckDBPyConnection]:
+    """An empty database."""
+    with make_database() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def to_fill() -> Iterator[duckdb.DuckDBPyConnection]:
+    with make_database() as made:
+        yield made
 
 
 def insert(con: duckdb.DuckDBPyConnection, table: str, rows: Sequence[Row]) -> None:
@@ -158,11 +164,14 @@ class Tables:
             insert(con, table, rows)
 
 
-@pytest.fixture(params=range(12))
-def seen(con: duckdb.DuckDBPyConnection, request: pytest.FixtureRequest) -> tuple[Tables, Snapshot, duckdb.DuckDBPyConnection]:
+@pytest.fixture(scope="module", params=range(12))
+def seen(to_fill: duckdb.DuckDBPyConnection, request: pytest.FixtureRequest) -> tuple[Tables, Snapshot, duckdb.DuckDBPyConnection]:
+    """Tables, and the view of them; the tests only look at them."""
+    for table in TABLES:
+        to_fill.execute(f"DELETE FROM {table}")
     tables = Tables(request.param)
-    tables.fill(con)
-    return tables, snapshot(con, "default", NOW), con
+    tables.fill(to_fill)
+    return tables, snapshot(to_fill, "default", NOW), to_fill
 
 
 Seen = tuple[Tables, Snapshot, duckdb.DuckDBPyConnection]

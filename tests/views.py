@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.engine.guards import Actions, Limits, Memory, protect, reconcile
 from stoker.engine.plan_check import check, complete
 from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, Plan, Policy, Profile, View
+from stoker.policies.placement import Placement
 
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
 settings.load_profile("steady")
@@ -133,6 +134,32 @@ def given(plan: Plan) -> dict[int, tuple[int, ...]]:
 def reasons(plan: Plan) -> dict[int, str]:
     """Code of the reason of each waiting job."""
     return {int(job): waiting.reason.code for waiting in plan.waiting for job in waiting.jobs}
+
+
+def accounts_for_all(answer: Plan, view: View) -> None:
+    """Each job that can be scheduled is given GPUs or waits, with a reason and a place in the order."""
+    runs, why = given(answer), reasons(answer)
+    assert why.keys() | runs.keys() == set(view.jobs.id[view.jobs.phase != Phase.STOPPING].tolist())
+    assert why.keys().isdisjoint(runs)
+    assert sorted(answer.order) == sorted(why)
+
+
+def calls_impossible_what_is_too_large(answer: Plan, view: View) -> None:
+    """And nothing else."""
+    jobs, placement = view.jobs, Placement(view)
+    rows = {job: row for row, job in enumerate(jobs.id.tolist())}
+    for job, code in reasons(answer).items():
+        too_large = jobs.gpus_min[rows[job]] > placement.capacity(memory=jobs.gpu_memory[rows[job]])
+        assert (code in ("impossible", "no-gpus")) == too_large
+
+
+def leaves_alone(answer: Plan, view: View, *, also_unprotected: bool = False) -> None:
+    """Jobs that run under protection (or all that run) are given what they hold."""
+    runs, stays = given(answer), view.jobs.phase == Phase.ACTIVE
+    if not also_unprotected:
+        stays &= view.jobs.protected
+    for row in np.flatnonzero(stays):
+        assert runs[int(view.jobs.id[row])] == tuple(view.jobs.allocation(row))
 
 
 @st.composite
