@@ -236,6 +236,24 @@ def test_a_deadline_that_cannot_wait_for_the_next_cycle_ends_best_effort_leases_
     assert reasons(calm.plan(view)) == {2: "next-cycle"}
 
 
+@pytest.mark.parametrize(
+    ("minutes", "config", "ended"),
+    [(30, {}, [1]), (300, {}, []), (30, {"urgent_profiling": False}, []), (30, {"profiler": "static"}, [])],
+    ids=["short", "long", "not urgent", "apart"],
+)
+def test_a_profiling_run_does_not_wait_for_the_next_cycle_where_that_may_lose_the_deadline(
+    minutes: int, config: dict[str, Any], ended: list[int]
+):
+    """Of a job that must end within half an hour nobody knows whether it needs 15 minutes or 29."""
+    policy = make(**config)
+    running = Job(1, gpus=4, remaining=50_000.0)
+    policy.plan(make_view([4], [running], now=NOW - 10))
+    held = dataclasses.replace(running, held=(0, 1, 2, 3), lease_time=10.0, lease_end=END)
+    answer = policy.plan(make_view([4], [held, Job(2, profile_gpus=1, tiers=((NOW + 60.0 * minutes, 100.0),), submitted=NOW)]))
+    assert list(answer.preempt or ()) == ended
+    assert (answer.gap is None) == (not ended), "nothing is decided anew but for it"
+
+
 def test_a_deadline_that_would_be_lost_is_not_interrupted():
     policy = make()
     first = strict(1, 2, 1000, 1300)
@@ -245,12 +263,13 @@ def test_a_deadline_that_would_be_lost_is_not_interrupted():
     assert not answer.preempt and reasons(answer) == {2: "crowded"}
 
 
-def test_a_job_that_came_in_the_middle_of_a_cycle_waits_for_the_next():
+@pytest.mark.parametrize("deadline", [1800, 90_000])
+def test_a_job_that_came_in_the_middle_of_a_cycle_waits_for_the_next(deadline: float):
     policy = make()
     running = Job(1, remaining=50_000.0)
     policy.plan(make_view([1], [running]))
     held = dataclasses.replace(running, held=(0,), lease_time=10.0, lease_end=END)
-    late = strict(2, 1, 100, 90_000, submitted=NOW)
+    late = strict(2, 1, 100, deadline, submitted=NOW)
     assert reasons(policy.plan(make_view([1], [held, late], now=NOW + 10))) == {2: "next-cycle"}
 
 
@@ -338,6 +357,16 @@ def test_a_gang_that_has_cells_enough_but_no_whole_node_moves_who_renews():
     check(answer, view)
     assert len({gpu // 4 for gpu in answer.allocations[3].gpus}) == 1
     assert len({*answer.allocations[1].gpus, *answer.allocations[2].gpus, *answer.allocations[3].gpus}) == 6
+
+
+def test_it_moves_who_renews_beside_a_static_profiler_too():
+    """The last node is set aside; nine of the others' GPUs are free, and none of them is whole."""
+    held = [Job(number, remaining=900.0, held=(4 * number,), lease_time=300.0, lease_end=NOW) for number in range(3)]
+    view = make_view([4, 4, 4, 4], [*held, strict(3, 4, 1000, 1300)])
+    answer = plan("unisched", view, profiler="static", profiler_gpus=4)
+    check(answer, view)
+    assert answer.allocations[3].gpus in {tuple(range(first, first + 4)) for first in (0, 4, 8)}
+    assert len({gpu for gpus in given(answer).values() for gpu in gpus}) == 7, "all of them run"
 
 
 def test_gpus_with_much_memory_are_for_who_needs_them():
@@ -439,6 +468,12 @@ def test_a_deadline_whose_lease_goes_on_has_its_later_leases_planned():
     assert problem.option_leases.tolist() == [3]
     assert problem.busy.tolist() == [1]
     assert len(asked(make_view([2], [strict(1, 1, 150, 3000, **held)]))) == 0
+
+
+def test_a_job_that_should_have_ended_holds_its_gpus_now():
+    """Its estimate is used up. Until it ends nobody else can have them."""
+    held = {"held": (0, 1), "lease_time": 100.0, "lease_end": NOW + 900}
+    assert asked(make_view([4], [Job(1, gpus=2, remaining=0.0, **held), Job(2, remaining=50.0)])).busy.tolist() == [2]
 
 
 @pytest.mark.parametrize("apart", [{}, {"best_effort": "srtf"}, {"profiler": "static"}], ids=["nobody", "best effort", "profiling"])

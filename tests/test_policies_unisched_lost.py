@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from stoker.policies import registry
 from stoker.policies.contract import Plan, View
+from stoker.policies.deadlines import next_deadline
 from stoker.policies.unisched.roles import UNLIKELY, profiling_reward, roles_of
 from views import NOW, Job, given, make_view, reasons
 
@@ -60,11 +61,24 @@ def test_no_estimate_is_that_wrong():
 
 @pytest.mark.parametrize("late", [1.01, 1.1, 1.3])
 def test_the_chance_is_that_of_an_error_of_that_size_up_or_down(late):
-    view = uncertain(make_view([4], [strict(1, 1000 * late, 1000), strict(2, 1000, 1000), Job(3, remaining=1.0)]), *[EARLY] * 3)
+    view = uncertain(make_view([4], [strict(1, 1000 * late, 1000), strict(2, 900, 1000), Job(3, remaining=1.0)]), *[EARLY] * 3)
     doubtful, sure, best_effort = chances(view)
     assert doubtful == pytest.approx(2 * NormalDist(sigma=EARLY).cdf(-math.log(late)))
     assert doubtful > UNLIKELY
     assert (sure, best_effort) == (1.0, 0.0)
+
+
+def test_who_must_not_pause_any_more_still_ends_by_its_deadline():
+    """Not a rounding later: this moment and the time until then add up to 2033.7000000000003."""
+    now, deadline = 423.4, 2033.7
+    assert now + (deadline - now) > deadline
+    view = uncertain(make_view([1], [Job(1, remaining=1100.0, tiers=((deadline, 100.0),))], now=now), EARLY)
+    left = roles_of(view, registry.create("unisched", {}).config).left
+    assert next_deadline(view.jobs, now + left).tolist() == [deadline]
+
+
+def test_less_than_nothing_is_left_by_a_rounding():
+    assert given(plan(make_view([1], [strict(1, -1e-9, 1000)]))) == {1: (0,)}
 
 
 def test_of_soft_deadlines_the_last_counts():

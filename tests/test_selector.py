@@ -554,3 +554,9 @@ BROKEN: dict[str, Callable[[Problem], Problem]] = {
 def test_a_problem_that_makes_no_sense_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):
         BROKEN[name](make_problem([Job([whole(1, 1)], [(2, 5.0)])], 8))
+
+
+@pytest.mark.parametrize("gap", [-0.1, 1.0, math.nan])
+def test_a_gap_is_a_share_below_one(gap: float):
+    with pytest.raises(ValueError, match=r"gap: \S+ is no relative gap; give a share of the optimum, from 0 to less than 1"):
+        Limits(gap=gap)

@@ -36,7 +36,7 @@ def standing_of(view: View, aside: Bools, interrupted: Bools | None = None) -> S
     jobs = view.jobs
     active = jobs.phase == Phase.ACTIVE
     end = np.full(len(jobs), np.inf) if jobs.lease_end is None else jobs.lease_end
-    endless = active & np.isinf(end)  # of another policy
+    endless = np.isinf(end)  # of another policy
     until = np.where(endless if interrupted is None else endless | interrupted, view.now, end)
     if jobs.protected_until is not None:
         until = np.maximum(until, jobs.protected_until)
@@ -72,7 +72,7 @@ class _Modelling:
         self.role = roles.role[self.rows]
         self.lease = np.where(self.role == Role.SLO, config.slo_leases, 1)
         bound = standing.bound[self.rows]
-        held_for = np.where(bound & np.isfinite(standing.until[self.rows]), standing.until[self.rows] - view.now, 0.0)
+        held_for = np.where(bound, standing.until[self.rows] - view.now, 0.0)
         self.first = np.ceil(held_for / config.be_lease - AT_ONCE).astype(np.int64)
         self.left = np.maximum(roles.left[self.rows] - held_for, 0.0)
         self.begin = view.now + self.first * config.be_lease

@@ -118,15 +118,13 @@ class _Placing:
     def _make_room(self, row: int) -> list[int]:
         """Take their GPUs from jobs that were renewed, and come later, so that this one finds its nodes; who they are."""
         n, memory = int(self.roles.wants[row]), float(self.jobs.gpu_memory[row])
-        if self.roles.role[row] == Role.PROFILER and (self.config.profiler == STATIC or self._place(row) == APART):
-            return []
         node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
         fits = self.view.gpus.usable & self.main.large_enough(memory)
         for other, gpus in self.given.items():
             if self.standing.expired[other] and self._precedence(other)[:2] > self._precedence(row)[:2]:
                 for where, count in Counter(node[[gpu for gpu in gpus if fits[gpu]]].tolist()).items():
                     movable.setdefault(where, []).append((other, count))
-        sizes = np.bincount(node[fits], minlength=int(node.max()) + 1)
+        sizes = np.bincount(node[fits])
         going = movers(shares(n, sizes), self.main.free_soon_by_node(memory=memory), movable) or []
         for other in going:
             self.main.release_soon(self.given[other])

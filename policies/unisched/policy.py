@@ -19,12 +19,14 @@ from .last import Last, last_of
 from .modelling import Model, Standing, model, standing_of
 from .placing import Cycle, place
 from .problem import TIMEOUT, Limits, Solution
-from .roles import AT_ONCE, Role, Roles, best_effort_reward, roles_of
+from .roles import AT_ONCE, Role, Roles, best_effort_reward, loses_its_slack, roles_of
 from .selector import solve
 from .walk import walk
 
 #: Small crowded pools have gaps that only much search could close; the next cycle decides anew anyway.
 EFFORTS = {QUICK: Limits(cores=((200, 1.0), (200, 0.98)), nodes=20, exact=300, exact_effort=0.2), THOROUGH: Limits()}
+#: Probability of a deadline's loss from which on its profiling run does not wait for the next cycle. Anything from 0.05 to 0.2 does.
+TOO_LIKELY = 0.1
 LARGEST_PROFILER = 4  #: a static profiler takes a quarter of the pool at most
 
 
@@ -74,8 +76,9 @@ class UniSched:
         return cycle
 
     def _hurried(self, view: View, roles: Roles, cycle: Cycle) -> frozenset[int]:
-        """Waiting jobs that lose their deadline, or all time to be profiled for it, if nothing is decided before the next cycle.
+        """Waiting jobs that lose their deadline, or are likely to, if nothing is decided before the next cycle.
 
+        How long a job needs that is yet to be profiled is not known: if it is short, the minutes until the next cycle are its whole slack.
         Each is tried once a cycle: if it cannot run although leases may end early, it will not do so a moment later.
         """
         if not self.config.interrupt:
@@ -83,7 +86,10 @@ class UniSched:
         jobs = view.jobs
         waits = has_deadline(jobs) & (jobs.phase == Phase.PENDING)
         latest = next_deadline(jobs, view.now + roles.left) - roles.left
-        ids = jobs.id[np.flatnonzero(waits & (roles.role != Role.BEST_EFFORT) & (latest < cycle.ends))].tolist()
+        hurry = (roles.role != Role.BEST_EFFORT) & (latest < cycle.ends)
+        if self.config.urgent_profiling and self.config.profiler != STATIC:
+            hurry |= (roles.role == Role.PROFILER) & (loses_its_slack(view, cycle.ends - view.now) > TOO_LIKELY)
+        ids = jobs.id[np.flatnonzero(waits & hurry)].tolist()
         return frozenset(job for job in ids if job not in cycle.hurried and job not in cycle.chosen and job not in cycle.refused)
 
     def _set_aside(self, view: View) -> Bools:
@@ -122,7 +128,7 @@ class UniSched:
             # What the cycle before has chosen is a good start for one that could not be finished (end of 5.3.3.4).
             here = set(view.jobs.id.tolist())
             kept = {job: apart for job, apart in self._cycle.chosen.items() if job in here}
-            return Cycle(ends, kept | chosen, planned - kept.keys(), refused - kept.keys(), status="fallback", gap=solution.gap)
+            return Cycle(ends, kept | chosen, planned, refused, status="fallback", gap=solution.gap)
         return Cycle(ends, chosen, planned, refused, status=solution.status, gap=solution.gap)
 
     @staticmethod

@@ -117,7 +117,7 @@ def stopped_clock() -> float:
 class Limits:
     """How far to go. All but ``seconds`` are counted, so without a limit in seconds an answer depends on the problem alone."""
 
-    gap: float = 0.01  #: relative gap that is good enough
+    gap: float = 0.01  #: relative gap that is good enough, below 1
     seconds: float = math.inf  #: as measured by ``clock``, for all together; what is best by then is returned
     clock: Callable[[], float] = stopped_clock  #: seconds from any origin
     iterations: int = 250  #: of the dual
@@ -130,6 +130,10 @@ class Limits:
     tries: int = 8  #: to make a schedule of a core's choice
     exact: int = 1500  #: variables up to which a problem with too wide a gap is solved lease by lease; 0: never
     exact_effort: float = 1.0  #: for that, in CP-SAT's deterministic time: about seconds, but counted in operations
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gap < 1.0:
+            raise ValueError(f"gap: {self.gap:g} is no relative gap; give a share of the optimum, from 0 to less than 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
         unknown = (jobs.profile_gpus > 0) & (jobs.phase == Phase.PENDING)
         role = np.where(unknown, Role.PROFILER, role)
         wants = np.where(unknown, jobs.profile_gpus, wants)
-    return Roles(role, wants, left, overhead, slo & ~alive & (role != Role.PROFILER), chance)
+    return Roles(role, wants, left, overhead, slo & ~alive, chance)
 
 
 def _left(jobs: Jobs, slo: Bools, now: float, config: UniSchedConfig) -> Floats:
@@ -95,15 +95,23 @@ def profiling_reward(view: View, config: UniSchedConfig) -> Floats:
     """What a profiling run of each job is worth: 1, or what a job with a deadline is expected to lose by waiting on.
 
     5.3.3.2 gives all of them 1, so that none is profiled while deadlines can use the GPUs, and leaves it to users to ask for more. But
-    a job with a deadline loses its slack while it waits to be profiled. How long it takes is not known yet; taken to be anything
-    from half of the time to its deadline to all of it, the slack is gone after a wait with probability 2 x wait / time. The wait is
-    ``CROWD`` leases: who is outbid for this one will be for the next ones, too.
+    a job with a deadline loses its slack while it waits to be profiled. The wait is ``CROWD`` leases: who is outbid for this one will be
+    for the next ones, too.
     """
     worth = np.ones(len(view.jobs))
     if config.urgent_profiling:
-        left = np.maximum(next_deadline(view.jobs, view.now) - view.now, config.be_lease)
-        worth = np.maximum(worth, reward(view.jobs, view.now) * np.minimum(2.0 * CROWD * config.be_lease / left, 1.0))
+        worth = np.maximum(worth, reward(view.jobs, view.now) * loses_its_slack(view, CROWD * config.be_lease))
     return worth
+
+
+def loses_its_slack(view: View, wait: float) -> Floats:
+    """Probability that each job, whose length is not known, can no longer meet its next deadline after a wait of so many seconds.
+
+    It is taken to need anything from half of the time to that deadline to all of it. 0 of a job without a deadline ahead of it.
+    """
+    time = next_deadline(view.jobs, view.now) - view.now
+    lost: Floats = np.minimum(2.0 * wait / np.maximum(time, wait), 1.0)
+    return lost
 
 
 def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:

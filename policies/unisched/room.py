@@ -52,8 +52,6 @@ def movers(parts: Sequence[int], free: Ints, movable: Mapping[int, Sequence[tupl
 
 def _fewest(here: Sequence[tuple[int, int]], need: int) -> list[int]:
     """Rows that free ``need`` GPUs together, none of whom could be spared; the largest are spared first."""
-    if need <= 0:
-        return []
     surplus = sum(gpus for _, gpus in here) - need
     going = []
     for row, gpus in sorted(here, key=lambda job: (-job[1], job[0])):
