@@ -5,12 +5,13 @@ A figure is a grid: points (workloads, densities, …) by variants (policies, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from unisched_runs import Case, Measured
+from unisched_runs import CORRECTED, Case, Measured
 from unisched_workloads import ITP, MADE_UP, MIX1, MIX2, PER_NODE, PHILLY, PUBLISHED, SLO, Recipe
 
 MISSING = "–"
@@ -53,6 +54,7 @@ class Variant:
     policy: str = "unisched"
     config: tuple[tuple[str, Any], ...] = ()
     noise: float = 0.0
+    corrected: float = math.inf  #: seconds that a job has run when its estimate has no noise any more
     partition: bool = False  #: jobs are profiled on GPUs of the cluster that are set aside for it, as many as of Chronus
     maximum: bool = False  #: jobs that stop at a metric are taken to run to their maximum of iterations
 
@@ -115,6 +117,7 @@ def cases(grid: Grid, point: Point, variant: Variant, scale: Scale) -> list[Case
             variant.noise,
             profiler_gpus(nodes) if variant.partition else 0,
             variant.maximum,
+            variant.corrected,
         )
         for seed in range(scale.seeds)
     ]
@@ -200,7 +203,9 @@ def _estimator(mixed: Sequence[Point], every: Sequence[Point], most: str) -> lis
     maximum = Variant("maximum of iterations", config=(("iterations", "maximum"),))
     unaware = Variant("not SR-aware", config=(("resumption_aware", False),))
     overheads = [Point(f"x{times:g}", most, MIX2, overhead=times) for times in (1.0, 2.0, 4.0, 8.0)]
-    noises = [Variant(f"noise {share:.0%}", noise=share) for share in (0.2, 0.4, 0.6, 0.8)]
+    shares = (0.2, 0.4, 0.6, 0.8)
+    noises = [Variant(f"noise {share:.0%}", noise=share, corrected=CORRECTED) for share in shares]
+    lasting = [Variant(f"noise {share:.0%}, never corrected", noise=share) for share in shares]
     return [
         Grid(
             "5.9a", "Profiling runs together with all jobs, or on GPUs of their own", "workload", mixed,
@@ -225,10 +230,12 @@ def _estimator(mixed: Sequence[Point], every: Sequence[Point], most: str) -> lis
             [Claim("R_slo without the SR-aware estimator", R_SLO, MORE, (unaware.label,), "above 0")],
         ),
         Grid(
-            "5.9d", "Noise of the estimates", "workload", mixed, [UNISCHED, *noises], [R_SLO, LATENCY],
+            "5.9d", "Noise of the estimates", "workload", mixed, [UNISCHED, *noises, *lasting], [R_SLO, LATENCY],
             [
                 Claim("R_slo with noise up to 40 %", R_SLO, MORE, [one.label for one in noises[:2]], "hardly any"),
                 Claim("R_slo with noise of 60 and 80 %", R_SLO, MORE, [one.label for one in noises[2:]], "above 0"),
+                Claim("R_slo with noise up to 40 % that stays", R_SLO, MORE, [one.label for one in lasting[:2]], NOT_TOLD),
+                Claim("R_slo with noise of 60 and 80 % that stays", R_SLO, MORE, [one.label for one in lasting[2:]], NOT_TOLD),
             ],
         ),
     ]  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from stoker.policies.contract import Bools, Floats, Plan, Policy, View
 from unisched_workloads import PER_NODE, Recipe, workload
 
 PROFILING = 300.0  #: seconds, one best-effort lease (002 ch. 5.3.2.1)
+#: Seconds of running after which an estimate that is wrong at first is right: the profile, and one best-effort lease more. 5.3.2.1 updates
+#: the speed "during the execution stage"; a live worker has measured it by then many times.
+CORRECTED = 2 * PROFILING
 NEVER = 2.0  #: share of the training by which the end of a job that stops at a metric is known
 
 
@@ -38,10 +42,12 @@ class Case:
     noise: float = 0.0  #: standard deviation of the normal factor of all estimates of run times
     partition: int = 0  #: GPUs of the cluster on which jobs of policies without profiling runs are profiled; 0: on others, at no cost
     maximum: bool = False  #: jobs that stop at a metric are believed to run to their maximum of iterations
+    corrected: float = math.inf  #: seconds that a job has run when noise is gone from its estimate
 
     def __str__(self) -> str:
         settings = "".join(f",{key}={value}" for key, value in self.config)
         more = ("" if self.overhead == 1 else f", overhead x{self.overhead:g}") + (f", noise {self.noise:.0%}" if self.noise else "")
+        more += f" for {self.corrected:g} s" if self.noise and math.isfinite(self.corrected) else ""
         more += (f", {self.partition} GPUs for profiling" if self.partition else "") + (", maximum of iterations" if self.maximum else "")
         return f"{self.policy}{settings} on {self.recipe}{more}"
 
@@ -99,8 +105,8 @@ def options_of(case: Case) -> Options:
         profiling=PROFILING,
         profiler_gpus=case.partition,
     )
-    errors = Errors(gaussian=case.noise, iterations=NEVER) if case.maximum else Errors(gaussian=case.noise)
-    return Options(costs=costs, errors=errors, seed=case.recipe.seed)
+    errors = Errors(gaussian=case.noise, corrected=case.corrected)
+    return Options(costs=costs, errors=replace(errors, iterations=NEVER) if case.maximum else errors, seed=case.recipe.seed)
 
 
 def cluster_of(case: Case) -> Cluster:

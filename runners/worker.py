@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,12 +192,17 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _leave(code: int) -> NoReturn:
-    """Leave without taking the interpreter down, where there was a gang.
+    """Leave without taking the interpreter down, where threads are left that may hold tensors.
 
-    Gloo's threads may still hold tensors of the last collectives, although the group was destroyed: letting go of them takes the
-    lock of an interpreter that is going down, which aborts the process after all its work is done (pytorch #179291).
+    Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
+    threads hold those of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads a batch which
+    nobody waits for any more holds what it loads.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(thread.daemon for thread in threads):
+        for thread in threads:
+            if not thread.daemon:  # the user's, which the interpreter would wait for
+                thread.join()
         atexit._run_exitfuncs()  # of the user's code
         logging.shutdown()
         sys.stdout.flush()

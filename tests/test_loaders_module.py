@@ -53,6 +53,23 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert said == "[]\n"
 
 
+LEAVES = """
+import torch
+from stoker.loaders import Batch, Map, Pipeline, Source, autotuned
+
+def work(index):
+    return torch.stack([torch.zeros(1000) + one for one in range(50)])
+
+batches = iter(autotuned(Pipeline([Source(range(1_000_000)), Map(work, workers=4), Batch(8)])))
+print(*(len(next(batches)) for _ in range(5)))
+"""
+
+
+def test_a_script_may_end_in_the_middle_of_a_pass() -> None:
+    """Threads that are in torch's code when the interpreter goes down abort the process."""
+    assert run("-c", LEAVES) == "8 8 8 8 8\n"
+
+
 def test_the_autotuned_script_trains_and_says_what_the_tuner_found(tmp_path: Path) -> None:
     said = run(str(ROOT / "examples" / "autotuned_script.py"), "--samples=600", "--epochs=2", cwd=tmp_path)
     assert re.search(r"^epoch 2: loss \d+\.\d+, [\d,]+ samples/s$", said, re.MULTILINE), said

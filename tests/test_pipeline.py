@@ -845,3 +845,25 @@ def test_idle_time_of_our_cores_is_known() -> None:
 def test_without_proc_stat_idle_time_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_PROC", tmp_path)
     assert math.isnan(machine.idle())
+
+
+def test_who_has_left_is_waited_for() -> None:
+    """What a thread frees at its very end is freed before the pass is over: were the interpreter gone by then, it would abort."""
+    end, local = threading.Event(), threading.local()
+    workers: set[threading.Thread] = set()
+
+    class Lingers:
+        def __del__(self) -> None:
+            assert end.wait(10.0)
+
+    def work(index: int) -> int:
+        local.lingers = Lingers()
+        workers.add(threading.current_thread())
+        return index
+
+    ended = threading.Timer(0.3, end.set)
+    ended.start()
+    assert list(Pipeline([Source(lambda: iter([7])), Map(work, workers=1)])) == [7]
+    (worker,) = workers
+    assert not worker.is_alive()
+    ended.join()

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...engine.errors import UsageError, nearest
 from . import machine, telemetry
+from .leaving import at_exit
 from .pipeline import Pipeline
 from .staged import staged
 from .tuner import Report, Step, Tuner
@@ -180,6 +181,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="stoker-tuner", daemon=True)
 
     def start(self) -> None:
+        at_exit(self.end)
         self._thread.start()
 
     def end(self, *, closing: bool = False) -> bool:

@@ -14,6 +14,7 @@ from .contention import Contention, Looks
 from .faults import Drained, Stopped
 from .feeds import Dealing, Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
 from .kinds import Kinds, thread_function
+from .leaving import at_exit
 from .processes import ProcessHand
 from .progress import Progress
 from .stages import MIB, Batch, Draw, Map, Prefetch, Shuffle, Source, Stage, Working
@@ -64,6 +65,7 @@ class Pass:
 
     def start(self) -> None:
         self._kinds.begin()
+        at_exit(self.stop)
         try:
             for index, crew in self.crews.items():
                 crew.move(self._sizes[index], processes=self._kinds.processes(index))  # what cannot be sent any more is in threads now

@@ -119,7 +119,8 @@ class Crew:
         self._moved = 0  #: workers of the other kind that there were when it was changed
         self._at_work = 0  #: items taken and not yet put
         self._drained = False
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[threading.Thread] = set()  #: that may have an item or a part of the feed
+        self._leaving: set[threading.Thread] = set()  #: that have ended but for their last lines
         self._meters: dict[bool, set[Meter]] = {False: set(), True: set()}  #: of those who are there, by kind
         self._gone = Totals()  #: of workers that have left
 
@@ -188,7 +189,7 @@ class Crew:
     def join(self, until: float) -> bool:
         """Whether all workers have ended by ``until`` (time.monotonic)."""
         with self._lock:
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+            threads = [thread for thread in self._threads | self._leaving if thread is not threading.current_thread()]
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -226,6 +227,7 @@ class Crew:
             self._wanted = max(1, self._alive[processes])
             return False
         self._threads.add(thread)
+        self._leaving = {left for left in self._leaving if left.is_alive()}
         self._started += 1
         self._alive[processes] += 1
         return True
@@ -238,12 +240,12 @@ class Crew:
             meter = self._measured(processes)  # from now: until its process is there, a worker neither works nor waits
             while True:
                 try:
-                    taken = self._take(processes)
+                    taken = [self._take(processes)]
                 except Leave:
                     if self._may_leave(processes):
                         return
                 else:
-                    self._pass_on(*taken, hand, meter)
+                    self._pass_on(*taken.pop(), hand, meter)  # nobody holds it while the worker waits for the next
         except (Drained, Leave, Stopped):
             pass
         except BaseException as error:  # whatever it is, it is the consumer's to see
@@ -390,6 +392,7 @@ class Crew:
                     kind.discard(meter)
                 self._gone += meter.read(time.perf_counter())
             self._threads.discard(threading.current_thread())
+            self._leaving.add(threading.current_thread())
             over = self._drained and self._at_work == 0
         if over:
             self.output.close()
