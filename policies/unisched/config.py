@@ -34,7 +34,8 @@ class UniSchedConfig:
     )
     profiler_gpus: int = tunable(16, "GPUs set aside for a static profiler, a quarter of the pool at most", low=1, high=1024)
     urgent_profiling: bool = tunable(
-        True, "a profiling run of a job with a deadline is worth what waiting for it may lose; false: 1, as of any other job"
+        True,
+        "a profiling run of a job with a deadline is worth what waiting for it may lose, and may end leases early; false: 1, as any other",
     )
     urgency: float = tunable(
         0.0,
