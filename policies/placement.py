@@ -52,11 +52,11 @@ class Placement:
         twin._soon = twin._now if self._soon is self._now else self._soon.copy()
         return twin
 
-    def settled(self) -> Free | None:
-        """What is free, if nothing more will be soon."""
-        return self._now if self._soon is self._now else None
+    def settled(self) -> bool:
+        """Nothing more will be free soon than is now."""
+        return self._soon is self._now
 
-    def settled_soon(self) -> Free:
+    def soon(self) -> Free:
         """What is free when all that is stopping has stopped."""
         return self._soon
 

@@ -41,9 +41,8 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    steady: bool = (
-        False  #: while nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now
-    )
+    #: While nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now.
+    steady: bool = False
 
 
 def serve(view: View, ranking: Ranking | Callable[[], Ranking]) -> Plan:
@@ -114,7 +113,7 @@ class _Tick:
         self.failed: set[tuple[int, float]] = set()
         self.wanted: list[tuple[int, float]] = []  #: GPUs and claim of the first of each size that was looked at and cannot start
         self.beyond: list[tuple[int, float]] = []  #: the same, of whom nobody with more GPUs was looked at
-        self.settled = placement.settled() is not None  #: nobody was stopping at first
+        self.settled = placement.settled()  #: nobody was stopping at first
         self.in_turn = True  #: who displaces others has no stronger claim than those before it that cannot start
 
     def _possible(self, rows: Ints) -> Bools:
@@ -249,7 +248,7 @@ class _Tick:
             held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
             held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
         lost = [(int(self.jobs.gpus_min[row]), float(self.claim[row])) for row in self.preempted]
-        return Standstill(self.placement.settled_soon(), held, lambda: [*self._all_wanted(), *lost], newcomers=self._newcomers())
+        return Standstill(self.placement.soon(), held, lambda: [*self._all_wanted(), *lost], newcomers=self._newcomers())
 
     def _makes_room_for_one(self) -> bool:
         """Whether the plan of the moment at which those who are displaced have stopped is known: the one start that waits for them.

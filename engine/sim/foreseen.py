@@ -14,14 +14,15 @@ from ..guards import Actions, Start
 
 
 class Foreseen:
-    """Of a policy that says where it starts the only job that waits (``Policy.starts_alone``), on a cluster whose GPUs suit every job.
+    """``gangs``: GPUs of each job. ``alone``: whether the only job that waits starts where there is room for it (``Policy.starts_alone``).
 
-    ``gangs``: GPUs of each job. ``proofs``: whether what its plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes
-    no time and leaves the work of who stops as it is.
+    ``proofs``: whether what the policy's plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes no time and leaves
+    the work of who stops as it is. Both are of policies and clusters with ``alone`` only; without it the policy is always to be asked.
     """
 
-    def __init__(self, gangs: Sequence[int], free: Free, *, proofs: bool, stops_freely: bool) -> None:
-        self._gangs, self._free, self._proofs, self._stops_freely = gangs, free, proofs, stops_freely
+    def __init__(self, gangs: Sequence[int], free: Free, *, alone: bool, proofs: bool, stops_freely: bool) -> None:
+        self._gangs, self._free = gangs, free
+        self._alone, self._proofs, self._stops_freely = alone, alone and proofs, stops_freely
         self._still: Standstill | None = None  #: of those who wait since the last decision
         self._sequel: tuple[Start, Standstill] | None = None  #: the start for which others stop at this moment, and what is known after it
         self._freed: list[int] = []  #: GPUs that jobs left since then
@@ -56,7 +57,7 @@ class Foreseen:
                 return []
             if still.newcomers == Newcomer.START and len(came) == 1:
                 return self._if_it_fits(came[0])
-        if len(waiting) == 1:
+        if self._alone and len(waiting) == 1:
             self._still = None  # it was of this one
             return self._if_it_fits(*waiting)
         return None

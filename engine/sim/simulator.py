@@ -96,9 +96,8 @@ class Simulation:
         self.heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
         self.gangs: list[int] = workload.gpus_min.tolist()
         self.version = [0] * len(workload)  #: of a job's lease; events of an older one are void
-        self.total = len(self.gpus)
         self.free = free_gpus(grid_of(self.gpus), self.gpus.usable)
-        self.on: list[list[int]] = [[] for _ in range(self.total)]  #: jobs on each GPU
+        self.on: list[list[int]] = [[] for _ in range(len(self.gpus))]  #: jobs on each GPU
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
@@ -122,12 +121,15 @@ class Simulation:
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
 
-    def _foresight(self) -> Foreseen | None:
-        if not self.plain or self.profiles or not says_of_its_plan(self.policy, "starts_alone"):
-            return None
+    def _foresight(self) -> Foreseen:
         costs, errors = self.options.costs, self.options.errors
-        proofs = self.interval is None and math.isinf(errors.corrected)  # else what is believed of a job jumps while it runs
-        return Foreseen(self.gangs, self.free, proofs=proofs, stops_freely=not (costs.suspend or costs.lost_on_suspend))
+        return Foreseen(
+            self.gangs,
+            self.free,
+            alone=self.plain and not self.profiles and says_of_its_plan(self.policy, "starts_alone"),
+            proofs=self.interval is None and math.isinf(errors.corrected),  # else what is believed of a job jumps while it runs
+            stops_freely=not (costs.suspend or costs.lost_on_suspend),
+        )
 
     # The clock
 
@@ -188,8 +190,7 @@ class Simulation:
             if (self.waking if kind == Kind.WAKE else self.version[job]) == version:
                 self.events += 1
                 self.handle[kind](job)
-                if self.foreseen is not None:
-                    self.foreseen.happened(ends=kind == Kind.END, stops=kind == Kind.STOPPED)
+                self.foreseen.happened(ends=kind == Kind.END, stops=kind == Kind.STOPPED)
         while self.arrived < len(submitted) and submitted[self.arrived] <= self.now:
             self.events += 1
             self._arrive(int(self.arrivals[self.arrived]))
@@ -225,8 +226,7 @@ class Simulation:
     def _appear(self, job: int, profile_gpus: int = 0) -> None:
         self.table.add(job, self.now, profile_gpus)
         self.waiting.add(job)
-        if self.foreseen is not None:
-            self.foreseen.came(job)
+        self.foreseen.came(job)
         self.to_come -= 1
         self.changed = True
 
@@ -303,7 +303,8 @@ class Simulation:
         return view
 
     def _decide(self) -> None:
-        if self.foreseen is not None and (starts := self.foreseen.answer(self.now, self.waiting)) is not None:
+        starts = self.foreseen.answer(self.now, self.waiting)
+        if starts is not None:
             self._start_unasked(starts)
             return
         view = self.view()
@@ -324,14 +325,12 @@ class Simulation:
             self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
         self._carry_out(plan, actions)
-        if self.foreseen is not None:
-            self.foreseen.said(asked, actions)
+        self.foreseen.said(asked, actions)
         self._end_leases()
         self.waking += 1
         if again > self.now:
             self._push(again, Kind.WAKE, 0, self.waking)
-        if actions.stops and not (self.foreseen is not None and self.foreseen.follows):
-            # As the daemon looks again at once: what was free all along may suit somebody now.
+        if actions.stops and not self.foreseen.follows:  # as the daemon looks again at once: what was free all along may suit somebody now
             self._push(self.now, Kind.WAKE, 0, self.waking)
         idle = not (self.acted or self.heap or self.to_come)
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
@@ -432,8 +431,7 @@ class Simulation:
             if job.lease_end <= self.now and job.phase == Phase.ACTIVE:
                 self._suspend(number)
                 self.acted = True
-                if self.foreseen is not None:
-                    self.foreseen.doubt()
+                self.foreseen.doubt()
 
     def _suspend(self, number: int) -> None:
         """Told to stop: it saves its work, and its GPUs are free when that is done."""
@@ -543,12 +541,10 @@ class Simulation:
     def _open(self, gpus: list[int]) -> None:
         """Nobody holds these any more."""
         self.free.set(gpus, True)
-        if self.foreseen is not None:
-            self.foreseen.freed(gpus)
+        self.foreseen.freed(gpus)
 
     def _part(self, number: int) -> None:
-        if self.foreseen is not None:
-            self.foreseen.doubt()  # who is left alone on GPUs can be displaced
+        self.foreseen.doubt()  # who is left alone on GPUs can be displaced
         for other in sorted(self.partners.pop(number)):
             self.partners[other].discard(number)
             if not self.partners[other]:

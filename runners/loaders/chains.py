@@ -49,6 +49,13 @@ class Group(NamedTuple):
         return Item(positions, cls(items), sum(item.size for item in items))
 
 
+def given(item: Item) -> tuple[list[Any], bool]:
+    """What a call is given of an item, and whether that is all of a batch: what `Chain.run` takes."""
+    if isinstance(item.payload, Group):
+        return [each.payload for each in item.payload.items], True
+    return [item.payload], False
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Functions of consecutive stages, the one of a call first.

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...engine.errors import StokerError, UsageError
 from . import ipc, process_main
-from .chains import Chain, Group, Step, Whereabouts
+from .chains import Chain, Step, Whereabouts, given
 from .channel import Item
 from .faults import At, Misplaced, StageError, Stopped, Unreplaced
 from .threads import Outcome
@@ -311,13 +311,12 @@ class ProcessHand:
 
     def call(self, item: Item) -> Outcome:
         """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
-        group = item.payload if isinstance(item.payload, Group) else None
-        payloads = [item.payload] if group is None else [each.payload for each in group.items]
+        payloads, whole = given(item)
         how, at = "", At(self._pool.stage, item.positions)
         for _ in range(self._pool.attempts):
             process = self._process = self._process or self._replacement()
             try:
-                result, steps = process.call(payloads, whole=group is not None, apart=self._apart)
+                result, steps = process.call(payloads, whole=whole, apart=self._apart)
             except Died as death:
                 how, at = death.how, self.at(item)
                 self._pool.discard(process)

@@ -118,6 +118,7 @@ class Readings:
         cpus, (used, total) = machine.cpus(), machine.memory()
         used_here = sum(totals.cpu for totals in spent.values()) / window
         training = max(0.0, after.process - before.process - sum(totals.cpu - totals.elsewhere for totals in spent.values())) / window
+        taken = _taken(cpus, used_here + training, (after.idle - before.idle) / window) if looks.looks else 0.0
         resized = self._machine is not None and self._machine != (cpus, total)
         self._machine = (cpus, total)
         return Observation(
@@ -138,9 +139,7 @@ class Readings:
             resized=resized,
             consumer_cpu=training,
             lock=looks.share(looks.held),
-            crowded=max(
-                looks.share(looks.crowded), _taken(cpus, used_here + training, (after.idle - before.idle) / window) if looks.looks else 0.0
-            ),
+            crowded=max(looks.share(looks.crowded), taken),
         )
 
     def _look(self) -> None:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from ...engine.errors import StokerError
-from .chains import Chain, Done, Group, Step
+from .chains import Chain, Done, Group, Step, given
 from .channel import SKIP, Channel, Item
 from .faults import At, Drained, Leave, StageError, Stopped, Unreplaced, located
 from .feeds import Dealing, Feed
@@ -358,10 +358,9 @@ class Crew:
         """The last item of a worker whose process is gone for good, in its thread where threads would do too."""
         if self._here is None or self._stays is None or not self._done_without(error, True, meter):
             raise error
-        watch, group = Stopwatch(), isinstance(item.payload, Group)
-        payloads = [each.payload for each in item.payload.items] if group else [item.payload]
+        watch, (payloads, whole) = Stopwatch(), given(item)
         try:
-            return Outcome.of(*self._here.run(payloads, whole=group, watch=watch), elsewhere=False)
+            return Outcome.of(*self._here.run(payloads, whole=whole, watch=watch), elsewhere=False)
         finally:
             watch.close()
 
