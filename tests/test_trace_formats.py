@@ -210,6 +210,15 @@ def test_pai_without_a_state_in_its_first_row_must_be_named(tmp_path: Path) -> N
     assert [job.status for job in read(path, "pai").jobs] == ["Terminated", "Terminated"]
 
 
+def test_what_stands_in_a_column_again_and_again_is_one_string(tmp_path: Path) -> None:
+    """A million rows of PAI are 1 GB of strings otherwise."""
+    rows = "".join(f"j{row},worker,1.0,Terminated,{row}.5,{row + 60}.5,600.0,29.3,100.0,V100\n" for row in range(1000))
+    raws = [job.raw or {} for job in read(write(tmp_path, rows), "pai").jobs]
+    assert [raw["job_name"] for raw in raws] == [f"j{row}" for row in range(1000)]
+    for column in ("task_name", "inst_num", "status", "gpu_type"):
+        assert len({id(raw[column]) for raw in raws}) == 1
+
+
 def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "".join(ROW.format(i, 1, i, 5) for i in range(5000)))
     told: list[tuple[int, int]] = []

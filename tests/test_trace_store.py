@@ -417,6 +417,13 @@ def test_a_file_needs_no_daemon(tmp_path: Path) -> None:
         load_trace(str(tmp_path), nobody)
 
 
+def test_an_import_without_a_daemon_says_so_before_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("this is no trace\n")
+    assert run(["--home", str(tmp_path), "trace", "import", str(file)]) == 6
+    assert "no daemon answers" in capsys.readouterr().err
+
+
 def test_a_trace_that_is_not_there_names_the_nearest(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     send_trace(client, make_trace("nearest-one"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,9 @@ from .. import format as fmt
 from .command import App, Command, examples, pass_app
 from .output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
+
+if TYPE_CHECKING:
+    from ..sim.workload import Workload
 
 
 @click.command(cls=Command)
@@ -29,13 +32,16 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
 
     The policies are those that run live, on a virtual clock. Costs and guards are off and estimates exact unless asked for.
     """
+    cluster = parse_nodes(nodes)
+    return answer(app, make_study(_workload(app, trace, profiled=not no_profiles), cluster, given), given)
+
+
+def _workload(app: App, trace: str, *, profiled: bool) -> Workload:
     from ..traces.models import measured, profiles
     from ..traces.trace import to_workload
     from .trace_source import load_trace
 
-    cluster = parse_nodes(nodes)
     found = load_trace(trace, lambda: app.client)
     if found.dropped and found.recipe is None:  # what synth did not draw is no flaw of a file
         note(f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items()))
-    workload = to_workload(found, () if no_profiles else (*measured(found.jobs), *profiles()))
-    return answer(app, make_study(workload, cluster, given), given)
+    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ())

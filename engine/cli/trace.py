@@ -85,6 +85,8 @@ def import_(
     from .trace_send import progress_bar, send_trace
     from .trace_source import read_file
 
+    if not dry_run and file.exists():
+        app.client.get("/v1/status")  # whoever has no daemon is told so before a minute's reading, not after it
     tally = Tally(str(file))
     with progress_bar(f"reading {file.name}") as progress:
         found = read_file(

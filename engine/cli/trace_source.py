@@ -45,16 +45,20 @@ def fetch(client: Client, name: str) -> Trace:
     """The trace that the daemon has by this name, fetched slice by slice."""
     import msgspec
 
+    from ..traces.formats.rows import Repeated
     from ..traces.trace import Trace, TraceJob
 
     about = _about(client, name)
     jobs: list[TraceJob] = []
+    repeated = Repeated()
     while len(jobs) < about["jobs"]:
         path = f"/v1/traces/{quote(about['name'], safe='')}/jobs"
         body = client.fetch("GET", path, query={"offset": len(jobs), "id": about["id"]})
         some = msgspec.json.decode(body, type=dict[str, list[TraceJob]])["jobs"]
         if not some:
             raise Conflict(f"trace {name!r} was dropped while it was read")
+        for job in some:
+            job.raw = None if job.raw is None else repeated.shared(job.raw.items())
         jobs += some
     fields = ("name", "format", "source", "sha256", "starts_at", "dropped", "repaired", "recipe")
     return Trace(**{field: about[field] for field in fields}, jobs=jobs)

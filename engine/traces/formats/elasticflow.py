@@ -18,7 +18,7 @@ def _itp(row: Row) -> TraceJob:
         model=row.text("model_name"),
         batch_size=row.count("batch_size"),
         iterations=row.optional("num_iteration"),
-        raw=dict(row.values),
+        raw=row.values,
     )
     return with_deadline(job, row, "deadline")
 
@@ -32,7 +32,7 @@ def _elasticflow(row: Row) -> TraceJob:
         model=row.text("model_name"),
         batch_size=row.count("batch_size"),
         iterations=row.optional("iteration"),
-        raw=dict(row.values),
+        raw=row.values,
     )
     return job if row.optional("best_effort") else with_deadline(job, row, "ddl")
 

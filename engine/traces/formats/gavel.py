@@ -36,7 +36,7 @@ def _job(row: Row, arrival: str) -> TraceJob:
         pool=row.text("vc"),
         model=row.key("job_type"),
         iterations=row.optional("total_steps"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 

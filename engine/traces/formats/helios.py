@@ -24,7 +24,7 @@ def _helios(row: Row) -> TraceJob:
         user_name=row.text("user"),
         pool=row.text("vc"),
         status=row.text("state"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 
@@ -40,7 +40,7 @@ def _lucid(row: Row) -> TraceJob:
         status=row.text("state"),
         model=row.text("model"),
         batch_size=row.count("batchsize"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 

@@ -14,7 +14,7 @@ def _side_by_side(row: Row) -> TraceJob:
         duration=row.number("duration"),
         gpus_min=row.gpus("num_gpu"),
         pool=row.text("vc"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
@@ -14,7 +14,7 @@ JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 STATES = frozenset({"terminated", "failed", "running", "waiting", "interrupted"})
 
 
-@dataclass
+@dataclass(slots=True)
 class _Job:
     """A job as its tasks tell it."""
 
@@ -23,7 +23,7 @@ class _Job:
     began: float | None = None
     ended: float | None = None
     running: bool = False  #: a task has no end
-    states: set[str] = field(default_factory=set)
+    states: tuple[str, ...] = ()
 
 
 def looks_like(fields: Sequence[str], columns: Sequence[str]) -> bool:
@@ -33,7 +33,9 @@ def looks_like(fields: Sequence[str], columns: Sequence[str]) -> bool:
 
 def _tasks(source: Source, context: Context) -> Jobs:
     submissions = _submissions(context)
-    for name, job in _gather(_rows(source, context, TASK), context).items():
+    gathered = _gather(_rows(source, context, TASK), context)
+    for name in list(gathered):
+        job = gathered.pop(name)  # a million of them need not be there twice
         try:
             yield job.row.line, _finish(name, job, submissions, context)
         except Drop as drop:
@@ -59,7 +61,8 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
         context.tally.keep()
         job = jobs.setdefault(name, _Job(row))
         job.gpus += gpus
-        job.states.add(row.text("status") or "")
+        if (state := row.text("status") or "") not in job.states:
+            job.states += (state,)
         if began is not None:
             job.began = began if job.began is None else min(job.began, began)
             job.running = job.running or ended is None
@@ -90,7 +93,7 @@ def _finish(name: str, job: _Job, submissions: dict[str, Row], context: Context)
         job.row.repair("submission after its start, set to the start", f"job {shown(name)}: {submitted:g}")
         submitted = job.began
     context.dated = False
-    raw = dict(job.row.values)
+    raw = job.row.values
     if of_job is not None:
         raw.update({f"job.{column}": value for column, value in of_job.values.items()})
     return TraceJob(
@@ -132,7 +135,7 @@ def _simulated(row: Row) -> TraceJob:
         gpus_min=row.whole_gpus(round((row.optional("num_gpu") or 0.0) * (1.0 if instances is None else instances), 9), "num_gpu"),
         user_name=row.text("user"),
         pool=row.text("gpu_type"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 

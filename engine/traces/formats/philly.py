@@ -105,7 +105,7 @@ def _pollux(row: Row) -> TraceJob:
         duration=row.number("duration"),
         gpus_min=row.gpus("num_gpus"),
         pool=row.text("cluster"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 
@@ -116,7 +116,7 @@ def _joined(row: Row) -> TraceJob:
         duration=row.number("duration"),
         gpus_min=row.gpus("num_gpus"),
         pool=row.text("vc"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 
@@ -126,7 +126,7 @@ def _rfold(row: Row) -> TraceJob:
         submitted=row.moment("arrival time (sec)"),
         duration=row.number("duration (sec)"),
         gpus_min=row.gpus("size"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 

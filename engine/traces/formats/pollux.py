@@ -19,7 +19,7 @@ def _pollux(row: Row) -> TraceJob:
         gpus_min=row.gpus("num_replicas"),
         model=row.text("application"),
         batch_size=row.count("batch_size"),
-        raw=dict(row.values),
+        raw=row.values,
     )
     job.duration = duration_of(job, row)
     return job
@@ -34,7 +34,7 @@ def _titan(row: Row) -> TraceJob:
         model=row.text("application"),
         batch_size=row.count("target_batch_size"),
         stop="performance" if row.text("target_metric") else None,
-        raw=dict(row.values),
+        raw=row.values,
     )
     job.duration = duration_of(job, row)
     return job

@@ -9,7 +9,8 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -84,12 +85,29 @@ class Context:
     name: str | None = None
 
 
+class Repeated:
+    """One string for each value that stands in a column again and again: a million rows have a handful of models, but a million strings."""
+
+    MOST = 256  #: different values of a column that are remembered
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[str, dict[str, str]] = defaultdict(dict)
+
+    def shared(self, values: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """The values by their columns."""
+        found = {}
+        for column, value in values:
+            seen = self._seen[column]
+            found[column] = seen.setdefault(value, value) if len(seen) < self.MOST else seen.get(value, value)
+        return found
+
+
 class Row:
     """One row; what its columns hold is converted on request, and what does not fit drops or repairs the row."""
 
     __slots__ = ("context", "index", "line", "values")
 
-    def __init__(self, line: int, values: Mapping[str, str], context: Context, index: int = 0) -> None:
+    def __init__(self, line: int, values: dict[str, str], context: Context, index: int = 0) -> None:
         self.line = line
         self.index = index  #: position in the file, from 0: the id of jobs that have none
         self.values = values
@@ -275,12 +293,13 @@ def csv_rows(source: Source, context: Context, columns: Sequence[str] | None = N
     table = source.table(delimiter, skip)
     if columns is None:
         columns = header(next(table, (0, None))[1] or [])
+    repeated = Repeated()
     for index, (line, fields) in enumerate(table):
         if fields is None or len(fields) != len(columns):
             there = "is not CSV" if fields is None else f"has {len(fields)} fields, not {len(columns)}"
             context.tally.drop(line, "wrong number of fields", f"the row {there}")
         else:
-            yield Row(line, dict(zip(columns, fields, strict=True)), context, index)
+            yield Row(line, repeated.shared(zip(columns, fields, strict=True)), context, index)
 
 
 def header(fields: Sequence[str]) -> list[str]:

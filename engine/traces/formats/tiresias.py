@@ -18,7 +18,7 @@ def _scaled(row: Row, unit: float) -> TraceJob:
         gpus_min=row.gpus("num_gpu"),
         model=row.text("model_name"),
         iterations=row.optional("iterations"),
-        raw=dict(row.values),
+        raw=row.values,
     )
 
 
