@@ -23,6 +23,7 @@ class Fifo:
     name: ClassVar[str] = "fifo"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

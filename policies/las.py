@@ -28,6 +28,7 @@ class Las:
     name: ClassVar[str] = "las"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -28,7 +28,8 @@ class Standstill:
 
     ``free`` is what the plan leaves free, ``held`` are GPUs with the holds of the jobs on them, once it is carried out, where any claim
     exceeds some hold, and ``wanted`` gives the GPUs and the claims of those who wait, the strongest of each size at least. With time
-    holds may only grow, and claims only shrink. The GPUs of a newcomer count as free, as if anybody might displace it.
+    holds may only grow, and claims only shrink. The GPUs of a newcomer count as free, as if anybody might displace it, so it does not
+    matter when it sinks below others: they do not fit with these GPUs either.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class Standstill:
         self._until = math.inf
 
     def ends_before(self, moment: float) -> None:
-        """Holds and claims change at this moment or, because of a newcomer, before."""
-        self._until, self.newcomers = moment, Newcomer.ASK
+        """Holds and claims of those who were there change at this moment."""
+        self._until = moment
 
     @cached_property
     def _levels(self) -> Floats:

@@ -48,6 +48,7 @@ class Tiresias:
     name: ClassVar[str] = "tiresias"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
+    in_turn: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

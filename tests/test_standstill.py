@@ -107,7 +107,7 @@ def test_it_ends_before_service_changes_claims() -> None:
     assert plan.wake_at == NOW + 25.0, "when the gang of four has had 100 GPU-seconds"
     assert plan.standstill.outlives(NOW + 24.9, [])
     assert not plan.standstill.outlives(NOW + 25.0, [])
-    assert plan.standstill.newcomers == Newcomer.ASK, "they sink too"
+    assert plan.standstill.newcomers == Newcomer.START, "one that sinks holds what was free and did not suffice"
 
 
 @given(
@@ -166,6 +166,21 @@ def test_ends_that_help_nobody_and_who_fits_are_not_asked_about() -> None:
     result = run(rows, "srtf,hysteresis=1", "1x4")
     assert result.fates.ended.tolist() == [10, 20, 100, 300, 35, 55]
     assert result.decisions == 2, "as three come at once, and as the gang comes that has to wait; it starts alone when all have ended"
+
+
+@pytest.mark.parametrize(("policy", "decisions"), [("fifo", 0), ("las,quantum=9", 0), ("tiresias", 0), ("srtf", 1)])
+def test_who_come_together_and_fit_start_in_turn(policy: str, decisions: int) -> None:
+    """SRTF looks at the shorter one first, which makes a difference to where they go."""
+    result = run([(0, 20, 1), (0, 10, 2), (0, 5, 1)], policy, "1x4")
+    assert result.fates.started.tolist() == [0, 0, 0]
+    assert result.decisions == decisions
+
+
+def test_who_comes_beside_a_gang_that_waits_starts_unasked_and_may_sink() -> None:
+    rows: list[Row] = [(0, 100, 3), (1, 50, 4), (2, 30, 1), (40, 1, 1), (40, 2, 1)]
+    result = run(rows, "tiresias,threshold_1=1e4", "1x4")
+    assert result.fates.started.tolist() == [0, 100, 2, 40, 41]
+    assert result.decisions == 3, "as the gang comes, as two come for one GPU, and as that is free; all is free when the gang starts"
 
 
 def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:

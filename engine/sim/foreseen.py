@@ -16,13 +16,14 @@ from ..guards import Actions, Start
 class Foreseen:
     """``gangs``: GPUs of each job. ``alone``: whether the only job that waits starts where there is room for it (``Policy.starts_alone``).
 
-    ``proofs``: whether what the policy's plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes no time and leaves
-    the work of who stops as it is. Both are of policies and clusters with ``alone`` only; without it the policy is always to be asked.
+    ``in_turn``: whether those of several jobs of one moment do so that come at it, in the order of their submission. ``proofs``: whether
+    what the policy's plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes no time and leaves the work of who
+    stops as it is. All are of policies and clusters with ``alone`` only; without it the policy is always to be asked.
     """
 
-    def __init__(self, gangs: Sequence[int], free: Free, *, alone: bool, proofs: bool, stops_freely: bool) -> None:
+    def __init__(self, gangs: Sequence[int], free: Free, *, alone: bool, in_turn: bool, proofs: bool, stops_freely: bool) -> None:
         self._gangs, self._free = gangs, free
-        self._alone, self._proofs, self._stops_freely = alone, alone and proofs, stops_freely
+        self._alone, self._in_turn, self._proofs, self._stops_freely = alone, in_turn, alone and proofs, stops_freely
         self._still: Standstill | None = None  #: of those who wait since the last decision
         self._sequel: tuple[Start, Standstill] | None = None  #: the start for which others stop at this moment, and what is known after it
         self._freed: list[int] = []  #: GPUs that jobs left since then
@@ -52,19 +53,29 @@ class Foreseen:
         if sequel is not None:
             start, self._still = sequel
             return [start]
+        in_turn = len(came) == 1 or self._in_turn
         if still is not None and still.outlives(now, freed):
             if not came or still.newcomers == Newcomer.WAIT:
                 return []
-            if still.newcomers == Newcomer.START and len(came) == 1:
-                return self._if_it_fits(came[0])
-        if self._alone and len(waiting) == 1:
-            self._still = None  # it was of this one
-            return self._if_it_fits(*waiting)
+            if still.newcomers == Newcomer.START and in_turn:
+                return self._if_they_fit(came)
+        if self._alone and (len(waiting) == 1 or (in_turn and len(waiting) == len(came))):
+            self._still = None  # it was of the one that waits
+            return self._if_they_fit(waiting)
         return None
 
-    def _if_it_fits(self, job: int) -> list[Start] | None:
-        gpus = self._free.find(self._gangs[job], None, False)
-        return None if gpus is None else [Start(job, gpus, None)]
+    def _if_they_fit(self, jobs: Collection[int]) -> list[Start] | None:
+        """All of these, in the order of their submission."""
+        free = self._free if len(jobs) == 1 else self._free.copy()
+        starts = []
+        for job in sorted(jobs):
+            gpus = free.find(self._gangs[job], None, False)
+            if gpus is None:
+                return None
+            if len(jobs) > 1:
+                free.set(gpus, False)
+            starts.append(Start(job, gpus, None))
+        return starts
 
     def said(self, plan: Plan, actions: Actions) -> None:
         """The policy has been asked, and this is done of its plan."""

@@ -127,6 +127,7 @@ class Simulation:
             self.gangs,
             self.free,
             alone=self.plain and not self.profiles and says_of_its_plan(self.policy, "starts_alone"),
+            in_turn=says_of_its_plan(self.policy, "in_turn"),
             proofs=self.interval is None and math.isinf(errors.corrected),  # else what is believed of a job jumps while it runs
             stops_freely=not (costs.suspend or costs.lost_on_suspend),
         )
