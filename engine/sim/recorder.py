@@ -25,8 +25,7 @@ class Recorder:
         self.started, self.run_time, self.gpu_time, self.lost = [math.nan] * n, [0.0] * n, [0.0] * n, [0.0] * n
         self.preemptions, self.attempts, self.profile_runs = [0] * n, [0] * n, [0] * n
         self.ended_count = 0
-        self._ts, self._state = array("d"), (array("q"), array("q"), array("q"))  # moments; busy, running, waiting
-        self._stays, self._held = (array("d"), array("d")), (array("q"), array("q"), array("q"))  # begins, ends; job, gpu, gpus
+        self._usage, self._stays = array("d"), array("d")  #: rows of `Usage` and of `Bars`, one after the other
         self._moment = math.nan
         self._state_now: tuple[int, int, int] | None = None
         self._written: tuple[int, int, int] | None = None  #: the state that was written down last
@@ -52,13 +51,7 @@ class Recorder:
         """A stay on GPUs ends."""
         self.run_time[job] += now - granted
         self.gpu_time[job] += (now - granted) * len(gpus)
-        begins, ends = self._stays
-        begins.append(granted)
-        ends.append(now)
-        jobs, first, count = self._held
-        jobs.append(job)
-        first.append(min(gpus))
-        count.append(len(gpus))
+        self._stays.extend((job, granted, now, min(gpus), len(gpus)))
 
     def end(self, job: int, now: float) -> None:
         self.ended[job] = now
@@ -88,20 +81,18 @@ class Recorder:
         if self._state_now is None or self._state_now == self._written:
             return
         self._written = self._state_now
-        self._ts.append(self._moment)
-        for column, value in zip(self._state, self._written, strict=True):
-            column.append(value)
+        self._usage.extend((self._moment, *self._written))
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
         self._write_usage()
         started, run_time, gpu_time, lost = map(np.array, (self.started, self.run_time, self.gpu_time, self.lost))
         preemptions = np.array(self.preemptions, dtype=np.int64)
-        busy, running, waiting = map(_ints, self._state)
-        job, gpu, gpus = map(_ints, self._held)
+        moment, busy, running, waiting = _columns(self._usage, 4)
+        job, begin, end, gpu, gpus = _columns(self._stays, 5)
         return Result(
             fates=Fates(started, self.ended, run_time, gpu_time, lost, preemptions, self.rejected, self.dropped),
-            usage=Usage(_floats(self._ts), busy, running, waiting),
-            bars=Bars(job, _floats(self._stays[0]), _floats(self._stays[1]), gpu, gpus),
+            usage=Usage(moment, _ints(busy), _ints(running), _ints(waiting)),
+            bars=Bars(_ints(job), begin, end, _ints(gpu), _ints(gpus)),
             events=events,
             decisions=decisions,
             plan_seconds=plan_seconds,
@@ -109,9 +100,11 @@ class Recorder:
         )
 
 
-def _floats(values: array[float]) -> Floats:
-    return np.frombuffer(values, dtype=np.float64) if len(values) else np.zeros(0)
+def _columns(rows: array[float], count: int) -> Floats:
+    """A row a column, from rows of ``count`` numbers."""
+    return np.ascontiguousarray(np.array(rows).reshape(-1, count).T)
 
 
-def _ints(values: array[int]) -> Ints:
-    return np.frombuffer(values, dtype=np.int64) if len(values) else np.zeros(0, dtype=np.int64)
+def _ints(values: Floats) -> Ints:
+    """Numbers of jobs and GPUs, which floats hold exactly."""
+    return values.astype(np.int64)
