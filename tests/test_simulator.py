@@ -392,6 +392,7 @@ def test_stops_in_vain_are_forgiven_when_a_job_ends(monkeypatch: pytest.MonkeyPa
         (lambda _: Plan({0: Allocation((0, 1)), 1: Allocation((1, 2))}), "job 1: has GPU n0/gpu1, which job 0 has too"),
         (lambda view: Plan({0: Allocation((0, 1), lease_end=view.now)}), "job 0: its lease ends at 5.0, which is not a time after now"),
         (lambda _: Plan({}, preempt=[0]), "job 0: is to be preempted, but holds no GPUs that could be taken"),
+        (lambda _: Plan({}, preempt=["0"]), "preempt: '0' is not the id of a job"),
         (lambda _: Plan({0: Allocation((0, 1))}, rejected=[0]), "job 0: is rejected, but does not wait"),
         (lambda _: Plan({0: Allocation((0, 1))}, groups=[Group("packed", (0, 1))]), "job 1: is in a group (packed), but is not allocated"),
     ],
@@ -401,6 +402,18 @@ def test_an_invalid_plan_ends_the_run_and_is_shown(plan: Callable[[View], Plan],
         run([(5.0, 10.0, 2), (5.0, 10.0, 2)], Scripted(plan), "1x4")
     assert str(error.value).startswith(f"policy scripted at 5 s: invalid plan: {fault}")
     assert "; the plan: " in str(error.value)
+
+
+def test_who_stays_is_not_started_over() -> None:
+    """The first job runs on GPUs 0 and 1, a second one is given GPU 1 too; so it is if somebody else is preempted for it."""
+
+    def decide(view: View) -> Plan:
+        if view.now < 5:
+            return Plan({0: Allocation((0, 1)), 1: Allocation((2,))}, preempt=())
+        return Plan({2: Allocation((1, 2))}, preempt=(1,))
+
+    with pytest.raises(SimulationError, match="invalid plan: job 2: has GPU n0/gpu1, which job 0 has too"):
+        run([(0.0, 10.0, 2), (0.0, 10.0, 1), (5.0, 10.0, 2)], Scripted(decide), "1x4")
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("division by zero"), SystemExit(3)])

@@ -31,7 +31,7 @@ from .errors import SimulationError
 from .foreseen import Foreseen
 from .live import LiveJobs
 from .options import NO_LIMITS, Options
-from .plain import plain_starts
+from .plain import plain_actions
 from .recorder import Recorder
 from .result import Result
 from .said import in_a_line, says_of_its_plan
@@ -310,9 +310,9 @@ class Simulation:
             return
         view = self.view()
         asked = self._ask(view)
-        plain = plain_starts(asked, self.table, self.workload, self.free) if self.plain else None
+        plain = plain_actions(asked, self.table, self.workload, self.free, self.on, guarded=self.limited) if self.plain else None
         if plain is not None:
-            plan, actions = asked, Actions(plain)
+            plan, actions = asked, plain
         else:
             try:
                 plan = check(asked, view, reasons=self.observer is not None)
