@@ -25,6 +25,7 @@ from common import arguments, machine, show
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from unisched_figures import FULL, QUICK, SMALL, Averages, Grid, Scale, all_cases, beside, grids, table
+from unisched_front import least, nearest
 from unisched_plots import draw
 from unisched_runs import Case, Measured, run
 from unisched_workloads import MIX1, MIX2, PUBLISHED, SLO
@@ -62,7 +63,10 @@ def tables_of(figures: Sequence[Grid], scale: Scale, measured: Mapping[Case, Mea
     averages = [Averages(grid, scale, measured) for grid in figures]
     tables = {f"Figure {one.grid.number}: {one.grid.title}": table(one) for one in averages}
     claims = [row for one in averages for row in beside(one)]
-    return tables | {"Beside the thesis": claims}
+    for one in averages:
+        if one.grid.front:
+            tables |= {"Front: the setting nearest to each scheduler": nearest(one), "Front: the least ratios of each setting": least(one)}
+    return tables | ({"Beside the thesis": claims} if claims else {})
 
 
 def scale_of(options: Any) -> Scale:

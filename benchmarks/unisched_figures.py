@@ -80,6 +80,7 @@ class Grid:
     variants: Sequence[Variant]
     metrics: Sequence[Metric]
     claims: Sequence[Claim]
+    front: Sequence[Variant] = ()  #: settings of one policy that trade the first metric for the second; the other variants are beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,9 @@ UNISCHED = Variant("UniSched")
 THREE_SIGMA, GENIE, HYDRA = Variant("3Sigma", "threesigma"), Variant("GENIE", "genie"), Variant("Hydra", "hydra")
 OPTIMUS, THEMIS = Variant("Optimus", "optimus"), Variant("Themis", "themis")
 EDF, SRTF, CHRONUS = Variant("EDF", "edf"), Variant("SRTF", "srtf"), Variant("Chronus", "chronus")
+BASELINES = (THREE_SIGMA, GENIE, HYDRA, OPTIMUS, THEMIS, CHRONUS, EDF, SRTF)
+#: What an hour of a best-effort job's waiting costs, beside 100 for a deadline. The first is the text's.
+FRONT = (UNISCHED, *(Variant(f"waiting_cost={cost}", config=(("waiting_cost", float(cost)),)) for cost in (5, 10, 20, 40, 80, 160, 320)))
 SLO_AWARE, DL = ("3Sigma", "GENIE", "Hydra"), ("Optimus", "Themis")
 _THESIS = (UNISCHED, THREE_SIGMA, GENIE, HYDRA, OPTIMUS, THEMIS)
 #: 5.4.3 counts what profiling costs for all schedulers, and schedulers before it reserve GPUs for it (5.2.2). Of the baselines only Themis
@@ -150,7 +154,7 @@ def grids(real: bool) -> list[Grid]:
     mixed = [point for point in every if point.mix != SLO]
     own = [Point("P_MIX1, own deadlines", PHILLY, PUBLISHED)] if real else []
     most = next(reversed(sources.values()))  # in place of Helios, which the thesis takes for most of 5.6
-    return [*_end_to_end(every, own, names, most), *_estimator(mixed, every, most), *_selector(mixed, most), _chronus(mixed)]
+    return [*_end_to_end(every, own, names, most), *_estimator(mixed, every, most), *_selector(mixed, most), _chronus(mixed), _front(mixed)]
 
 
 def _end_to_end(every: Sequence[Point], own: Sequence[Point], names: Mapping[str, list[str]], most: str) -> list[Grid]:
@@ -159,7 +163,7 @@ def _end_to_end(every: Sequence[Point], own: Sequence[Point], names: Mapping[str
     return [
         Grid(
             "5.6a-b", "Deadlines and best-effort latency beside other schedulers", "workload", [*every, *own],
-            [*_THESIS, CHRONUS, EDF, SRTF], [R_SLO, LATENCY],
+            [UNISCHED, *BASELINES], [R_SLO, LATENCY],
             [
                 Claim("R_slo of SLO-aware schedulers, SLO workloads", R_SLO, RATIO, SLO_AWARE, "1.17 to 4.82", names[SLO]),
                 Claim("R_slo of SLO-aware schedulers, mixed", R_SLO, RATIO, SLO_AWARE, "0.95 to 2.77", mixes),
@@ -293,6 +297,11 @@ def _chronus(mixed: Sequence[Point]) -> Grid:
     )  # fmt: skip
 
 
+def _front(mixed: Sequence[Point]) -> Grid:
+    title = "Deadlines against best-effort latency: what waiting costs"
+    return Grid("front", title, "workload", mixed, [*FRONT, *BASELINES], [R_SLO, LATENCY], [], FRONT)
+
+
 # What comes of them
 
 
@@ -307,9 +316,9 @@ class Averages:
         known = [value for value in values if value is not None]
         return fmean(known) * metric.scale if known else None
 
-    def compared(self, point: Point, variant: Variant, metric: Metric, how: str) -> float | None:
-        """With the figure's first variant at the same point; None where there is nothing to compare, or it would be with nothing."""
-        value, reference = (self.of(point, one, metric) for one in (variant, self.grid.variants[0]))
+    def compared(self, point: Point, variant: Variant, metric: Metric, how: str, to: Variant | None = None) -> float | None:
+        """With ``to`` (else the first variant) at the same point; None where there is nothing to compare, or it would be with nothing."""
+        value, reference = (self.of(point, one, metric) for one in (variant, to or self.grid.variants[0]))
         if how == VALUE or value is None or reference is None:
             return value
         if how == MORE:

@@ -37,6 +37,7 @@ NAMES = [
     ("unisched", {"placement": "consolidated"}),
     ("unisched", {"profiler": "static"}),
     ("unisched", {"objective": False}),
+    ("unisched", {"waiting_cost": 50.0}),
     ("chronus", {}),
     ("chronus", {"iterations": "estimated", "resumption_aware": True}),
     ("chronus", {"placement": "joint", "best_effort": "joint", "profiler": "unified"}),

@@ -67,6 +67,13 @@ class UniSchedConfig:
         low=0.0,
         high=1.0,
     )
+    waiting_cost: float = tunable(
+        0.0,
+        "what an hour costs that a best-effort job waits, beside 100 for a strict deadline: deadlines that take more from those who "
+        "wait than they are worth are given up; 0: as in the text, none is",
+        low=0.0,
+        high=1000.0,
+    )
     unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to need at least", low=1.0, high=1e7)
     effort: str = tunable(
         QUICK, "how far a cycle's optimisation goes where the gap stays too wide: quick, some tenths of a second; thorough, seconds",

@@ -222,7 +222,9 @@ class _Modelling:
         whole = np.floor(room / self._length[owner] + AT_ONCE)
         # One lease is there as long as the job can end in it.
         leases = np.where(self._work[owner] <= room + AT_ONCE, np.maximum(whole, 1.0), np.maximum(whole, 0.0))
-        return start, leases.astype(np.int64), room, jobs.tier_reward[tier] * self.roles.chance[rows][owner]
+        # A deadline is aimed at only for more than best-effort jobs lose by it.
+        net = np.maximum(jobs.tier_reward[tier] * self.roles.chance[rows][owner] - self.roles.toll[rows][owner], 0.0)
+        return start, leases.astype(np.int64), room, net
 
     @cached_property
     def _length(self) -> Floats:

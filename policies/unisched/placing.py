@@ -42,6 +42,7 @@ PLANNED = Reason("planned", "is planned for a later lease: its deadline can stil
 NEXT_CYCLE = Reason("next-cycle", "waits for the next cycle, in which leases are given anew; until then no GPUs are left over")
 CROWDED = Reason("crowded", "its deadline cannot be met beside those that earn more; runs as soon as GPUs are left over")
 LOST = Reason("late", "can no longer end by its deadline; it counts for no more than a best-effort job")
+OUTWEIGHED = Reason("outweighed", "could meet its deadline, but for that others would wait longer than it is worth; runs after them")
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
 
 
@@ -255,9 +256,11 @@ class _Placing:
         fits = np.fromiter((could_fit(*size) for size in sizes), bool, len(rows))
         slo = role == Role.SLO
         why = np.select(
-            [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows]], [0, 1, 2, 3, 4, 5, 6]
+            [~fits, chosen, planned & slo, role == Role.PROFILER, slo & refused, slo, self.roles.lost[rows], self.roles.outweighed[rows]],
+            range(8),
         )
-        told = [(reason, rows[why == code]) for code, reason in enumerate((STARTS, PLANNED, PROFILER, CROWDED, NEXT_CYCLE, LOST), 1)]
+        of_code = (STARTS, PLANNED, PROFILER, CROWDED, NEXT_CYCLE, LOST, OUTWEIGHED)
+        told = [(reason, rows[why == code]) for code, reason in enumerate(of_code, 1)]
         plain = lacking(self.view, rows[why == 0], self.main)
         return [*(Waiting(reason, jobs.id[members]) for reason, members in told if len(members)), *plain]
 

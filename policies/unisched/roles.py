@@ -17,6 +17,7 @@ AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of
 UNLIKELY = 0.05  #: a deadline that is less likely than this is given up
 #: Leases that a crowd lasts. With 1 and soft deadlines jobs waited for hours to be profiled, and met none; 4 and far more do as well.
 CROWD = 4
+HOUR = 3600.0
 BEST_EFFORT_MOST = 0.99  #: of any best-effort job's reward: profiling comes before all of them
 
 
@@ -37,6 +38,8 @@ class Roles:
     left: Floats  #: seconds of work on its gang, placed as well as can be; of an SLO job never more than until its last deadline
     overhead: Floats  #: seconds that a suspension costs with its resumption
     lost: Bools  #: has a deadline, but none that it can still meet
+    toll: Floats  #: what the best-effort jobs that wait lose, in reward, if it runs to its end before them
+    outweighed: Bools  #: could meet a deadline, but none that is worth its toll
     chance: Floats  #: what its deadlines' rewards are multiplied with, 0 to 1: below 1 the estimate says that all will be missed
 
 
@@ -52,13 +55,29 @@ def roles_of(view: View, config: UniSchedConfig) -> Roles:
     alive = chance >= UNLIKELY
     room = jobs.deadline - view.now
     left = np.where(alive & (left > room + AT_ONCE), room - AT_ONCE, left)  # it must not pause any more
-    role = np.where(alive, Role.SLO, Role.BEST_EFFORT)
+    toll = _toll(view, slo, left, config)
+    outweighed = alive & (toll > 0.0) & (chance * reward(jobs, view.now + left) <= toll)
+    role = np.where(alive & ~outweighed, Role.SLO, Role.BEST_EFFORT)
     wants = jobs.gpus_min
     if jobs.profile_gpus is not None:
         unknown = (jobs.profile_gpus > 0) & (jobs.phase == Phase.PENDING)
         role = np.where(unknown, Role.PROFILER, role)
         wants = np.where(unknown, jobs.profile_gpus, wants)
-    return Roles(role, wants, left, overhead, slo & ~alive, chance)
+    return Roles(role, wants, left, overhead, slo & ~alive, toll, outweighed, chance)
+
+
+def _toll(view: View, slo: Bools, left: Floats, config: UniSchedConfig) -> Floats:
+    """What it costs to let each job run to its end before the best-effort jobs that wait: by its GPU-time over the pool's all end later.
+
+    The text's rewards know no such price: a best-effort lease is paid for now, and the leases that a deadline takes later are free. So no
+    factor on best-effort rewards makes deadlines give way that take GPUs for long. Jobs that come while the others wait are not counted.
+    """
+    jobs, capacity = view.jobs, int(np.count_nonzero(view.gpus.usable))
+    waiting = np.count_nonzero(~slo & (jobs.phase == Phase.PENDING) & (jobs.gpus_min <= capacity))
+    if not waiting or config.waiting_cost == 0.0:
+        return np.zeros(len(left))
+    toll: Floats = config.waiting_cost * waiting * left / HOUR * jobs.gpus_min / capacity
+    return toll
 
 
 def _left(jobs: Jobs, slo: Bools, now: float, config: UniSchedConfig) -> Floats:
@@ -119,10 +138,11 @@ def best_effort_reward(roles: Roles, config: UniSchedConfig) -> Floats:
 
     The text leaves the unit open. With leases, a job that ends within its next one is worth nearly as much as a profiling run, and no
     sum of best-effort rewards on a node comes near the 100 of a deadline. After its last deadline a job earns nothing (fig. 5.5a);
-    ``late`` keeps the shortest of such jobs first, behind best-effort jobs up to ``1 / late`` times as long.
+    ``late`` keeps the shortest of such jobs first, behind best-effort jobs up to ``1 / late`` times as long. So it is for those whose
+    deadlines are not worth what others would wait for them.
     """
     leases = np.maximum(_with_suspensions(roles, config) / config.be_lease, 0.0)
-    return BEST_EFFORT_MOST / (1.0 + leases) * np.where(roles.lost, config.late, 1.0)
+    return BEST_EFFORT_MOST / (1.0 + leases) * np.where(roles.lost | roles.outweighed, config.late, 1.0)
 
 
 def _with_suspensions(roles: Roles, config: UniSchedConfig) -> Floats:
