@@ -19,7 +19,8 @@ SPDL with a concurrency of N in each stage, where it is installed. The tuner ste
 
 Columns: samples/s that the model was trained on, over the whole run and in each phase; the ratios to uniform and to autotune; converged,
 seconds after the first batch, and again, after the cores came back, from which on throughput is at least 90 % of what the phase ends
-with; cores kept busy; what the tuner took of a core; most memory (PSS, children included); runs that held more than ``--limit`` MiB (OOM).
+with; cores kept busy; CPU time of a sample in the process that trains, training included, and in its workers, of which a crowded machine
+changes little; what the tuner took of a core; most memory (PSS, children included); runs that held more than ``--limit`` MiB (OOM).
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ def row(way: str, runs: dict[str, list[Run]], cores: Sequence[int]) -> Row:
         "converged s": median(converged(phases_of(run.curve, len(cores))[0]) for run in mine),
         "again s": median(converged(phases_of(run.curve, len(cores))[-1]) for run in mine),
         "busy cores": median(run.cpu for run in mine),
+        "own us": median(run.own for run in mine),
+        "workers us": median(run.workers for run in mine),
         "tuner %": 100 * median(run.tuner for run in mine),
         "MiB": round(max(run.memory for run in mine) / 2**20),
         "OOM": sum(run.over for run in mine),

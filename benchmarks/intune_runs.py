@@ -29,6 +29,8 @@ class Run(NamedTuple):
     curve: list[float]  #: samples a second, a value a bin; from the first batch on
     first: float  #: seconds from the start of loading to the first batch
     cpu: float  #: cores that this process and its children kept busy
+    own: float  #: microseconds of CPU time of a sample in this process, the training included
+    workers: float  #: the same in its children
     tuner: float  #: share of a core that the tuner took
     memory: int  #: most bytes (PSS) of this process and its children
     over: bool  #: that was above the limit
@@ -191,27 +193,31 @@ class MemoryWatch:
                 return
 
 
-def cpu_seconds() -> float:
-    """Of this process and of its children, those that have ended too."""
+def cpu_seconds() -> tuple[float, float]:
+    """Of this process, and of its children, those that have ended too."""
     mine, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = mine.ru_utime + mine.ru_stime + ended.ru_utime + ended.ru_stime
+    total = ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
         except psutil.Error:
             continue
         total += times.user + times.system
-    return total
+    return mine.ru_utime + mine.ru_stime, total
 
 
 def train(
     loading: Loading, step: Callable[[Any], None], samples: int, options: Options, cores: Sequence[int]
-) -> tuple[list[float], float, float]:
-    """The curve, seconds until the first batch, and cores kept busy. ``cores``: all that there are."""
+) -> tuple[list[float], float, float, float, float]:
+    """The curve, seconds until the first batch, cores kept busy, and what a sample took of `Run.own` and `Run.workers`.
+
+    ``cores``: all that there are.
+    """
     started = time.perf_counter()
     batch = next(loading.batches)
     began = time.perf_counter()
     cpu = cpu_seconds()
+    done_in_all = 0
     counts = [0] * round(len(options.cores) * options.seconds / BIN)
     phase = 0
     while (now := time.perf_counter() - began) < len(counts) * BIN:
@@ -219,12 +225,15 @@ def train(
             phase = int(now / options.seconds)
             restrict(cores[: options.cores[phase]])
         step(batch)
+        done_in_all += samples
         done = int((time.perf_counter() - began) / BIN)
         if done < len(counts):
             counts[done] += samples
         batch = next(loading.batches)
     took = time.perf_counter() - began
-    return [count / BIN for count in counts], began - started, (cpu_seconds() - cpu) / took
+    own, workers = (after - before for before, after in zip(cpu, cpu_seconds(), strict=True))
+    each = 1e6 / done_in_all
+    return [count / BIN for count in counts], began - started, (own + workers) / took, own * each, workers * each
 
 
 def run(name: str, way: str, options: Options) -> Run | str:
@@ -241,12 +250,10 @@ def run(name: str, way: str, options: Options) -> Run | str:
     job = JOBS[name](Path(options.folder), options.records)
     step = job.trainer()
     with MemoryWatch() as memory, way_of(way, job) as loading:
-        curve, first, cpu = train(loading, step, job.samples, options, cores)
+        found = train(loading, step, job.samples, options, cores)
     tuned = loading.tuned
     steps = [[round(step.seen.at, 2), list(step.given), step.wanted.why] for step in tuned.history] if tuned else []
-    return Run(
-        curve, first, cpu, tuned.overhead if tuned else 0.0, memory.most, memory.most > options.limit, steps, tuned.failed if tuned else ""
-    )
+    return Run(*found, tuned.overhead if tuned else 0.0, memory.most, memory.most > options.limit, steps, tuned.failed if tuned else "")
 
 
 def main() -> None:

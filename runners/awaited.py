@@ -88,7 +88,7 @@ def _sample(frame: FrameType) -> str:
         return f"augmenting train[{frame.f_locals['index']}]"
     if frame.f_code is not WorkerProcess.call.__code__:
         return ""
-    sent, process = frame.f_locals["payloads"][0], frame.f_locals["self"].pid
+    sent, process = frame.f_locals["call"].payloads[0], frame.f_locals["self"].pid
     indices = [place[1] for place in sent if isinstance(place, tuple) and len(place) == 2] if isinstance(sent, list) else []
     shown = ", ".join(map(str, indices[:_MOST_SAMPLES])) + (", …" if len(indices) > _MOST_SAMPLES else "")
     return f"waiting for worker process {process}, which is at one of train[{shown}]" if shown else f"waiting for worker process {process}"

@@ -110,6 +110,33 @@ def sleeps_at_19_in_a_process(value: int) -> int:
     return sleeps_in_a_process(value) if value == 19 else value
 
 
+class Reads:
+    """A data set: what a function makes of the index, and the process that read it."""
+
+    def __init__(self, samples: int, function: Any = same) -> None:
+        self.samples, self.function = samples, function
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.function(index), os.getpid()
+
+
+def with_own(sample: tuple[int, int]) -> tuple[int, int, int]:
+    return *sample, os.getpid()
+
+
+def first(sample: tuple[int, int]) -> int:
+    """Its number, after a while."""
+    return uneven(sample[0])
+
+
+def naps(index: int) -> int:
+    time.sleep(0.003)
+    return index
+
+
 def with_process(samples: list[Any]) -> tuple[list[Any], int]:
     """A collate."""
     return samples, os.getpid()

@@ -124,7 +124,8 @@ def test_a_cost_that_changes_is_followed() -> None:
 
 
 RESIZED = """
-import json, os, threading
+import json, os
+from itertools import pairwise
 from stoker.loaders import Batch, Map, Pipeline, Prefetch, Source, autotuned
 
 def restrict(cores):
@@ -150,7 +151,9 @@ with autotuned(pipeline, interval=0.4) as tuned:
             restrict(plan.pop(0))
         if number > 200_000:
             break
-    print(json.dumps([seen, [step.seen.resized for step in tuned.history if step.seen.resized]]))
+    steps = [step.seen for step in tuned.history]
+    # Of the cores: what others hold of the memory may change at any time, and is a resize too.
+    print(json.dumps([seen, [now.resized for before, now in pairwise(steps) if now.cpus != before.cpus]]))
 """
 
 
@@ -378,15 +381,17 @@ class Megabytes:
 @pytest.mark.slow
 def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
     pipeline = Pipeline([Source([0.02] * 100_000), Map(burns, name="udf", processes=True), Prefetch(mib=4)])
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + 150.0
     with autotuned(pipeline, knobs=["udf"], interval=0.5) as tuned:
         for _ in tuned:
-            if time.monotonic() > until or sum(step.given == step.seen.values for step in tuned.history) >= 12:
+            # Steps before the first process is there, which may take long where others compute, show nothing of what it settles at.
+            steady = [step for step in tuned.history if step.given == step.seen.values and step.seen.stages[1].items]
+            if time.monotonic() > until or len(steady) >= 12:
                 break
     given = [step.given[1] for step in tuned.history]
-    assert len(given) >= 8
+    assert len(steady) >= 12
     assert max(given) <= math.ceil(tuned.history[-1].seen.cpus) + 1
-    assert all(step.seen.stages[1].wait < 0.005 for step in tuned.history[-3:]), "a turn for a core that is not had is no wait"
+    assert all(step.seen.stages[1].wait < 0.005 for step in steady[-3:]), "a turn for a core that is not had is no wait"
 
 
 def test_the_guard_refuses_what_does_not_fit() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import views  # noqa: F401 - loads hypothesis' profile
@@ -41,6 +41,7 @@ class Rig:
         self.sizes = (0, 0)
         self.prepared: list[tuple[str, float]] = []
         self.forgotten: list[str] = []
+        self.made_ready: list[str] = []
 
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
         self.values = values
@@ -60,19 +61,22 @@ class Rig:
     def forget(self, stage: str) -> None:
         self.forgotten.append(stage)
 
+    def make_ready(self, stage: str) -> None:
+        self.made_ready.append(stage)
+
 
 class Wants:
     """A controller that says what it is told to say."""
 
     name: ClassVar[str] = "wants"
 
-    def __init__(self, answer: Callable[[Observation], Values]) -> None:
-        self.answer = answer
+    def __init__(self, answer: Callable[[Observation], Values], **more: Any) -> None:
+        self.answer, self.more = answer, more
         self.asked: list[Observation] = []
 
     def decide(self, seen: Observation) -> Decision:
         self.asked.append(seen)
-        return Decision(self.answer(seen), "because")
+        return Decision(self.answer(seen), "because", **self.more)
 
 
 class Allows:
@@ -114,6 +118,27 @@ def test_a_step_sets_what_the_controller_wants_and_tells_it() -> None:
     assert told == [("wants", Decision((2, 5, 64), "because"), (2, 5, 64), "")]
     (step,) = tuned.history
     assert step == (observation((1, 1, 64)), Decision((2, 5, 64), "because"), (2, 5, 64), "", {})
+
+
+@pytest.mark.parametrize(("most", "free", "made_ready"), [(8, KNOBS, ["udf"]), (0, KNOBS, []), (8, KNOBS[:1], [])])
+def test_what_processes_take_long_to_start_from_is_made_ready(most: int, free: tuple[Knob, ...], made_ready: list[str]) -> None:
+    rig = Rig()
+    controller = Wants(lambda seen: seen.values, likely="udf")
+    Tuner(rig, controller, Allows(most), free=free, interval=2.0, report=lambda *_: None).step()
+    assert rig.made_ready == made_ready
+
+
+def test_steps_stay_short_while_something_is_to_be_found_out_soon() -> None:
+    gaps = {}
+    for soon in (False, True):
+        tuned = Tuner(Rig(), Wants(lambda seen: seen.values, soon=soon), Allows(), free=KNOBS, interval=2.0, report=lambda *_: None)
+        for _ in range(8):
+            tuned.step()
+        gaps[soon] = tuned.gap
+        for _ in range(40):  # it never settles: that must not cost a core
+            tuned.step()
+        assert tuned.gap == 2.0
+    assert gaps == {False: 2.0, True: 0.25}
 
 
 def test_the_guard_has_the_last_word() -> None:

@@ -332,6 +332,16 @@ def test_rate_takes_back_a_growth_after_which_it_was_slower() -> None:
     assert rate.decide(dataclasses.replace(decoding(16, 60.0), demand=10.0, throughput=10.0)).values[0] == 16
 
 
+def test_rate_gives_a_growth_no_blame_for_cores_that_others_take() -> None:
+    """Half of the throughput, with half of the CPU time; on a machine that nobody else uses that is a fault of the growth."""
+    for crowded, blamed in ((0.9, False), (0.0, True)):
+        rate = registry.create("rate")
+        before = dataclasses.replace(decoding(4, 24.0), cpu_used=1.2)
+        assert rate.decide(before).values[0] == 8
+        after = dataclasses.replace(decoding(8, 12.0), cpu_used=0.6, crowded=crowded)
+        assert any("taken back" in rate.decide(after).why for _ in range(3)) == blamed
+
+
 def test_rate_gives_a_growth_no_blame_for_a_consumer_that_takes_less() -> None:
     rate = registry.create("rate")
     assert rate.decide(decoding(4, 24.0)).values[0] == 8

@@ -202,8 +202,8 @@ def in_processes(throughput: float, **more: Any) -> Observation:
     return window(udf=reading(processes=True, workers=3, lock=0.0, wait=0.0), throughput=throughput, **more)
 
 
-@pytest.mark.parametrize(("throughput", "stays"), [(150.0, False), (165.0, False), (170.0, True), (320.0, True)])
-def test_it_is_judged_by_the_throughput_that_came(throughput: float, stays: bool) -> None:
+@pytest.mark.parametrize(("throughput", "stays"), [(150.0, False), (165.0, False), (170.0, True), (176.0, True)])
+def test_what_is_not_sure_is_judged_by_the_mean_of_some_windows(throughput: float, stays: bool) -> None:
     moving, _ = moved()
     for _ in range(JUDGED - 1):
         assert moving.judged(in_processes(throughput)) is None
@@ -212,6 +212,48 @@ def test_it_is_judged_by_the_throughput_that_came(throughput: float, stays: bool
     assert judged.processes == ({} if stays else {"udf": False})
     assert judged.values == ((3,) if stays else (2,))
     assert moving.trial == ""
+
+
+@pytest.mark.parametrize(("throughput", "stays"), [(320.0, True), (80.0, False)])
+def test_what_is_sure_is_judged_by_the_first_windows(throughput: float, stays: bool) -> None:
+    moving, _ = moved()
+    found = [moving.judged(in_processes(throughput)) for _ in range(3)]
+    decision = next(each for each in found if each is not None)
+    assert found[0] is None
+    assert decision.processes == ({} if stays else {"udf": False})
+
+
+def test_windows_that_scatter_are_no_early_proof() -> None:
+    moving, _ = moved()
+    assert [moving.judged(in_processes(rate)) for rate in (60.0, 420.0, 70.0, 400.0)] == [None] * 4
+
+
+def test_looks_of_several_windows_count_together() -> None:
+    """In one of them nobody was seen waiting: there are few looks in each."""
+    moving = Moving()
+    none = reading(wait=0.0, lock=0.0)
+    assert moving.proposed(window(udf=none, lock=0.0)) is None
+    assert (moving.likely, moving.presses) == ("", False)
+    assert moving.proposed(window()) is not None
+
+
+def test_the_first_window_that_asks_says_what_is_likely() -> None:
+    moving = Moving()
+    assert moving.proposed(window()) is None
+    assert (moving.likely, moving.presses) == ("udf", True)
+    assert moving.proposed(window()) is not None
+    assert (moving.likely, moving.presses) == ("", True)
+
+
+def test_threads_are_as_many_as_cores_before_processes_are_tried_and_no_more() -> None:
+    """Else it would not be known whether the processes brought it, or that there were more of them."""
+    for workers, held in ((1, False), (2, True)):
+        rate = registry.create("rate")
+        udf = reading(workers=workers, cpu=0.010, wait=0.010, lock=0.010)
+        decision = rate.decide(window(udf=udf, cpus=2.0, cpu_used=0.8, throughput=80.0))
+        assert decision.likely == "udf"
+        assert (decision.values == (workers,)) == held
+        assert ("another window will tell whether udf is better off in processes" in decision.why) == held
 
 
 def test_values_that_keep_changing_do_not_put_it_off_for_ever() -> None:

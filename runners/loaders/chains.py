@@ -1,8 +1,8 @@
 """What one call of a worker process does: its stage's function, and those of the stages right behind it that are done along with it.
 
 A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
-therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. What each stage of the chain took
-is told apart.
+therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where reading waits little, it
+reads them, too, so that indices are all that is sent to it (`ahead`). What each stage of the chain took is told apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +38,18 @@ class Done(NamedTuple):
     steps: tuple[Step, ...]
 
 
+class Unread(NamedTuple):
+    """Payload of an item that the source has not read: who works on it reads it first."""
+
+    index: Any
+
+
+class Carried(NamedTuple):
+    """Payload of an item that stands for these, one after another: queues and workers before the one who reads are passed once for all."""
+
+    items: Sequence[Item]
+
+
 class Group(NamedTuple):
     """Payload of an item that is a batch still to be made of these."""
 
@@ -49,40 +61,71 @@ class Group(NamedTuple):
         return Item(positions, cls(items), sum(item.size for item in items))
 
 
-def given(item: Item) -> tuple[list[Any], bool]:
-    """What a call is given of an item, and whether that is all of a batch: what `Chain.run` takes."""
-    if isinstance(item.payload, Group):
-        return [each.payload for each in item.payload.items], True
-    return [item.payload], False
+class Call(NamedTuple):
+    """What `Chain.run` is given.
+
+    Attributes:
+        whole: all of a batch; else one item, to be worked on as far as the batch.
+        unread: places of those payloads that are indices, to be read first.
+    """
+
+    payloads: list[Any]
+    whole: bool = False
+    unread: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, item: Item) -> Call:
+        whole = isinstance(item.payload, Group)
+        found = [each.payload for each in item.payload.items] if whole else [item.payload]
+        unread = [place for place, payload in enumerate(found) if isinstance(payload, Unread)]
+        for place in unread:
+            found[place] = found[place].index
+        return cls(found, whole, unread)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Functions of consecutive stages, the one of a call first.
+    """Functions of consecutive stages: the source's, where it may be done along, the one of whose workers this is, and those behind it.
 
     Attributes:
         names: of the stages.
         batch: place of the one that is given the list of what came of a whole call; None: each call is of one item.
         size: of that list.
+        reads: the first is the source's, for what is unread.
     """
 
     functions: tuple[Callable[[Any], Any], ...]
     names: tuple[str, ...]
     batch: int | None = None
     size: int = 1
+    reads: bool = False
+
+    @property
+    def own(self) -> int:
+        """Place of the stage whose workers do all this."""
+        return int(self.reads)
 
     def until(self, place: int) -> Chain:
         """The stages before it."""
-        if self.batch is not None and place > self.batch:
-            return replace(self, functions=self.functions[:place], names=self.names[:place])
-        return Chain(self.functions[:place], self.names[:place])
+        keeps = self.batch is not None and place > self.batch
+        shorter = replace(self, functions=self.functions[:place], names=self.names[:place])
+        return shorter if keeps else replace(shorter, batch=None, size=1)
 
-    def run(self, payloads: list[Any], *, whole: bool, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
-        """Result of the last stage, and what each took. Not ``whole``: of one item, as far as the batch."""
-        values, steps = payloads, []
+    def unread(self) -> Chain:
+        """The same without the source's."""
+        batch = None if self.batch is None else self.batch - self.own
+        return Chain(self.functions[self.own :], self.names[self.own :], batch, self.size)
+
+    def run(self, call: Call, *, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
+        """Result of the last stage, and what each took."""
+        values, steps = call.payloads, []
         for place, function in enumerate(self.functions):
+            if place < self.own:
+                values, spent = watch.call(partial(_read, function, partial(at, place), call.unread), values)
+                steps.append(Step(len(call.unread), spent))
+                continue
             if place == self.batch:
-                if not whole:
+                if not call.whole:
                     break
                 values = [values]
             values, spent = watch.call(partial(_each, function, partial(at, place)), values)
@@ -95,6 +138,14 @@ class Chain:
         if not isinstance(item.payload, Group) or index < 0 or (self.batch is not None and place >= self.batch):
             return item.positions
         return item.payload.items[index].positions
+
+
+def _read(function: Callable[[Any], Any], at: Callable[[int], None], unread: Sequence[int], values: list[Any]) -> list[Any]:
+    read = list(values)
+    for index in unread:
+        at(index)
+        read[index] = function(read[index])
+    return read
 
 
 def _each(function: Callable[[Any], Any], at: Callable[[int], None], values: list[Any]) -> list[Any]:

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from .chains import Done, Group
+from .chains import Carried, Done, Group, Unread
 from .channel import SKIP, Channel, Item
-from .faults import Drained
+from .faults import Drained, Leave, Stopped
 from .sizes import ITEM
 
 log = logging.getLogger("stoker.loaders")
@@ -105,28 +105,101 @@ class Iteration:
         self._iterator = iter(())  # a generator that nobody else holds is closed by it
 
 
+class Singles:
+    """What comes from a channel, one by one, also what came together."""
+
+    def __init__(self, source: Channel) -> None:
+        self._source = source
+        self._waiting: deque[Item] = deque()
+
+    def get(self, leave: Leaving) -> Item:
+        while not self._waiting:
+            item = self._source.get(leave)
+            if not isinstance(item.payload, Carried):
+                return item
+            self._waiting.extend(item.payload.items)
+        return self._waiting.popleft()
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        return len(self._waiting), ITEM * len(self._waiting)  # nothing but indices goes together
+
+    def let_go(self) -> None:
+        self._waiting.clear()
+
+
 class Passing:
     """One item after another."""
 
     def __init__(self, source: Channel) -> None:
-        self._source = source
+        self._source = Singles(source)
 
     def take(self, leave: Leaving) -> Item:
         return self._source.get(leave)
 
     @property
     def kept(self) -> tuple[int, int]:
-        return 0, 0
+        return self._source.kept
 
     def let_go(self) -> None:
-        """It holds nothing."""
+        self._source.let_go()
+
+
+class Carrying:
+    """What a feed gives, unread and as many together as are wanted now, for processes to read.
+
+    Args:
+        together: how many; 0: one by one, to be read by the workers of the source.
+        marked: the feed is the source's.
+    """
+
+    def __init__(self, feed: Feed, together: Callable[[], int], *, marked: bool) -> None:
+        self._feed, self._together, self._marked = feed, together, marked
+        self._items: list[Item] = []
+        self._error: Exception | None = None  #: of the feed, to be raised when what it gave before has been taken
+
+    def take(self, leave: Leaving) -> Item:
+        together = self._together()
+        if not together and not self._items and self._error is None:
+            return self._feed.take(leave)
+        if self._error is None:
+            self._gather(together, leave)
+        if not self._items:
+            error, self._error = self._error, None
+            raise error or Drained
+        items, self._items = self._items, []
+        return Item((), Carried(items), sum(item.size for item in items))
+
+    def _gather(self, together: int, leave: Leaving) -> None:
+        try:
+            while len(self._items) < together:
+                item = self._feed.take(leave)
+                if self._marked and item.payload is not SKIP:
+                    item = Item(item.positions, Unread(item.payload), item.size)
+                self._items.append(item)
+        except Drained:
+            if not self._items:
+                raise
+        except (Leave, Stopped):
+            raise
+        except Exception as error:
+            self._error = error
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        items, size = self._feed.kept
+        return items + len(self._items), size + sum(item.size for item in self._items)
+
+    def let_go(self) -> None:
+        self._items = []
+        self._feed.let_go()
 
 
 class Shuffling:
     """A random one of a buffer that is kept full."""
 
     def __init__(self, source: Channel, buffer: int, seed: str) -> None:
-        self._source = source
+        self._source = Singles(source)
         self._buffer = buffer
         self._random = random.Random(seed)
         self._items: list[Item] = []
@@ -149,9 +222,11 @@ class Shuffling:
 
     @property
     def kept(self) -> tuple[int, int]:
-        return len(self._items), self._bytes
+        items, size = self._source.kept
+        return items + len(self._items), size + self._bytes
 
     def let_go(self) -> None:
+        self._source.let_go()
         self._items, self._bytes = [], 0
 
 

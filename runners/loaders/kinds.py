@@ -10,8 +10,9 @@ from typing import Any
 
 from ...engine.errors import UsageError
 from . import ipc
+from .ahead import CARRIED, Ahead, planned, small
 from .chains import Chain
-from .processes import ProcessPool
+from .processes import ProcessPool, start_server
 from .stages import MIB, Batch, Map, Source, Stage, Working
 
 log = logging.getLogger("stoker.loaders")
@@ -24,13 +25,30 @@ class Kinds:
         self._stages = stages
         self._lock = threading.Lock()
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
-        self._pools = {index: ProcessPool(self._chain(index, remote_function)) for index in self._in_processes}
+        self.ahead: Ahead | None = planned(stages)
+        self._pools = {index: ProcessPool(self._sent(index)) for index in self._in_processes}
         self._used = set(self._in_processes)  #: that have been in processes
         self._stays: dict[int, str] = {}
 
     def processes(self, index: int) -> bool:
         """Whether its workers are to be processes."""
         return index in self._in_processes
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether samples are left unread for the processes that work on them."""
+        ahead = self.ahead
+        if ahead is None or ahead.reader not in self._in_processes or 0 in self._in_processes:
+            return False
+        return self._pools[ahead.reader].chain.reads and (ahead.pays or self._stages[0].along is True)  # type: ignore[attr-defined]
+
+    def carried(self, index: int) -> int:
+        """Items of a stage that go together to the processes that read them; 0: they go one by one, and are read here."""
+        ahead = self.ahead
+        if ahead is None or index >= ahead.reader or not self.reads_ahead:
+            return 0
+        few, many = CARRIED
+        return min(max(few, self._pools[ahead.reader].chain.size), many)
 
     def movable(self, index: int) -> bool:
         return _undecided(self._stages[index]) and index not in self._stays
@@ -55,7 +73,15 @@ class Kinds:
 
     def along(self, index: int) -> bool:
         """Whether the work of a stage is done by the processes of one before it."""
-        return any(before < index < before + len(self._pools[before].chain.names) for before in tuple(self._in_processes))
+        if index == 0:
+            return self.reads_ahead
+        chains = ((before, self._pools[before].chain) for before in tuple(self._in_processes))
+        return any(before < index < before + len(chain.names) - chain.own for before, chain in chains)
+
+    def _sent(self, index: int) -> Chain:
+        """What a process of the stage is to do in one call."""
+        chain = self._chain(index, remote_function)
+        return chain if chain.reads and small(chain.functions[0]) else chain.unread()
 
     def _chain(self, index: int, function: Callable[[Stage], Callable[[Any], Any]]) -> Chain:
         chained, batch = [self._stages[index]], None
@@ -65,11 +91,13 @@ class Kinds:
             if isinstance(stage, Batch):
                 batch = stage
             chained.append(stage)
+        first = [self._stages[0]] if self.ahead is not None and self.ahead.reader == index else []
         return Chain(
-            (function(chained[0]), *(thread_function(stage) for stage in chained[1:])),
-            tuple(stage.name for stage in chained),
-            None if batch is None else chained.index(batch),
+            (*(function(stage) for stage in (*first, chained[0])), *(thread_function(stage) for stage in chained[1:])),
+            tuple(stage.name for stage in (*first, *chained)),
+            None if batch is None else len(first) + chained.index(batch),
             1 if batch is None else batch.size,
+            bool(first),
         )
 
     def prepare(self, index: int, limit: float = math.inf) -> tuple[int, int]:
@@ -83,7 +111,7 @@ class Kinds:
             raise UsageError(self.stays(index) or f"stage {stage.name!r}: it says itself what its workers are")
         if index not in self._pools:
             try:
-                pool = ProcessPool(self._chain(index, remote_function), limit=limit, on_host=True)
+                pool = ProcessPool(self._sent(index), limit=limit, on_host=True)
             except ipc.TooLarge as error:
                 raise UsageError(
                     f"stage {stage.name!r}: a copy of its function's data takes more than the {limit / MIB:,.0f} MiB of memory that are"
@@ -95,6 +123,10 @@ class Kinds:
             with self._lock:
                 self._pools[index] = pool
         return self._pools[index].shared_bytes, self._pools[index].sent_bytes
+
+    def make_ready(self, index: int) -> None:
+        if self.movable(index) and not self._in_processes:
+            start_server()
 
     def move(self, index: int, *, processes: bool) -> None:
         """UsageError when it cannot be."""

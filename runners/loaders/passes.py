@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from .chains import Step
 from .channel import SKIP, Bound, Channel, Item
 from .contention import Contention, Looks
 from .faults import Drained, Stopped
-from .feeds import Dealing, Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
+from .feeds import Carrying, Dealing, Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
 from .kinds import Kinds, thread_function
 from .leaving import at_exit
 from .processes import ProcessHand
@@ -57,6 +58,7 @@ class Pass:
         self._completed = False
         self._lock = threading.Lock()
         self._contention: Contention | None = None
+        self._ahead = kinds.ahead
         self.crews: dict[int, Crew] = {}
         self.channels: dict[int, Channel] = {}  #: behind each stage
         self._build(source)
@@ -65,6 +67,8 @@ class Pass:
 
     def start(self) -> None:
         self._kinds.begin()
+        if self._ahead is not None:
+            self._ahead.changed = self._carry
         at_exit(self.stop)
         try:
             for index, crew in self.crews.items():
@@ -82,6 +86,12 @@ class Pass:
                 if index in self.crews and not self._stopped.is_set():
                     self.crews[index].move(size, processes=self._kinds.processes(index))
                 self.channels[index].rebound(self.bound(index))
+        self._carry()
+
+    def _carry(self) -> None:
+        """Items may go together from now on, or no longer: the queues are to hold as many as before."""
+        for index in range(self._ahead.reader if self._ahead is not None else 0):
+            self.channels[index].rebound(self.bound(index))
 
     @property
     def stopped(self) -> bool:
@@ -160,11 +170,17 @@ class Pass:
 
     def together(self, index: int) -> int:
         """Items of a stage in one item of the queue behind it."""
-        return self._kinds.together(index) if self._kinds.processes(index) else 1
+        return self._kinds.together(index) if self._kinds.processes(index) else max(1, self._kinds.carried(index))
 
     def prefetched(self, index: int) -> bool:
         """Whether the queue behind a stage is that of a Prefetch."""
         return index + 1 < len(self._stages) and isinstance(self._stages[index + 1], Prefetch)
+
+    def _read(self, read: Step, cpu: float) -> None:
+        """Workers of the stage that reads ahead have done this of the source's work."""
+        self.crews[0].credit(read)
+        if self._ahead is not None and self._kinds.processes(self._ahead.reader):
+            self._ahead.see(read, cpu)
 
     def _check_limits(self) -> None:
         now = time.perf_counter()
@@ -190,12 +206,13 @@ class Pass:
             return Crew(stage.name, feed, source, output, hire, self.fail, limits=[stage.limit] if isinstance(stage, Working) else [None])
         here = self._kinds.chain_here(index)
         groups = Dealing(feed, here.size, lambda: self._kinds.pool(index).chain.batch is not None) if here.batch is not None else None
-        along = self._stages[index : index + len(here.names)]
+        along = (*self._stages[: here.own], *self._stages[index : index + len(here.names) - here.own])
         return Crew(
             stage.name, groups or feed, source, output, hire, self.fail, groups=groups, here=here,
             limits=[stage.limit for stage in along if isinstance(stage, Working)],
             processes=self._kinds.processes(index),
             stays=partial(self._kinds.keep_in_threads, index) if self._kinds.movable(index) else None,
+            read=self._read if here.reads else None,
         )  # fmt: skip
 
     def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[bool], Hand] | None]:
@@ -207,26 +224,35 @@ class Pass:
         if isinstance(stage, Draw):
             return Drawing(source, stage.draw, stage.held), None
         assert isinstance(stage, Shuffle)
-        return Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}"), None
+        shuffling = Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}")
+        if self._ahead is None or index > self._ahead.reader:
+            return shuffling, None
+        return Carrying(shuffling, partial(self._kinds.carried, index), marked=False), None
 
     def _reading(self, index: int, stage: Stage, samples: Iterator[Any]) -> tuple[Feed, Callable[[bool], Hand] | None]:
         assert isinstance(stage, Source)
         shuffled = any(isinstance(other, Shuffle) for other in self._stages)
         positions = Positions(self.progress.high, frozenset(self.progress.pending), show=self._ordered and shuffled)
         if stage.indexed:
-            return Indices(samples, positions), self._hire(index)
+            indices, ahead = Indices(samples, positions), self._ahead
+            if ahead is None:
+                return indices, self._hire(index)
+            return Carrying(indices, partial(self._kinds.carried, index), marked=True), self._hire(index)
         feed = Iteration(samples, positions)
         return feed, lambda _: ThreadHand(feed.read)
 
     def _hire(self, index: int) -> Callable[[bool], Hand]:
         stage, kinds = self._stages[index], self._kinds
         function = thread_function(stage)
+        ahead = self._ahead
+        read = thread_function(self._stages[0]) if ahead is not None and ahead.reader == index else None
+        waited = ahead.took if ahead is not None and index == 0 else None
 
         def hire(processes: bool) -> Hand:
             if not processes:
-                return ThreadHand(function)
+                return ThreadHand(function, read, waited)
             pool = kinds.pool(index)
-            last = self._stages[index + len(pool.chain.names) - 1]
+            last = self._stages[index + len(pool.chain.names) - pool.chain.own - 1]
             return ProcessHand(pool, apart=isinstance(last, Working) and last.apart)
 
         return hire

@@ -102,6 +102,10 @@ class Pipeline:
         """It will not be moved now: let go of what `prepare` holds for it."""
         self._kinds.forget(self._index(stage))
 
+    def make_ready(self, stage: str) -> None:
+        """It may be moved to processes soon: begin with what takes long of that, beside what goes on."""
+        self._kinds.make_ready(self._index(stage))
+
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None:
         """Give each knob its value, from now on and while items flow: none is lost, doubled, or, when ordered, out of its place.
 

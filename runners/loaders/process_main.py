@@ -17,16 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import ipc
-from .chains import Chain, Step, Where, Whereabouts
+from .chains import Call, Chain, Step, Where, Whereabouts
 from .meters import Stopwatch
 
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    payloads: list[Any]
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +61,10 @@ def _first(parent: socket.socket, whereabouts: Whereabouts) -> Chain | None:
 
 def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabouts: Whereabouts) -> None:
     try:
-        asked: Asked = ipc.receive(parent)
-        result, steps = chain.run(asked.payloads, whole=asked.whole, watch=stopwatch, at=whereabouts.note)
+        call: Call = ipc.receive(parent)
+        result, steps = chain.run(call, watch=stopwatch, at=whereabouts.note)
         answer: Answer | Raised = Answer(result, steps)
-        del asked, result
+        del call, result
     except ipc.Closed:
         raise
     except BaseException as error:

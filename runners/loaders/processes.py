@@ -10,6 +10,7 @@ everything anew for each process, seconds with torch; the server imports once, h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import multiprocessing
@@ -19,12 +20,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from ...engine.errors import StokerError, UsageError
 from . import ipc, process_main
-from .chains import Chain, Step, Whereabouts, given
+from .chains import Call, Chain, Step, Whereabouts
 from .channel import Item
 from .faults import At, Misplaced, StageError, Stopped, Unreplaced
 from .threads import Outcome
@@ -44,13 +46,25 @@ class Died(Exception):
         self.how = how
 
 
+def start_server() -> None:
+    """What worker processes are forked from, which imports for a second or two; this returns at once. It stays until this process ends."""
+    _server()
+    with _STARTING, contextlib.suppress(OSError, RuntimeError):
+        forkserver.ensure_running()
+
+
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    heavy = [name for name in ("numpy", "torch") if name in sys.modules]
+    context.set_forkserver_preload(["__main__", *heavy, process_main.__name__])
+    return context
+
+
 class WorkerProcess:
     """One process and the socket to it. Used by one thread at a time; `kill` may come from any."""
 
     def __init__(self, stage: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        heavy = [name for name in ("numpy", "torch") if name in sys.modules]
-        context.set_forkserver_preload(["__main__", *heavy, process_main.__name__])
+        context = _server()
         self.whereabouts = Whereabouts()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         given = (theirs, self.whereabouts)
@@ -66,14 +80,14 @@ class WorkerProcess:
             self.whereabouts.close_file()
         self._stage = stage
 
-    def call(self, payloads: list[Any], *, whole: bool, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
+    def call(self, call: Call, begins: int, *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
         """As `Chain.run` in that process. Its exception is raised, from Failed, which says where. Died: the process has.
 
-        ``apart``: see `ipc.receive`.
+        ``begins``: place of the chain where it does. ``apart``: see `ipc.receive`.
         """
-        self.whereabouts.note(0, -1)
+        self.whereabouts.note(begins, -1)
         try:
-            data, views = ipc.dumps(process_main.Asked(payloads, whole))
+            data, views = ipc.dumps(call)
         except Exception as error:
             raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
         return self._ask(lambda to: ipc.send(to, data, views), apart=apart)
@@ -144,11 +158,11 @@ class ProcessPool:
     """
 
     def __init__(self, chain: Chain, *, attempts: int = 3, limit: float = math.inf, on_host: bool = False) -> None:
-        self.stage, self.attempts = chain.names[0], attempts
-        self.chain, self._limit, self._on_host = _sendable(chain, limit, on_host=on_host), limit, on_host
-        stage = self.stage
+        stage = self.stage = chain.names[chain.own]
+        self.attempts = attempts
+        self.chain, self._limit, self._on_host = chain, limit, on_host
         try:
-            self._function = self._sent()
+            self._function = self._sendable()
         except ipc.TooLarge:
             raise
         except ipc.OnDevice as error:
@@ -168,6 +182,14 @@ class ProcessPool:
     def _sent(self) -> ipc.Shared:
         """The functions as they are now."""
         return ipc.Shared(*ipc.dumps(self.chain, limit=self._limit, on_host=self._on_host))
+
+    def _sendable(self) -> ipc.Shared:
+        """The functions, but for those that go along and cannot be sent: these are called here."""
+        try:
+            return self._sent()
+        except Exception:
+            self.chain = _sendable(self.chain, self._limit, on_host=self._on_host)
+            return self._sent()
 
     @property
     def shared_bytes(self) -> int:
@@ -292,7 +314,7 @@ class ProcessPool:
 
 def _sendable(chain: Chain, limit: float, *, on_host: bool) -> Chain:
     """As far as what goes along can be sent: the rest is done here."""
-    for place, name in list(enumerate(chain.names))[1:]:
+    for place, name in list(enumerate(chain.names))[chain.own + 1 :]:
         try:
             ipc.dumps(chain.functions[place], limit=limit, on_host=on_host)
         except Exception as error:
@@ -311,12 +333,13 @@ class ProcessHand:
 
     def call(self, item: Item) -> Outcome:
         """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
-        payloads, whole = given(item)
+        call, chain = Call.of(item), self._pool.chain
+        begins = 0 if call.unread else chain.own
         how, at = "", At(self._pool.stage, item.positions)
         for _ in range(self._pool.attempts):
             process = self._process = self._process or self._replacement()
             try:
-                result, steps = process.call(payloads, whole=whole, apart=self._apart)
+                result, steps = process.call(call, begins, apart=self._apart)
             except Died as death:
                 how, at = death.how, self.at(item)
                 self._pool.discard(process)
@@ -326,7 +349,7 @@ class ProcessHand:
             except Exception as error:
                 raise Misplaced(error, self.at(item)) from None
             else:
-                return Outcome.of(result, steps, elsewhere=True)
+                return Outcome.of(result, steps, reads=chain.reads, elsewhere=True)
         times = (
             f"{self._pool.attempts} worker processes that worked on it have died"
             if self._pool.attempts > 1
@@ -338,7 +361,7 @@ class ProcessHand:
         """What its process is at, or was when it ended."""
         process, chain = self._process, self._pool.chain
         if process is None:
-            return At(self._pool.stage, item.positions)
+            return At(self._pool.stage, item.positions, chain.own)
         place, index, since = process.whereabouts.read()
         return At(chain.names[place], chain.positions(item, place, index), place, since)
 

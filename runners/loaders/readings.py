@@ -118,7 +118,7 @@ class Readings:
         cpus, (used, total) = machine.cpus(), machine.memory()
         used_here = sum(totals.cpu for totals in spent.values()) / window
         training = max(0.0, after.process - before.process - sum(totals.cpu - totals.elsewhere for totals in spent.values())) / window
-        taken = _taken(cpus, used_here + training, (after.idle - before.idle) / window) if looks.looks else 0.0
+        taken = _taken(cpus, used_here + training, (after.idle - before.idle) / window)
         resized = self._machine is not None and self._machine != (cpus, total)
         self._machine = (cpus, total)
         return Observation(
@@ -144,8 +144,10 @@ class Readings:
 
     def _look(self) -> None:
         """Watch the interpreter's lock from now on, if anybody can do anything about it."""
-        running = self._running
-        if self._observed and running is not None and any(self._kinds.movable(index) for index in running.crews):
+        running, kinds = self._running, self._kinds
+        if not self._observed or running is None:
+            return
+        if any(kinds.movable(index) and not kinds.processes(index) and not kinds.along(index) for index in running.crews):
             running.look()
 
     def _begin_window(self) -> _Moment:
@@ -219,6 +221,8 @@ class Readings:
             return 0, 0, 0
         items, held = self._running.crews[index].kept()
         stage = self._stages[index]
+        if isinstance(stage, Batch):
+            items //= stage.size  # it has gathered so many of the items before it, and less than one of its own
         limit = stage.buffer if isinstance(stage, Shuffle) else 0
         if self._running.prefetched(index):
             return items, held, limit

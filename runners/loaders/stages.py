@@ -34,7 +34,9 @@ class Working(Stage):
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
         along: where the workers of the stage before it are processes, they do this too, right after what they did of an item, so that
             it is sent once; its own workers then only pass it on. None: a Batch does whose ``processes`` is None; a Map does not, as one
-            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning.
+            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning. A Source does it
+            with the Map behind it, shuffles aside, whose processes are then given indices; None: as long as reading waits little beside
+            what they compute, and refers to no more than 64 MiB.
         apart: the parts of an item may be kept after the item is dropped, such as samples of a list in a buffer: what comes from a
             process is copied into memory of each part's own. False: all of an item is one mapping, kept until its last part is dropped.
     """

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from ...engine.errors import StokerError
-from .chains import Chain, Done, Group, Step, given
+from .chains import Call, Carried, Chain, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
 from .faults import At, Drained, Leave, StageError, Stopped, Unreplaced, located
 from .feeds import Dealing, Feed
@@ -34,13 +34,19 @@ class Outcome(NamedTuple):
     payload: Any
     items: int  #: that were worked on
     spent: Spent
-    elsewhere: float = 0.0  #: seconds of its CPU time that another process spent
+    elsewhere: float = 0.0  #: seconds of its CPU time that were not this thread's, or, below 0, of this thread's that were not for it
+    read: Step | None = None  #: what reading took, where it was done along
+    cpu: float = 0.0  #: seconds of CPU time of all that was done
 
     @classmethod
-    def of(cls, result: Any, steps: tuple[Step, ...], *, elsewhere: bool) -> Outcome:
-        """For the first of these stages, of which the others find what is theirs in the payload."""
-        (items, spent), *others = steps
-        return cls(Done(result, tuple(others)) if others else result, items, spent, spent.cpu if elsewhere else 0.0)
+    def of(cls, result: Any, steps: tuple[Step, ...], *, reads: bool = False, elsewhere: bool = True) -> Outcome:
+        """For the worker's own stage, of which those behind it find what is theirs in the payload. ``reads``: the first is the source's."""
+        read = steps[0] if reads else None
+        own, *others = steps[1:] if reads else steps
+        away = own.spent.cpu if elsewhere else -read.spent.cpu if read else 0.0
+        payload = Done(result, tuple(others)) if others else result
+        computed = sum(step.spent.cpu for step in steps)
+        return cls(payload, own.items, own.spent, away, read if read and read.items else None, computed)
 
 
 _NOTHING = Outcome(None, 1, Spent(0.0, 0.0))
@@ -59,14 +65,25 @@ class Hand(Protocol):
 
 
 class ThreadHand:
-    """The function is called in the worker's own thread."""
+    """The function is called in the worker's own thread.
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+    ``read``: the source's, for what is unread. ``waited``: told the seconds of each call that were spent waiting.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], read: Callable[[Any], Any] | None = None, waited: Callable[[float], None] | None = None
+    ) -> None:
+        self._function, self._read, self._waited = function, read, waited
         self._stopwatch = Stopwatch()
 
     def call(self, item: Item) -> Outcome:
+        if isinstance(item.payload, Unread):
+            assert self._read is not None
+            both = Chain((self._read, self._function), ("", ""), reads=True)
+            return Outcome.of(*both.run(Call.of(item), watch=self._stopwatch), reads=True, elsewhere=False)
         result, spent = self._stopwatch.call(self._function, item.payload)
+        if self._waited is not None:
+            self._waited(spent.wait)
         return Outcome(result, 1, spent)
 
     def at(self, item: Item) -> None:
@@ -88,6 +105,7 @@ class Crew:
         processes: whether the workers are processes to begin with.
         here: what a process does in one call, for a thread to do where the process is gone.
         stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
+        read: told what reading took of what its workers have read along, with the seconds of CPU time of the whole call.
     """
 
     def __init__(
@@ -104,11 +122,13 @@ class Crew:
         processes: bool = False,
         here: Chain | None = None,
         stays: Callable[[str], None] | None = None,
+        read: Callable[[Step, float], None] | None = None,
     ) -> None:
         self.name = name
         self.output = output
         self._feed, self._waits_on, self._hire, self._failed = feed, waits_on, hire, failed
-        self._groups, self._limits, self._here, self._stays = groups, limits, here, stays
+        self._groups, self._limits, self._here, self._stays, self._read = groups, limits, here, stays, read
+        self._place = 0 if here is None else here.own  #: of the stage among those with limits
         self._turn = threading.Lock()  #: of taking, so that items get their numbers in the order of the feed
         self._taken = 0
         self._position = 0  #: of the next item among those of the feed
@@ -164,6 +184,11 @@ class Crew:
         """The kernel's numbers of those that are in the function at this moment, in this process."""
         with self._lock:
             return [meter.thread for meter in self._meters[False] if meter.phase is Phase.WORKING]
+
+    def credit(self, read: Step) -> None:
+        """Others have done this of its work."""
+        with self._lock:
+            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, ITEM * read.items, elsewhere=read.spent.cpu)
 
     def kept(self) -> tuple[int, int]:
         """Items and bytes that the feed holds, such as a shuffle's buffer."""
@@ -314,7 +339,7 @@ class Crew:
             except BaseException as error:
                 raise self._fault(error, (self._position,)) from None
             number, self._taken = self._taken, self._taken + 1
-            self._position += len(item.payload.items) if isinstance(item.payload, Group) else 1
+            self._position += len(item.payload.items) if isinstance(item.payload, Group | Carried) else 1
             with self._lock:
                 self._at_work += 1
             return number, item
@@ -325,6 +350,8 @@ class Crew:
             if isinstance(item.payload, Done):
                 done = Outcome.of(*item.payload, elsewhere=True)
                 item = item._replace(payload=done.payload)
+            elif isinstance(item.payload, Carried):
+                done = Outcome(item.payload, 0 if hand is not None else len(item.payload.items), Spent(0.0, 0.0))
             elif hand is not None and item.payload is not SKIP:
                 meter.at = partial(self._at, hand, item)
                 meter.enter(Phase.WORKING)
@@ -333,11 +360,13 @@ class Crew:
                 except Unreplaced as error:
                     done, leaves = self._do_here(item, error, meter), True
                 meter.at = None
+                if done.read is not None and self._read is not None:
+                    self._read(done.read, done.cpu)
                 item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
             meter.enter(Phase.BLOCKED)
             self.output.put(number, item)
             meter.enter(Phase.STARVED)
-            meter.finished(item.size, done.spent.wait, done.elsewhere, done.items)
+            meter.finished(item.size if done.items else 0, done.spent.wait, done.elsewhere, done.items)
             if leaves:
                 raise Leave
         except Drained:
@@ -352,15 +381,15 @@ class Crew:
                 self._at_work -= 1
 
     def _at(self, hand: Hand, item: Item) -> At:
-        return hand.at(item) or At(self.name, item.positions)
+        return hand.at(item) or At(self.name, item.positions, self._place)
 
     def _do_here(self, item: Item, error: Unreplaced, meter: Meter) -> Outcome:
         """The last item of a worker whose process is gone for good, in its thread where threads would do too."""
         if self._here is None or self._stays is None or not self._done_without(error, True, meter):
             raise error
-        watch, (payloads, whole) = Stopwatch(), given(item)
+        watch, chain = Stopwatch(), self._here
         try:
-            return Outcome.of(*self._here.run(payloads, whole=whole, watch=watch), elsewhere=False)
+            return Outcome.of(*chain.run(Call.of(item), watch=watch), reads=chain.reads, elsewhere=False)
         finally:
             watch.close()
 

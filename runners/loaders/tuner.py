@@ -33,6 +33,7 @@ class Sizable(Protocol):
     def set(self, values: Values, processes: Mapping[str, bool] | None = None) -> None: ...
     def prepare(self, stage: str, limit: float) -> tuple[int, int]: ...
     def forget(self, stage: str) -> None: ...
+    def make_ready(self, stage: str) -> None: ...
     def observe(self) -> Observation: ...
     def discard_window(self) -> None: ...
 
@@ -137,7 +138,9 @@ class Tuner:
         changed = given != seen.values or bool(moved)
         if changed:
             self._pipeline.set(given, moved)
-        self._pace(changed=changed, resized=seen.resized)
+        if wanted.likely and self._guard.allow_processes(seen, wanted.likely, 1, (0, 0))[0]:
+            self._pipeline.make_ready(wanted.likely)
+        self._pace(short=changed or wanted.soon, resized=seen.resized)
         self.history.append(Step(seen, wanted, given, refused, moved))
         self._tell(seen, wanted, given, refused)
         return self._transition(seen) if changed else 0.0
@@ -167,7 +170,8 @@ class Tuner:
         wanted = self._controller.decide(dataclasses.replace(with_along(seen), knobs=knobs))
         values = tuple(knob.clip(value) for knob, value in zip(knobs, wanted.values, strict=True))
         free = {stage: processes for stage, processes in wanted.processes.items() if (stage, Unit.WORKERS) in self._free}
-        return dataclasses.replace(wanted, values=values, processes=free)
+        likely = wanted.likely if (wanted.likely, Unit.WORKERS) in self._free else ""
+        return dataclasses.replace(wanted, values=values, processes=free, likely=likely)
 
     def _moves(self, seen: Observation, wanted: Decision) -> tuple[dict[str, bool], Values, str]:
         """Which stages are moved, the values with as many processes as the guard allows, and why some are not moved."""
@@ -202,16 +206,16 @@ class Tuner:
             log.exception("a step of the tuner could not be reported; it goes on unreported")
             self._report = _unreported
 
-    def _pace(self, *, changed: bool, resized: bool) -> None:
+    def _pace(self, *, short: bool, resized: bool) -> None:
         """Short steps while there is something to find, long ones when it is found."""
         if resized:
             self._short = _SHORT
-        if resized or (changed and self._short > 0):
+        if resized or (short and self._short > 0):
             self.gap = self.interval / _FIRST
             self._short -= 1
         else:
             self.gap = min(self.gap * _SLOWER, self.interval)
-            self._short = min(self._short + (not changed), _SHORT)
+            self._short = min(self._short + (not short), _SHORT)
 
     def _transition(self, seen: Observation) -> float:
         """Time in which all that the pipeline holds, queued or in a worker's hands, leaves it: until then it shows the values of before."""

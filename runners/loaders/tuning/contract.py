@@ -7,7 +7,7 @@ A knob's unit is that of InTune (003 ch. 4.3): workers where a stage computes, M
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Protocol
@@ -56,7 +56,9 @@ class StageReading:
     movable: bool = False  #: its workers may be threads or processes, and be changed into the others while it runs
     stays: str = ""  #: why they may not, where that was found out while it ran
     together: int = 1  #: items that a worker has in hand at once where it is a process
-    along: bool = False  #: its work is done by the processes of a stage before it, and its own workers only pass it on
+    along: bool = (
+        False  #: its work is done by the processes of a stage before it, or behind the source, and its own workers only pass it on
+    )
 
     @property
     def in_hand(self) -> int:
@@ -94,17 +96,22 @@ class Observation:
 
 def with_along(seen: Observation) -> Observation:
     """What a stage costs whose work is done along with another's, as a cost of that one: there the workers are that it needs."""
-    stages: list[StageReading] = []
-    for reading in seen.stages:
-        if reading.along and not math.isnan(reading.cpu):
-            place = max(place for place, other in enumerate(stages) if not other.along)
-            carrier = stages[place]
-            share = reading.per_batch / carrier.per_batch
-            stages[place] = replace(carrier, cpu=carrier.cpu + reading.cpu * share, wait=carrier.wait + reading.wait * share)
-            stages.append(replace(reading, cpu=0.0, wait=0.0))
-        else:
-            stages.append(reading)
+    stages = list(seen.stages)
+    for place, reading in enumerate(seen.stages):
+        at = _carrier(seen.stages, place) if reading.along and not math.isnan(reading.cpu) else None
+        if at is None:
+            continue
+        carrier = stages[at]
+        share = reading.per_batch / carrier.per_batch
+        stages[place] = replace(reading, cpu=0.0, wait=0.0)
+        stages[at] = replace(carrier, cpu=carrier.cpu + reading.cpu * share, wait=carrier.wait + reading.wait * share)
     return replace(seen, stages=tuple(stages))
+
+
+def _carrier(stages: Sequence[StageReading], place: int) -> int | None:
+    """Whose processes do it along: the last before it, or, of the source, the first behind it; None: that has just been moved."""
+    before = [other for other in range(place) if not stages[other].along]
+    return before[-1] if before else next((other for other, each in enumerate(stages) if each.processes and not each.along), None)
 
 
 def reward(seen: Observation) -> float:
@@ -120,11 +127,15 @@ class Decision:
     """The values that a controller wants, and why, in words for the table `pipelines`.
 
     ``processes``: stages whose workers are to be processes from now on (True), or threads (False); the others stay what they are.
+    ``soon``: the next window is to be a short one. ``likely``: a stage that may be moved to processes soon, "" for none: what these take
+    long to start from may be made ready.
     """
 
     values: Values
     why: str = ""
     processes: Mapping[str, bool] = field(default_factory=dict)
+    soon: bool = False
+    likely: str = ""
 
 
 def in_cores(cpus: float) -> str:

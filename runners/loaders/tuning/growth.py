@@ -16,6 +16,7 @@ THREADS, THREADS_AT_ONCE = 4, 16  #: times its threads, and so many in any case:
 FELL = 0.1  #: share of the throughput that is lost, from which on it has fallen
 REMEMBERED = 40  #: windows for which a stage does not grow to what made the pipeline slower
 LOOKS = 2  #: windows that must show it: one may be out of line
+CROWDED = 0.5  #: share of the cores we leave that others keep busy, from which on a fall of the throughput may be theirs
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Growth:
         if trial is None or changed or seen.resized or seen.values == trial.before.values:
             self._trial = None
             return None
-        lost = 1.0 - seen.throughput / trial.before.throughput if trial.before.throughput > 0 else 0.0
+        lost = _lost(trial.before, seen)
         if lost < max(FELL, 2.0 * scatter) or seen.throughput >= (1.0 - FELL) * seen.demand:
             self._trial = None
             return None
@@ -78,6 +79,17 @@ class Growth:
                 values[place] = trial.before.values[place]
                 self.ceilings[name] = values[place], REMEMBERED
         return tuple(values), f"growth taken back: it was {lost:.0%} slower"
+
+
+def _lost(before: Observation, seen: Observation) -> float:
+    """Share of the throughput that is gone since. Where others take the cores that we do not get: of that for each of those we get."""
+    if not before.throughput > 0:
+        return 0.0
+    lost = 1.0 - seen.throughput / before.throughput
+    had, has = (each.cpu_used + each.consumer_cpu for each in (before, seen))
+    if max(before.crowded, seen.crowded) >= CROWDED and has > 0:
+        lost = min(lost, 1.0 - seen.throughput / before.throughput * had / has)
+    return lost
 
 
 def _most_at_once(reading: StageReading) -> int:

@@ -10,26 +10,32 @@ some windows,
 * what the cores could do then, with the CPU time of all stages, of the training and of sending, is clearly more than what is done now.
 
 How much of the CPU time holds the lock is not known, so that is the most that a move may bring, and not what it will. Hence the trial:
-when the processes are there and their number has settled, the throughput must have risen by `GAIN`; else the stage goes back, and waits
-long before it is tried again, each time twice as long. Back it never goes for another reason: an idle process costs nothing but memory.
+when the processes are there, beside which the threads go on until then, the throughput must have risen by `GAIN`. That is judged as soon as
+it is sure, by a test of the windows before and since, which for twice the throughput is after two or three; else after `JUDGED` of them, by
+their mean. Otherwise the stage goes back, and waits long before it is tried again, each time twice as long. Back it never goes for another
+reason: an idle process costs nothing but memory.
 A resize meanwhile does not end the trial: on fewer cores threads would have done less in proportion, as far as they had kept these busy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .contract import Decision, Observation, StageReading, Values
 from .costs import worker_knobs
+from .gains import Gain, gain
 
-PATIENCE = 3  #: windows in a row that must ask for it
+PATIENCE = 2  #: windows that must ask for it together
+SPAN = 1.0  #: seconds that these take at least: in a shorter time there are few looks at the lock
+LOOKED_AT = 6  #: windows that are looked at together at most
 LOCKED = 0.1  #: share of a stage's working time spent waiting for a lock, from which on it is worth a look
 CROWDED = 0.6  #: share of the time in which no core is to be had at once, from which on processes would have none either
 HELD = 0.2  #: share of the time in which the lock is not to be had, from which on the same holds of the training
 PROMISED = 1.15  #: times the throughput that must be possible
 GAIN = 1.05  #: times the throughput that must have come
-JUDGED = 6  #: windows of steady values over which a move is judged
+JUDGED = 6  #: windows of steady values after which a move is judged by their mean, if it was not sure before
 SETTLES = 24  #: windows after which it is judged however often the values change
 OVERDUE = 90.0  #: seconds that processes may take to start
 RESTS = 200  #: windows until a stage that came back is tried again; twice as many each time
@@ -41,40 +47,23 @@ OURS = 0.5  #: share of both that is spent in this process, under its lock
 
 
 @dataclass(slots=True)
-class _Pace:
-    """Samples a second over some windows."""
-
-    samples: float = 0.0
-    seconds: float = 0.0
-    windows: int = 0
-
-    def see(self, seen: Observation) -> None:
-        self.samples += seen.throughput * seen.window
-        self.seconds += seen.window
-        self.windows += 1
-
-    @property
-    def mean(self) -> float:
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass(slots=True)
 class _Trial:
     """A stage that has been moved to processes."""
 
     stage: str
-    before: float  #: samples a second
+    before: list[float]  #: samples a second, of each window
     cpus: float
     busy: float  #: cores that were kept busy
     values: Values  #: that there were
     whole: float  #: when it was moved or, later, last had all its processes, by the observations' clock
     lived: int = 0  #: windows since all processes were there
     last: tuple[int, ...] = ()
-    pace: _Pace = field(default_factory=_Pace)  #: since the values have last changed
+    since: list[float] = field(default_factory=list)  #: samples a second of each window since the values have last changed
 
-    def in_threads(self, cpus: float) -> float:
-        """Samples a second that there would be at most, on so many cores, had it not been moved."""
-        return self.before * min(1.0, cpus / self.busy) if self.busy > 0 else self.before
+    def gain(self) -> Gain:
+        """Over what there would be at most, on as many cores as there are, had it not been moved."""
+        part = min(1.0, self.cpus / self.busy) if self.busy > 0 else 1.0
+        return gain([rate * part for rate in self.before], self.since)
 
 
 @dataclass(slots=True)
@@ -90,13 +79,23 @@ class Moving:
     def __init__(self) -> None:
         self._trial: _Trial | None = None
         self._barred: dict[str, _Barred] = {}
-        self._asked: tuple[str, tuple[int, ...]] = ("", ())  # the stage to be moved, and the workers of that time
-        self._pace = _Pace()
+        self._windows: list[Observation] = []  # the last, with the same workers
+        self._likely = ""
 
     @property
     def trial(self) -> str:
         """The stage that is on trial; "" where none is."""
         return "" if self._trial is None else self._trial.stage
+
+    @property
+    def likely(self) -> str:
+        """The stage that a window asked to be moved; "" where none did."""
+        return self._likely
+
+    @property
+    def presses(self) -> bool:
+        """It is to be found out soon whether a stage is better off elsewhere."""
+        return self._trial is not None or bool(self._likely)
 
     def overdue(self, seen: Observation) -> Decision | None:
         """Back to threads where processes do not come."""
@@ -117,38 +116,39 @@ class Moving:
             trial.cpus = seen.cpus
             if reading.starting and seen.cpus <= 1.0:
                 return self._back(seen, trial, "one core is left, and its processes are not there yet")
-            trial.lived, trial.pace = 0, _Pace()
+            trial.lived, trial.since = 0, []
             return None
         trial.lived += 1
         trial.whole = seen.at
         if (workers := _workers(seen)) != trial.last:
-            trial.last, trial.pace = workers, _Pace()
-        trial.pace.see(seen)
-        if trial.pace.windows < JUDGED and trial.lived < SETTLES:
+            trial.last, trial.since = workers, []
+        trial.since.append(seen.throughput)
+        low, brought, high = trial.gain()
+        if low < GAIN - 1.0 <= high and len(trial.since) < JUDGED and trial.lived < SETTLES:
             return None
-        before = trial.in_threads(seen.cpus)
-        gain = trial.pace.mean / before - 1.0 if before > 0 else math.inf
-        if gain < GAIN - 1.0:
-            return self._back(seen, trial, f"processes brought {gain:+.0%}")
+        if brought < GAIN - 1.0:
+            return self._back(seen, trial, f"processes brought {brought:+.0%}")
         self._trial = None
         self._barred.pop(trial.stage, None)
-        return Decision(seen.values, f"{trial.stage} stays in processes: they brought {gain:+.0%}")
+        return Decision(seen.values, f"{trial.stage} stays in processes: they brought {brought:+.0%}")
 
     def proposed(self, seen: Observation) -> Decision | None:
         """A stage to move, once enough windows have asked for it."""
         self._barred = {name: replace(each, windows=each.windows - 1) for name, each in self._barred.items()}
+        self._likely = ""
         if self._trial is not None:
             return None
-        found = max(self._candidates(seen), key=lambda candidate: candidate[1], default=None)
-        asked = (found[0] if found else "", _workers(seen))
-        if asked != self._asked or seen.resized:
-            self._asked, self._pace = asked, _Pace()
-        if found is None or seen.resized:
+        if seen.resized or (self._windows and _workers(seen) != _workers(self._windows[-1])):
+            self._windows = []
+        if seen.resized:
             return None
-        self._pace.see(seen)
-        if self._pace.windows < PATIENCE:
+        self._windows = [*self._windows[1 - LOOKED_AT :], seen]
+        together = pooled(self._windows)
+        found = max(self._candidates(together), key=lambda candidate: candidate[1], default=None)
+        if found is None:
             return None
-        return self._moved(seen, *found)
+        self._likely = found[0]
+        return self._moved(together, *found) if len(self._windows) >= PATIENCE and together.window >= SPAN else None
 
     # -- to processes
 
@@ -193,8 +193,8 @@ class Moving:
     def _moved(self, seen: Observation, name: str, promise: float) -> Decision:
         reading = _reading(seen, name)
         busy = min(seen.cpus, seen.cpu_used + seen.consumer_cpu)
-        self._trial = _Trial(name, self._pace.mean, seen.cpus, busy, seen.values, seen.at)
-        self._asked, self._pace = ("", ()), _Pace()
+        self._trial = _Trial(name, [each.throughput for each in self._windows], seen.cpus, busy, seen.values, seen.at)
+        self._windows, self._likely = [], ""
         place = worker_knobs(seen)[name]
         needed = promise * seen.throughput / seen.batch_size * (_computing(reading) + _sending(seen, reading))
         count = seen.knobs[place].clip(min(math.ceil(needed), math.floor(seen.cpus)))
@@ -236,6 +236,37 @@ def locked(reading: StageReading) -> float:
     """Share of its threads' time in the function that they wait for a lock."""
     took = reading.cpu + reading.wait
     return reading.lock / took if took > 0 else 0.0
+
+
+def pooled(windows: Sequence[Observation]) -> Observation:
+    """Windows as one: looks at the lock are few in each. Values and what is counted are the last one's."""
+    last, span = windows[-1], sum(each.window for each in windows)
+
+    def mean(of: Callable[[Observation], float]) -> float:
+        return sum(of(each) * each.window for each in windows) / span
+
+    return replace(
+        last,
+        window=span,
+        stages=tuple(_pooled([each.stages[place] for each in windows]) for place in range(len(last.stages))),
+        throughput=mean(lambda each: each.throughput),
+        cpu_used=mean(lambda each: each.cpu_used),
+        consumer_cpu=mean(lambda each: each.consumer_cpu),
+        lock=mean(lambda each: each.lock),
+        crowded=mean(lambda each: each.crowded),
+    )
+
+
+def _pooled(readings: Sequence[StageReading]) -> StageReading:
+    last, working = readings[-1], [reading for reading in readings if reading.items]
+    items = sum(reading.items for reading in working)
+    if not items:
+        return last
+
+    def mean(of: Callable[[StageReading], float]) -> float:
+        return sum(of(each) * each.items for each in working) / items
+
+    return replace(last, items=items, cpu=mean(lambda each: each.cpu), wait=mean(lambda each: each.wait), lock=mean(lambda each: each.lock))
 
 
 def _workers(seen: Observation) -> tuple[int, ...]:

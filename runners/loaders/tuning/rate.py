@@ -64,6 +64,10 @@ class Rate:
         self._growth = Growth()
 
     def decide(self, seen: Observation) -> Decision:
+        wanted = self._decided(seen)
+        return replace(wanted, soon=self._moving.presses, likely=self._moving.likely)
+
+    def _decided(self, seen: Observation) -> Decision:
         if kept := self._moving.overdue(seen):
             return kept
         if (waits := self._growth.waits_for(seen)) and not seen.resized:
@@ -88,7 +92,15 @@ class Rate:
         rate, limit = self._target(seen, loads)
         wanted = self._wanted(seen, loads, rate)
         settled = self._settled(seen, loads, wanted, rate, limit, changed)
-        return self._moving.proposed(seen) or settled
+        moved = self._moving.proposed(seen)
+        return moved or self._held(seen, settled)
+
+    def _held(self, seen: Observation, settled: Decision) -> Decision:
+        """Where a stage computes in as many threads as there are cores, and may do more in processes, more threads are not tried before."""
+        likely = next((reading for reading in seen.stages if reading.name == self._moving.likely), None)
+        if likely is None or likely.workers < math.floor(seen.cpus) or settled.values == seen.values:
+            return settled
+        return Decision(_buffers_only(seen, settled.values), f"another window will tell whether {likely.name} is better off in processes")
 
     def _see_scatter(self, seen: Observation) -> None:
         before, self._before = self._before, seen
