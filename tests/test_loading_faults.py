@@ -187,14 +187,14 @@ def test_a_batch_that_does_not_come_is_looked_into_when_the_job_is_asked_to_stop
 def test_of_a_worker_process_that_hangs_the_samples_and_the_process_are_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(batches, "_OVERDUE", 0.0)
     sent = threading.Event()
-    call = WorkerProcess._ask
+    answer = WorkerProcess._answer
 
-    def asked(self, send, **more):
+    def awaited(self, **more):
         if sys._getframe(1).f_code is WorkerProcess.call.__code__:
             sent.set()
-        return call(self, send, **more)
+        return answer(self, **more)
 
-    monkeypatch.setattr(WorkerProcess, "_ask", asked)
+    monkeypatch.setattr(WorkerProcess, "_answer", awaited)
     monkeypatch.setattr(script, "should_stop", sent.is_set)
     with caplog.at_level(logging.INFO):
         trained(task(Slow()), tmp_path, {"pipeline": PipelineOptions(tune="fixed", processes=True)})

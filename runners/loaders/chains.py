@@ -105,6 +105,10 @@ class Chain:
         """Place of the stage whose workers do all this."""
         return int(self.reads)
 
+    def begins(self, call: Call) -> int:
+        """Place of the stage that is first to work on it."""
+        return 0 if call.unread else self.own
+
     def until(self, place: int) -> Chain:
         """The stages before it."""
         keeps = self.batch is not None and place > self.batch
@@ -159,6 +163,7 @@ def _each(function: Callable[[Any], Any], at: Callable[[int], None], values: lis
 class Where(NamedTuple):
     """Whoever works is at this place of the chain."""
 
+    call: int  #: number of the call, from 1
     place: int
     item: int  #: of those of a call; below 0: it has not begun
     since: float  #: time.perf_counter, which is the same in all processes
@@ -167,9 +172,10 @@ class Where(NamedTuple):
 class Whereabouts:
     """Where in a call a worker process is: memory that it shares with its parent, who reads it after its death, too."""
 
-    _WORDS = struct.Struct("=qqd")
+    _WORDS = struct.Struct("=qqqd")
 
     def __init__(self, file: int = -1) -> None:
+        self._call = 0
         self._file = os.memfd_create("stoker-worker", os.MFD_CLOEXEC) if file < 0 else file
         try:
             if file < 0:
@@ -191,8 +197,13 @@ class Whereabouts:
         """Free the memory, which a descriptor goes with; what it says last is still to be read."""
         self._memory = bytearray(self._memory[: self._WORDS.size])
 
+    def begin(self, place: int) -> None:
+        """The next call, at this place of the chain."""
+        self._call += 1
+        self.note(place, -1)
+
     def note(self, place: int, index: int) -> None:
-        self._WORDS.pack_into(self._memory, 0, place, index, time.perf_counter())
+        self._WORDS.pack_into(self._memory, 0, self._call, place, index, time.perf_counter())
 
     def read(self) -> Where:
         memory = self._memory

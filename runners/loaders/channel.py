@@ -137,6 +137,11 @@ class Channel:
         return self._stopped
 
     @property
+    def full(self) -> bool:
+        """Whoever puts now may have to wait."""
+        return bool(self._waiting) or len(self._held) >= self._bound.items or self._bytes >= self._bound.bytes
+
+    @property
     def held(self) -> tuple[int, int]:
         """Items and bytes that wait."""
         return len(self._held), self._bytes

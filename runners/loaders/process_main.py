@@ -62,6 +62,7 @@ def _first(parent: socket.socket, whereabouts: Whereabouts) -> Chain | None:
 def _serve(parent: socket.socket, chain: Chain, stopwatch: Stopwatch, whereabouts: Whereabouts) -> None:
     try:
         call: Call = ipc.receive(parent)
+        whereabouts.begin(chain.begins(call))
         result, steps = chain.run(call, watch=stopwatch, at=whereabouts.note)
         answer: Answer | Raised = Answer(result, steps)
         del call, result

@@ -3,6 +3,9 @@
 Each is driven by a worker thread of the stage, so that growing, shrinking, order and back-pressure are those of threads; a thread
 starts its process before it takes an item, so a start never stops the flow.
 
+A process that has answered would be idle until this process, whose threads share one interpreter lock with the training, has taken the
+answer, passed it on, and sent the next item. So the next is sent ahead, while the process is at the one before; the crew decides when.
+
 They are started by `forkserver`, not `fork`: a fork of a process that has threads (this pipeline is made of them, and torch's OpenMP
 pool, which hangs in the child at its first parallel operation) copies locks that nobody will release. And not `spawn`, which imports
 everything anew for each process, seconds with torch; the server imports once, has no threads, and forks in milliseconds.
@@ -19,14 +22,16 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from ...engine.errors import StokerError, UsageError
 from . import ipc, process_main
-from .chains import Call, Chain, Step, Whereabouts
+from .chains import Call, Chain, Step, Where, Whereabouts
 from .channel import Item
 from .faults import At, Misplaced, StageError, Stopped, Unreplaced
 from .threads import Outcome
@@ -36,6 +41,8 @@ log = logging.getLogger("stoker.loaders")
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
 _GUARDED = "is what the script does guarded by `if __name__ == '__main__':`?"
 _PATIENCE = 1.0  #: seconds that an idle process has to leave by itself
+_SHORT = 0.1  #: seconds of work on an item; what waits behind a longer one loses more, if another worker becomes idle, than it gains
+_LIGHT = 64 << 10  #: bytes that a socket takes in while nobody reads
 
 
 class Died(Exception):
@@ -44,6 +51,14 @@ class Died(Exception):
     def __init__(self, how: str) -> None:
         super().__init__(how)
         self.how = how
+
+
+class Failed(Exception):
+    """What a worker process was given has raised there."""
+
+    def __init__(self, error: BaseException, where: Where) -> None:
+        super().__init__(str(error))
+        self.error, self.where = error, where
 
 
 def start_server() -> None:
@@ -79,18 +94,59 @@ class WorkerProcess:
             theirs.close()
             self.whereabouts.close_file()
         self._stage = stage
+        self._sent = self._answered = 0  #: calls
+        self.since = -math.inf  #: time.perf_counter when it was the turn of the call that is to be answered next
 
-    def call(self, call: Call, begins: int, *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
-        """As `Chain.run` in that process. Its exception is raised, from Failed, which says where. Died: the process has.
+    @property
+    def pending(self) -> int:
+        """Calls that were sent and not answered."""
+        return self._sent - self._answered
 
-        ``begins``: place of the chain where it does. ``apart``: see `ipc.receive`.
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun the call that is to be answered next."""
+        return self.at(self.whereabouts.read())
+
+    def at(self, where: Where) -> bool:
+        """Whether that is in the call which is to be answered next."""
+        return where.call == self._answered + 1
+
+    def send(self, call: Call) -> bool:
+        """Have it do as `Chain.run` when it has done what it was sent before. Died: it has. TypeError: it cannot be sent.
+
+        False: it was not sent, since it is too large to be sent ahead: the process may be about to send a large answer, and each would
+        wait until the other receives.
         """
-        self.whereabouts.note(begins, -1)
         try:
             data, views = ipc.dumps(call)
         except Exception as error:
             raise TypeError(f"an item cannot be sent to a worker process: {error}") from error
-        return self._ask(lambda to: ipc.send(to, data, views), apart=apart)
+        if not self.pending:
+            self.since = time.perf_counter()
+        elif len(data) + sum(view.nbytes for view in views) > _LIGHT:
+            return False
+        try:
+            ipc.send(self._socket, data, views)
+        except ipc.Closed:
+            raise Died(self._how()) from None
+        self._sent += 1
+        return True
+
+    def call(self, call: Call, meanwhile: Callable[[], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
+        """As `Chain.run` in that process. Failed: it raised. Died: the process has. TypeError: it cannot be sent.
+
+        Args:
+            call: the one that was sent first of those that are pending, else one to be sent.
+            meanwhile: called when the process has it.
+            apart: see `ipc.receive`.
+        """
+        if not self.pending:
+            self.send(call)
+        meanwhile()
+        answer = self._answer(apart=apart)
+        self._answered += 1
+        self.since = time.perf_counter()
+        return answer.result, answer.steps
 
     @property
     def pid(self) -> int | None:
@@ -117,25 +173,26 @@ class WorkerProcess:
     def greet(self, chain: ipc.Shared) -> None:
         """Give it the functions, and wait until it has them. StokerError: it cannot be had."""
         try:
-            self._ask(chain.send)
+            chain.send(self._socket)
+            self._answer()
         except BaseException as error:
+            how = self._how() if isinstance(error, ipc.Closed) else error.how if isinstance(error, Died) else ""
             self.end(at_once=True)
-            if isinstance(error, Died):
-                raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {error.how}; {_GUARDED}") from error
+            if how:
+                raise StokerError(f"stage {self._stage!r}: a worker process ended as it started: {how}; {_GUARDED}") from error
             raise StokerError(f"stage {self._stage!r}: its function cannot be loaded in a worker process: {error}") from error
 
-    def _ask(self, send: Callable[[socket.socket], None], *, apart: bool = False) -> tuple[Any, tuple[Step, ...]]:
+    def _answer(self, *, apart: bool = False) -> process_main.Answer:
         try:
-            send(self._socket)
             # A process that the function itself forked may hold the socket open after its parent was killed.
             if not ipc.wait_for(self._socket, self._process.sentinel):
                 raise ipc.Closed
-            answer = ipc.receive(self._socket, apart=apart)
+            answer: process_main.Answer | process_main.Raised = ipc.receive(self._socket, apart=apart)
         except ipc.Closed:
             raise Died(self._how()) from None
         if isinstance(answer, process_main.Raised):
-            raise answer.error
-        return answer.result, answer.steps
+            raise Failed(answer.error, answer.where)
+        return answer
 
     def _how(self) -> str:
         self._process.join(_PATIENCE)
@@ -258,7 +315,7 @@ class ProcessPool:
             self._function.let_go()
 
     def discard(self, process: WorkerProcess) -> None:
-        """It has died."""
+        """It has died, or is to be killed."""
         with self._lock:
             self._busy.discard(process)
         process.end(at_once=True)
@@ -330,25 +387,27 @@ class ProcessHand:
     def __init__(self, pool: ProcessPool, *, apart: bool = False) -> None:
         self._pool, self._apart = pool, apart
         self._process: WorkerProcess | None = pool.acquire()
+        self._short, self._light = False, True  #: the last item was so; all that were to be sent ahead were
 
-    def call(self, item: Item) -> Outcome:
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
         """Again by another process when one is killed, at most ``attempts`` times. Unreplaced: no other can be had."""
-        call, chain = Call.of(item), self._pool.chain
-        begins = 0 if call.unread else chain.own
+        chain, deaths, spared = self._pool.chain, 0, False
         how, at = "", At(self._pool.stage, item.positions)
-        for _ in range(self._pool.attempts):
+        while deaths < self._pool.attempts:
             process = self._process = self._process or self._replacement()
             try:
-                result, steps = process.call(call, begins, apart=self._apart)
+                result, steps = self._ask(process, item, following)
             except Died as death:
                 how, at = death.how, self.at(item)
+                # An item that waited for its turn did not kill it. But what dies before it begins, again, may have died of receiving it.
+                deaths += process.begun or spared
+                spared = True
                 self._pool.discard(process)
                 self._process = None
                 if self._pool.ending:
                     raise Stopped from None
-            except Exception as error:
-                raise Misplaced(error, self.at(item)) from None
             else:
+                self._short = sum(step.spent.cpu + step.spent.wait for step in steps) < _SHORT
                 return Outcome.of(result, steps, reads=chain.reads, elsewhere=True)
         times = (
             f"{self._pool.attempts} worker processes that worked on it have died"
@@ -357,13 +416,36 @@ class ProcessHand:
         )
         raise StageError(at.stage, at.positions, f"{times}, the last: {how}")
 
+    def _ask(self, process: WorkerProcess, item: Item, following: Callable[[], Item | None]) -> tuple[Any, tuple[Step, ...]]:
+        """Misplaced: the item cannot be sent, its function raised, or what came of it cannot be received."""
+        try:
+            return process.call(Call.of(item), partial(self._send_ahead, process, following), apart=self._apart)
+        except (Died, Stopped):
+            raise
+        except Failed as failed:
+            if not isinstance(failed.error, Exception):
+                raise failed.error from None
+            raise Misplaced(failed.error, self._told(process, item, failed.where)) from None
+        except Exception as error:
+            raise Misplaced(error, self.at(item)) from None
+
+    def _send_ahead(self, process: WorkerProcess, following: Callable[[], Item | None]) -> None:
+        if self._short and self._light and (item := following()) is not None:
+            with contextlib.suppress(TypeError):  # it is raised when it is this item's turn
+                self._light = process.send(Call.of(item))
+
     def at(self, item: Item) -> At:
         """What its process is at, or was when it ended."""
-        process, chain = self._process, self._pool.chain
-        if process is None:
-            return At(self._pool.stage, item.positions, chain.own)
-        place, index, since = process.whereabouts.read()
-        return At(chain.names[place], chain.positions(item, place, index), place, since)
+        if (process := self._process) is None:
+            return At(self._pool.stage, item.positions, self._pool.chain.own)
+        return self._told(process, item, process.whereabouts.read())
+
+    def _told(self, process: WorkerProcess, item: Item, where: Where) -> At:
+        chain = self._pool.chain
+        if process.at(where):
+            return At(chain.names[where.place], chain.positions(item, where.place, where.item), where.place, where.since)
+        begins = chain.begins(Call.of(item))  # it is not at this one yet, or no longer
+        return At(chain.names[begins], item.positions, begins, process.since)
 
     def _replacement(self) -> WorkerProcess:
         try:
@@ -372,5 +454,9 @@ class ProcessHand:
             raise Unreplaced(str(error)) from error
 
     def let_go(self, *, drained: bool) -> None:
-        if self._process is not None:
+        if self._process is None:
+            return
+        if self._process.pending:  # the pass was stopped: nobody waits for it
+            self._pool.discard(self._process)
+        else:
             self._pool.release(self._process, keep=drained)

@@ -5,6 +5,9 @@ function that never returns keeps neither close() nor the interpreter's exit wai
 
 Moving the work from threads to processes, or back, is to grow the one kind and to shrink the other: for each worker that is there and
 ready, one of the other kind leaves. Items have their numbers from the one feed, so who works on them is nothing to their order.
+
+A worker whose process is quick takes its next item before the last one is done, where one is there that nobody else waits for. It does
+that too before it leaves; and it takes none while the queue behind it is full, which what it makes would only lengthen.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -55,7 +60,8 @@ _NOTHING = Outcome(None, 1, Spent(0.0, 0.0))
 class Hand(Protocol):
     """Does the work of one worker, in its thread."""
 
-    def call(self, item: Item) -> Outcome: ...
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        """Do this one. ``following`` takes the one that it will be called for next, if there is one already."""
 
     def at(self, item: Item) -> At | None:
         """What of the item it is at, where that is known; asked by any thread during `call`."""
@@ -76,7 +82,7 @@ class ThreadHand:
         self._function, self._read, self._waited = function, read, waited
         self._stopwatch = Stopwatch()
 
-    def call(self, item: Item) -> Outcome:
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
         if isinstance(item.payload, Unread):
             assert self._read is not None
             both = Chain((self._read, self._function), ("", ""), reads=True)
@@ -91,6 +97,33 @@ class ThreadHand:
 
     def let_go(self, *, drained: bool) -> None:
         self._stopwatch.close()
+
+
+class ChainHand:
+    """All that a process would do in one call is done in the worker's own thread."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain, self._stopwatch = chain, Stopwatch()
+
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        return Outcome.of(*self._chain.run(Call.of(item), watch=self._stopwatch), reads=self._chain.reads, elsewhere=False)
+
+    def at(self, item: Item) -> None:
+        """No better than the worker itself."""
+
+    def let_go(self, *, drained: bool) -> None:
+        self._stopwatch.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """Used by its own thread alone."""
+
+    hand: Hand | None
+    processes: bool
+    meter: Meter = field(default_factory=Meter)
+    ahead: deque[tuple[int, Item]] = field(default_factory=deque)  #: taken, and to be worked on next
+    gone: bool = False  #: its process is, and it counts no longer
 
 
 class Crew:
@@ -258,27 +291,26 @@ class Crew:
         return True
 
     def _work(self, processes: bool) -> None:
-        hand: Hand | None = None
-        meter: Meter | None = None
+        worker: _Worker | None = None
         try:
-            hand = self._hired(processes)
-            meter = self._measured(processes)  # from now: until its process is there, a worker neither works nor waits
+            worker = _Worker(self._hired(processes), processes)  # measured from now, when its process is there
+            self._welcome(worker)
             while True:
                 try:
-                    taken = [self._take(processes)]
+                    taken = [worker.ahead.popleft() if worker.ahead else self._take(worker)]
                 except Leave:
-                    if self._may_leave(processes):
+                    if worker.gone or self._may_leave(processes):
                         return
                 else:
-                    self._pass_on(*taken.pop(), hand, meter)  # nobody holds it while the worker waits for the next
+                    self._pass_on(*taken.pop(), worker)  # nobody holds it while the worker waits for the next
         except (Drained, Leave, Stopped):
             pass
         except BaseException as error:  # whatever it is, it is the consumer's to see
             self._failed(error)
         finally:
-            if hand is not None:
-                hand.let_go(drained=self._drained)
-            self._end(meter, processes)
+            if worker is not None and worker.hand is not None:
+                worker.hand.let_go(drained=self._drained)
+            self._end(worker)
 
     def _hired(self, processes: bool) -> Hand | None:
         """Leave: it cannot be had, and there are others; growing is no reason to end a training."""
@@ -314,61 +346,70 @@ class Crew:
             log.warning("%s; the stage goes on with %d", error, others)
         return True
 
-    def _measured(self, processes: bool) -> Meter:
+    def _welcome(self, worker: _Worker) -> None:
         """From now on it counts as one who is there."""
-        meter = Meter()
         with self._lock:
-            self._meters[processes].add(meter)
-            moving = self._alive[not processes] > 0
+            self._meters[worker.processes].add(worker.meter)
+            moving = self._alive[not worker.processes] > 0
         if moving:
             self._wake()  # for each that comes another goes
-        return meter
 
-    def _take(self, processes: bool) -> tuple[int, Item]:
+    def _take(self, worker: _Worker) -> tuple[int, Item]:
+        if worker.gone:
+            raise Leave
         with self._turn:
-            if self._too_many(processes):
+            if self._too_many(worker.processes):
                 raise Leave
-            try:
-                take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
-                item = take(lambda: self._too_many(processes))
-            except Drained:
-                self._drained = True
-                raise
-            except (Leave, Stopped):
-                raise
-            except BaseException as error:
-                raise self._fault(error, (self._position,)) from None
-            number, self._taken = self._taken, self._taken + 1
-            self._position += len(item.payload.items) if isinstance(item.payload, Group | Carried) else 1
-            with self._lock:
-                self._at_work += 1
-            return number, item
+            return self._numbered(worker.processes, lambda: self._too_many(worker.processes))
 
-    def _pass_on(self, number: int, item: Item, hand: Hand | None, meter: Meter) -> None:
-        done, leaves = _NOTHING, False
+    def _take_ahead(self, worker: _Worker) -> Item | None:
+        """Its next item, where there is one, and work for it, and nobody waits for it. Not of the source, which may take its time."""
+        if worker.ahead or self._waits_on is None or self.output.full or not self._turn.acquire(blocking=False):
+            return None
+        try:
+            if self._too_many(worker.processes):
+                return None
+            worker.ahead.append(self._numbered(worker.processes, lambda: True))
+        except (Drained, Leave):
+            return None
+        finally:
+            self._turn.release()
+        item = worker.ahead[0][1]
+        return item if _to_be_done(item) else None
+
+    def _numbered(self, processes: bool, leave: Callable[[], bool]) -> tuple[int, Item]:
+        """What the feed gives. With the turn."""
+        try:
+            take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
+            item = take(leave)
+        except Drained:
+            self._drained = True
+            raise
+        except (Leave, Stopped):
+            raise
+        except BaseException as error:
+            raise self._fault(error, (self._position,)) from None
+        number, self._taken = self._taken, self._taken + 1
+        self._position += len(item.payload.items) if isinstance(item.payload, Group | Carried) else 1
+        with self._lock:
+            self._at_work += 1
+        return number, item
+
+    def _pass_on(self, number: int, item: Item, worker: _Worker) -> None:
+        hand, meter, done = worker.hand, worker.meter, _NOTHING
         try:
             if isinstance(item.payload, Done):
                 done = Outcome.of(*item.payload, elsewhere=True)
                 item = item._replace(payload=done.payload)
             elif isinstance(item.payload, Carried):
                 done = Outcome(item.payload, 0 if hand is not None else len(item.payload.items), Spent(0.0, 0.0))
-            elif hand is not None and item.payload is not SKIP:
-                meter.at = partial(self._at, hand, item)
-                meter.enter(Phase.WORKING)
-                try:
-                    done = hand.call(item)
-                except Unreplaced as error:
-                    done, leaves = self._do_here(item, error, meter), True
-                meter.at = None
-                if done.read is not None and self._read is not None:
-                    self._read(done.read, done.cpu)
+            elif hand is not None and _to_be_done(item):
+                done = self._have_done(item, worker, hand)
                 item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
             meter.enter(Phase.BLOCKED)
             self.output.put(number, item)
             meter.enter(Phase.STARVED)
             meter.finished(item.size if done.items else 0, done.spent.wait, done.elsewhere, done.items)
-            if leaves:
-                raise Leave
         except Drained:
             self._drained = True
             raise
@@ -383,15 +424,25 @@ class Crew:
     def _at(self, hand: Hand, item: Item) -> At:
         return hand.at(item) or At(self.name, item.positions, self._place)
 
-    def _do_here(self, item: Item, error: Unreplaced, meter: Meter) -> Outcome:
-        """The last item of a worker whose process is gone for good, in its thread where threads would do too."""
-        if self._here is None or self._stays is None or not self._done_without(error, True, meter):
-            raise error
-        watch, chain = Stopwatch(), self._here
+    def _have_done(self, item: Item, worker: _Worker, hand: Hand) -> Outcome:
+        worker.meter.at = partial(self._at, hand, item)
+        worker.meter.enter(Phase.WORKING)
+        following = partial(self._take_ahead, worker)
         try:
-            return Outcome.of(*chain.run(Call.of(item), watch=watch), reads=chain.reads, elsewhere=False)
-        finally:
-            watch.close()
+            done = hand.call(item, following)
+        except Unreplaced as error:
+            done = self._in_thread(error, worker).call(item, following)
+        worker.meter.at = None
+        if done.read is not None and self._read is not None:
+            self._read(done.read, done.cpu)
+        return done
+
+    def _in_thread(self, error: Unreplaced, worker: _Worker) -> Hand:
+        """Does the last items of a worker whose process is gone for good, where threads would do too."""
+        if self._here is None or self._stays is None or not self._done_without(error, True, worker.meter):
+            raise error
+        worker.gone, worker.hand = True, ChainHand(self._here)
+        return worker.hand
 
     def _fault(self, error: BaseException, positions: tuple[int, ...]) -> Stopped:
         self._failed(located(error, self.name, positions))
@@ -413,15 +464,21 @@ class Crew:
             self._alive[processes] -= 1
             return True
 
-    def _end(self, meter: Meter | None, processes: bool) -> None:
+    def _end(self, worker: _Worker | None) -> None:
         with self._lock:
-            if meter is not None:
+            if worker is not None:
                 for kind in self._meters.values():
-                    kind.discard(meter)
-                self._gone += meter.read(time.perf_counter())
+                    kind.discard(worker.meter)
+                self._gone += worker.meter.read(time.perf_counter())
+                self._at_work -= len(worker.ahead)
             self._threads.discard(threading.current_thread())
             self._leaving.add(threading.current_thread())
             over = self._drained and self._at_work == 0
         if over:
             self.output.close()
         self.let_go()
+
+
+def _to_be_done(item: Item) -> bool:
+    """By a hand: it is no other's."""
+    return item.payload is not SKIP and not isinstance(item.payload, Done | Carried)
