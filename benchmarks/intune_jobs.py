@@ -43,6 +43,7 @@ class Job(NamedTuple):
     join: Callable[[Sequence[Any]], Any]
     samples: int  #: of a batch
     processes: bool | None  #: the UDF is in processes, because it holds the interpreter's lock; None: as who sizes the pipeline finds best
+    along: bool  #: processes of the UDF read what they work on, as reading does not wait
     trainer: Callable[[], Callable[[Any], None]]  #: makes a model; what it returns trains it on a batch
 
 
@@ -242,7 +243,7 @@ def _clicks(name: str, folder: Path, records: int, block: int, group: int, laten
     clicks = Clicks(folder, block)
     return Job(
         name, len(clicks.blocks), ReadBlock(clicks, latency), Parse(folder), group, join_blocks, block * group,
-        processes=None if latency else True, trainer=lambda: train_dlrm(folder),
+        processes=None if latency else True, along=not latency, trainer=lambda: train_dlrm(folder),
     )  # fmt: skip
 
 
@@ -261,7 +262,8 @@ def images(folder: Path, records: int) -> Job:
     from stoker.runners.recipes.jpegs import load
 
     found = load(side=224)
-    return Job("images", len(found), ReadFile(found.folder), Decode(found.labels), 64, join_images, 64, processes=None, trainer=train_cnn)
+    decode = Decode(found.labels)
+    return Job("images", len(found), ReadFile(found.folder), decode, 64, join_images, 64, processes=None, along=True, trainer=train_cnn)
 
 
 JOBS = {job.__name__: job for job in (clicks, images, remote)}

@@ -72,7 +72,7 @@ def by_pipeline(job: Job, controller: str, processes: bool | None) -> Iterator[L
     from stoker.loaders import Batch, Map, Pipeline, Prefetch, Shuffle, Source, autotuned
 
     stages = [
-        Source(Reads(job), sampler=Endless(job.items), name="read"),
+        Source(Reads(job), sampler=Endless(job.items), name="read", along=job.along and processes is not False),
         Shuffle(job.group),
         Map(job.udf, name="udf", processes=processes),
         Batch(job.group, collate=job.join),

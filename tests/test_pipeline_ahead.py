@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +19,22 @@ from pipeline_work import (
     KillsItself,
     Reads,
     first,
-    naps,
     nothing_left,
     same,
     sleeps_at_19_in_a_process,
     with_own,
 )
-from stoker.runners.loaders import ahead
-from stoker.runners.loaders.ahead import Ahead
-from stoker.runners.loaders.chains import Carried, Step, Unread
+from stoker.engine.errors import UsageError
+from stoker.runners.loaders.chains import Carried, Chain, Unread
 from stoker.runners.loaders.channel import SKIP, Bound, Channel, Item
-from stoker.runners.loaders.faults import Drained, Leave, StageError
+from stoker.runners.loaders.faults import Drained, Leave, Misplaced, StageError
 from stoker.runners.loaders.feeds import Carrying, Singles
-from stoker.runners.loaders.meters import Spent
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source, Stage
+from stoker.runners.loaders.threads import ChainHand, ThreadHand
 from stoker.runners.loaders.tuning.contract import with_along
 
 SAMPLES = 61
-CALLS = 6  #: that are looked at, and more
 
 
 def made(data: Any, *, along: bool | None = True, shuffle: bool = True, size: int = 4, limit: float | None = None) -> list[Stage]:
@@ -49,22 +45,6 @@ def made(data: Any, *, along: bool | None = True, shuffle: bool = True, size: in
 
 def flat(batches: Any) -> list[tuple[int, int, int]]:
     return [sample for batch in batches for sample in batch]
-
-
-def begun() -> Ahead:
-    """One in which processes read."""
-    found = Ahead(1, "udf")
-    for _ in range(ahead.READS):
-        found.took(0.0)
-    return found
-
-
-def waits(pipeline: Pipeline, *, much: bool) -> None:
-    """As if reading did."""
-    found = pipeline._kinds.ahead
-    assert found is not None
-    for _ in range(CALLS):
-        found.see(Step(16, Spent(0.0, 1.0 if much else 0.0)), 0.1)
 
 
 def test_processes_read_what_they_work_on() -> None:
@@ -123,112 +103,65 @@ def test_what_a_batch_has_gathered_is_no_queue_of_batches() -> None:
 # -- who reads
 
 
-@pytest.mark.parametrize("why", ["asked", "large", "unsendable", "prefetched"])
-def test_this_process_reads(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = Reads(SAMPLES, same if why != "unsendable" else lambda index: index)
-    stages = made(data, along=False if why == "asked" else None)
-    if why == "large":
-        monkeypatch.setattr(ahead, "SMALL", 10)
-    if why == "prefetched":
-        stages.insert(1, Prefetch())
-    with nothing_left(), Pipeline(stages) as pipeline:
-        seen = [sample for _ in range(2) for sample in flat(pipeline)]
+@pytest.mark.parametrize("along", [None, False])
+def test_this_process_reads_unless_it_is_asked_for(along: bool | None) -> None:
+    with nothing_left(), Pipeline(made(Reads(SAMPLES), along=along)) as pipeline:
+        seen = flat(pipeline)
         assert not pipeline.observe().stages[0].along
-    assert sorted(index for index, *_ in seen) == sorted(2 * list(range(SAMPLES)))
     assert all(reader == os.getpid() != worker for _, reader, worker in seen)
 
 
-def test_reading_that_waits_comes_back() -> None:
-    sampler = list(range(SAMPLES)) * 4
-    stages = [Source(Reads(SAMPLES, naps), sampler=sampler), *made(Reads(SAMPLES), shuffle=False)[1:]]
+def test_threads_read_where_the_map_is_in_threads() -> None:
+    stages = [Source(Reads(SAMPLES), along=True), Map(with_own, name="udf"), Batch(4, collate=list)]
     with nothing_left(), Pipeline(stages) as pipeline:
-        seen = flat(pipeline)
-    assert [index for index, *_ in seen] == sampler
-    here = [reader == os.getpid() for _, reader, _ in seen]
-    assert here[0]
-    assert not all(here), "it was tried"
-    assert here[-1]
+        assert all(reader == worker == os.getpid() for _, reader, worker in flat(pipeline))
 
 
-def test_processes_read_where_the_first_reads_did_not_wait() -> None:
-    stages = [Source(Reads(SAMPLES), sampler=list(range(SAMPLES)) * 4), *made(Reads(SAMPLES))[1:]]
-    with nothing_left(), Pipeline(stages) as pipeline:
-        readers = [reader == os.getpid() for _, reader, _ in flat(pipeline)]
-    assert sum(readers) < 2 * SAMPLES
-    assert not any(readers[-SAMPLES:])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [Source(range(9), along=True), Batch(3)],
+        [Source(range(9), along=True)],
+        [Source(range(9), along=True), Prefetch(), Map(same)],
+        [Source(range(9), along=True), Map(same, processes=False)],
+        [Source(range(9), along=True, processes=True), Map(same)],
+    ],
+    ids=["a batch", "nothing", "a queue between", "threads for good", "processes of its own"],
+)
+def test_who_could_not_read_ahead_is_told_so(stages: list[Stage]) -> None:
+    with pytest.raises(UsageError, match=r"^stage 'read': along=True leaves reading to the processes of a Map behind it"):
+        Pipeline(stages)
 
 
-def test_reading_that_waits_stays_where_it_was_asked_to_be() -> None:
-    with nothing_left(), Pipeline(made(Reads(SAMPLES, naps), along=True)) as pipeline:
-        assert all(reader == worker for _, reader, worker in flat(pipeline))
+def test_what_is_only_iterated_cannot_be_read_ahead() -> None:
+    with pytest.raises(UsageError, match=r"^stage 'read': along needs a data set"):
+        Source(iter(range(9)), along=True)
 
 
-def test_it_is_tried_again_after_ever_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "PAUSE", 10)
-    changes: list[bool] = []
-    found = Ahead(1, "udf")
-    found.changed = lambda: changes.append(found.pays)
-    pauses = []
-    for _ in range(4):
-        pauses.append(next(count for count in itertools.count(1) if found.took(0.001) or found.pays))
-        while found.pays:
-            found.see(Step(16, Spent(0.0, 0.5)), 1.0)
-    assert pauses == [ahead.READS, 10, 20, 40]
-    assert changes == [True, False] * 4
-
-
-@pytest.mark.parametrize(("wait", "pays"), [(0.0001, True), (0.0049, True), (0.0051, False)])
-def test_where_threads_wait_long_it_is_not_tried(wait: float, pays: bool) -> None:
-    found = Ahead(1, "udf")
-    for _ in range(2 * ahead.READS):
-        found.took(wait)
-    assert found.pays is pays
-
-
-@pytest.mark.parametrize(("wait", "pays"), [(0.24, True), (0.26, False)])
-def test_little_is_a_quarter_of_the_computing(wait: float, pays: bool) -> None:
-    found = begun()
-    for _ in range(CALLS):
-        found.see(Step(16, Spent(0.1, wait)), 1.0)
-    assert found.pays is pays
-
-
-def test_one_call_says_nothing() -> None:
-    found = begun()
-    found.see(Step(1000, Spent(0.1, 100.0)), 1.0)
-    assert found.pays
+def test_a_data_set_that_cannot_be_sent_is_said_to_be_so() -> None:
+    with pytest.raises(UsageError, match=r"^stage 'udf': its function, or the data that it reads, cannot be sent to worker processes"):
+        Pipeline(made(Reads(SAMPLES, lambda index: index)))
 
 
 # -- whoever reads: each sample once, in the batches and the order of one worker
 
 
-flips = st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), max_size=16)
+flips = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=16)
 shapes = st.fixed_dictionaries({"size": st.integers(1, 9), "drop_last": st.booleans()})
 
 
-@contextmanager
-def few_first() -> Iterator[None]:
-    """Processes read after three samples, and again after five and more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "READS", 3)
-        patch.setattr(ahead, "PAUSE", 5)
-        yield
-
-
 def stages_of(shape: dict[str, Any], buffer: int, batches: bool) -> list[Stage]:
-    stages: list[Stage] = [Source(Reads(SAMPLES)), Shuffle(buffer), Map(first, name="udf"), Batch(collate=list, **shape)]
+    stages: list[Stage] = [Source(Reads(SAMPLES), along=True), Shuffle(buffer), Map(first, name="udf"), Batch(collate=list, **shape)]
     return stages if batches else stages[:3]
 
 
-def consumed(pipeline: Pipeline, moves: list[tuple[int, bool, bool]], most: int = 1000) -> list[Any]:
-    """What a pass gives, with a change behind each of the first: of the workers, of the udf's kind, of who reads."""
+def consumed(pipeline: Pipeline, moves: list[tuple[int, bool]], most: int = 1000) -> list[Any]:
+    """What a pass gives, with a change behind each of the first: of the workers, and of the udf's kind, and so of who reads."""
     seen, changing = [], iter(moves)
     for batch in pipeline:
         seen.append(batch)
         if (change := next(changing, None)) is not None:
             pipeline.set((change[0],) * len(pipeline.knobs), {"udf": change[1]})
-            if change[2]:
-                waits(pipeline, much=True)
         if len(seen) >= most:
             break
     return seen
@@ -237,10 +170,10 @@ def consumed(pipeline: Pipeline, moves: list[tuple[int, bool, bool]], most: int 
 @settings(max_examples=12)
 @given(moves=flips, shape=shapes, buffer=st.integers(1, 70), batches=st.booleans(), ordered=st.booleans())
 def test_any_sequence_of_sizes_moves_and_readers(
-    moves: list[tuple[int, bool, bool]], shape: dict[str, Any], buffer: int, batches: bool, ordered: bool
+    moves: list[tuple[int, bool]], shape: dict[str, Any], buffer: int, batches: bool, ordered: bool
 ) -> None:
     stages = stages_of(shape, buffer, batches)
-    with few_first(), nothing_left(), Pipeline(stages, ordered=ordered, queue_items=5) as pipeline:
+    with nothing_left(), Pipeline(stages, ordered=ordered, queue_items=5) as pipeline:
         pipeline.set((2,) * len(pipeline.knobs), {"udf": True})
         passes = [consumed(pipeline, moves), consumed(pipeline, moves[::-1])]
     with Pipeline(stages) as plain:
@@ -257,10 +190,10 @@ def test_any_sequence_of_sizes_moves_and_readers(
 @settings(max_examples=10)
 @given(moves=flips, more=flips, size=st.integers(1, 9), buffer=st.integers(1, 70), after=st.integers(1, 12), ordered=st.booleans())
 def test_left_and_resumed(
-    moves: list[tuple[int, bool, bool]], more: list[tuple[int, bool, bool]], size: int, buffer: int, after: int, ordered: bool
+    moves: list[tuple[int, bool]], more: list[tuple[int, bool]], size: int, buffer: int, after: int, ordered: bool
 ) -> None:
     stages = stages_of({"size": size, "drop_last": False}, buffer, batches=True)
-    with few_first(), nothing_left(), Pipeline(stages, ordered=ordered) as one, Pipeline(stages, ordered=ordered) as other:
+    with nothing_left(), Pipeline(stages, ordered=ordered) as one, Pipeline(stages, ordered=ordered) as other:
         one.set((1,) * len(one.knobs), {"udf": True})
         begun = consumed(one, moves, after)
         state = one.state_dict()
@@ -282,7 +215,12 @@ def test_no_more_is_ahead_than_queues_and_shuffle_hold() -> None:
             drawn += 1
             yield index % SAMPLES
 
-    stages = [Source(Reads(SAMPLES), sampler=indices()), Shuffle(9), Map(with_own, name="udf", processes=True), Batch(16, collate=list)]
+    stages = [
+        Source(Reads(SAMPLES), sampler=indices(), along=True),
+        Shuffle(9),
+        Map(with_own, name="udf", processes=True),
+        Batch(16, collate=list),
+    ]
     with nothing_left(), Pipeline(stages, queue_mib=1) as pipeline:
         for _ in itertools.islice(pipeline, 3):
             assert drawn < 1000
@@ -367,7 +305,7 @@ def test_a_fault_of_the_sampler_names_the_item() -> None:
         yield from range(14)
         raise Broken("bad")
 
-    stages = [Source(Reads(SAMPLES), sampler=indices()), *made(Reads(SAMPLES), shuffle=False)[1:]]
+    stages = [Source(Reads(SAMPLES), sampler=indices(), along=True), *made(Reads(SAMPLES), shuffle=False)[1:]]
     with nothing_left(), pytest.raises(Broken) as raised:
         list(Pipeline(stages))
     assert raised.value.__notes__[-1] == "in stage 'read' of the pipeline, item 14"
@@ -387,3 +325,22 @@ def test_a_batch_whose_process_was_killed_as_it_read_is_done_again(tmp_path: Pat
 def test_a_limit_is_for_one_item_that_is_read() -> None:
     with nothing_left(), pytest.raises(StageError, match=r"^stage 'read', item 19: its function has not returned within the limit of 1 s$"):
         list(Pipeline(made(Reads(SAMPLES, sleeps_at_19_in_a_process), shuffle=False, size=8, limit=1.0)))
+
+
+def test_a_limit_of_the_map_is_not_that_of_reading() -> None:
+    stages = [Source(range(SAMPLES), along=True), Map(sleeps_at_19_in_a_process, name="udf", processes=True, limit=1.0)]
+    with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 1 s$"):
+        list(Pipeline(stages))
+
+
+def test_a_thread_that_reads_what_was_left_tells_reading_apart() -> None:
+    """As the Map is moved to threads while unread items are on their way."""
+    broken = FailsAt(14, Broken("bad"))
+    for read, function, stage in ((broken, same, "read"), (same, broken, "udf")):
+        hand = ThreadHand(function, ChainHand(Chain((read, function), ("read", "udf"), reads=True)))
+        assert hand.call(Item((13,), Unread(13), 1), lambda: None).payload == 13
+        with pytest.raises(Misplaced) as raised:
+            hand.call(Item((7,), Unread(14), 1), lambda: None)
+        assert (raised.value.at.stage, raised.value.at.positions) == (stage, (7,))
+        assert hand.at(Item((7,), 0, 1)) is None
+        hand.let_go(drained=True)

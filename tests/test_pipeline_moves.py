@@ -316,9 +316,9 @@ def test_a_process_that_comes_as_the_stage_goes_back_loses_no_item(monkeypatch: 
             through.set()
 
     class Late(ThreadHand):
-        def __init__(self, function: Callable[[Any], Any], *read: Any) -> None:
+        def __init__(self, function: Callable[[Any], Any], *unread: Any) -> None:
             assert function is not same or through.wait(LONG)
-            super().__init__(function, *read)
+            super().__init__(function, *unread)
 
     def told(kinds: Kinds, index: int, why: str) -> None:
         going_back.set()

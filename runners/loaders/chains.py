@@ -1,8 +1,8 @@
 """What one call of a worker process does: its stage's function, and those of the stages right behind it that are done along with it.
 
 A way between two processes costs as much as decoding a small image does. Where a stage in processes is followed by a Batch, a process
-therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where reading waits little, it
-reads them, too, so that indices are all that is sent to it (`ahead`). What each stage of the chain took is told apart.
+therefore takes all items of a batch at once, collates what it has made of them, and sends that alone. And where the source asks for it, it
+reads them, too, so that indices are all that is sent to it. What each stage of the chain took is told apart.
 """
 
 from __future__ import annotations
@@ -114,11 +114,6 @@ class Chain:
         keeps = self.batch is not None and place > self.batch
         shorter = replace(self, functions=self.functions[:place], names=self.names[:place])
         return shorter if keeps else replace(shorter, batch=None, size=1)
-
-    def unread(self) -> Chain:
-        """The same without the source's."""
-        batch = None if self.batch is None else self.batch - self.own
-        return Chain(self.functions[self.own :], self.names[self.own :], batch, self.size)
 
     def run(self, call: Call, *, watch: Stopwatch, at: _At = lambda _, __: None) -> tuple[Any, tuple[Step, ...]]:
         """Result of the last stage, and what each took."""

@@ -10,12 +10,13 @@ from typing import Any
 
 from ...engine.errors import UsageError
 from . import ipc
-from .ahead import CARRIED, Ahead, planned, small
 from .chains import Chain
 from .processes import ProcessPool, start_server
-from .stages import MIB, Batch, Map, Source, Stage, Working
+from .stages import MIB, Batch, Map, Shuffle, Source, Stage, Working
 
 log = logging.getLogger("stoker.loaders")
+
+CARRIED = (8, 64)  #: indices that go together to who reads them, at least and at most: as many as a batch has
 
 
 class Kinds:
@@ -25,8 +26,8 @@ class Kinds:
         self._stages = stages
         self._lock = threading.Lock()
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
-        self.ahead: Ahead | None = planned(stages)
-        self._pools = {index: ProcessPool(self._sent(index)) for index in self._in_processes}
+        self.reader = _reader(stages)  #: the Map whose processes read what they work on, 0: none
+        self._pools = {index: ProcessPool(self._chain(index, remote_function)) for index in self._in_processes}
         self._used = set(self._in_processes)  #: that have been in processes
         self._stays: dict[int, str] = {}
 
@@ -37,18 +38,14 @@ class Kinds:
     @property
     def reads_ahead(self) -> bool:
         """Whether samples are left unread for the processes that work on them."""
-        ahead = self.ahead
-        if ahead is None or ahead.reader not in self._in_processes or 0 in self._in_processes:
-            return False
-        return self._pools[ahead.reader].chain.reads and (ahead.pays or self._stages[0].along is True)  # type: ignore[attr-defined]
+        return self.reader > 0 and self.reader in self._in_processes
 
     def carried(self, index: int) -> int:
         """Items of a stage that go together to the processes that read them; 0: they go one by one, and are read here."""
-        ahead = self.ahead
-        if ahead is None or index >= ahead.reader or not self.reads_ahead:
+        if index >= self.reader or not self.reads_ahead:
             return 0
         few, many = CARRIED
-        return min(max(few, self._pools[ahead.reader].chain.size), many)
+        return min(max(few, self._pools[self.reader].chain.size), many)
 
     def movable(self, index: int) -> bool:
         return _undecided(self._stages[index]) and index not in self._stays
@@ -78,11 +75,6 @@ class Kinds:
         chains = ((before, self._pools[before].chain) for before in tuple(self._in_processes))
         return any(before < index < before + len(chain.names) - chain.own for before, chain in chains)
 
-    def _sent(self, index: int) -> Chain:
-        """What a process of the stage is to do in one call."""
-        chain = self._chain(index, remote_function)
-        return chain if chain.reads and small(chain.functions[0]) else chain.unread()
-
     def _chain(self, index: int, function: Callable[[Stage], Callable[[Any], Any]]) -> Chain:
         chained, batch = [self._stages[index]], None
         for stage in self._stages[index + 1 :]:
@@ -91,7 +83,7 @@ class Kinds:
             if isinstance(stage, Batch):
                 batch = stage
             chained.append(stage)
-        first = [self._stages[0]] if self.ahead is not None and self.ahead.reader == index else []
+        first = [self._stages[0]] if 0 < index == self.reader else []
         return Chain(
             (*(function(stage) for stage in (*first, chained[0])), *(thread_function(stage) for stage in chained[1:])),
             tuple(stage.name for stage in (*first, *chained)),
@@ -111,7 +103,7 @@ class Kinds:
             raise UsageError(self.stays(index) or f"stage {stage.name!r}: it says itself what its workers are")
         if index not in self._pools:
             try:
-                pool = ProcessPool(self._sent(index), limit=limit, on_host=True)
+                pool = ProcessPool(self._chain(index, remote_function), limit=limit, on_host=True)
             except ipc.TooLarge as error:
                 raise UsageError(
                     f"stage {stage.name!r}: a copy of its function's data takes more than the {limit / MIB:,.0f} MiB of memory that are"
@@ -193,6 +185,21 @@ def _goes_along(stage: Stage) -> bool:
     if not isinstance(stage, Map | Batch):
         return False
     return isinstance(stage, Batch) and stage.processes is None if stage.along is None else stage.along
+
+
+def _reader(stages: Sequence[Stage]) -> int:
+    """The Map that is to read what it works on, 0: none. Shuffles, which do not look into what they shuffle, may stand before it."""
+    source = stages[0]
+    if not isinstance(source, Source) or not source.along:
+        return 0
+    place = next((place for place, stage in enumerate(stages) if place and not isinstance(stage, Shuffle)), 0)
+    stage = stages[place]
+    if not isinstance(stage, Map) or stage.processes is False or source.processes:
+        raise UsageError(
+            f"stage {source.name!r}: along=True leaves reading to the processes of a Map behind it, shuffles aside;"
+            " here there is no such Map, or the stage has processes of its own"
+        )
+    return place
 
 
 def _undecided(stage: Stage) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .chains import Step
+from .chains import Chain
 from .channel import SKIP, Bound, Channel, Item
 from .contention import Contention, Looks
 from .faults import Drained, Stopped
@@ -19,7 +19,7 @@ from .leaving import at_exit
 from .processes import ProcessHand
 from .progress import Progress
 from .stages import MIB, Batch, Draw, Map, Prefetch, Shuffle, Source, Stage, Working
-from .threads import Crew, Hand, ThreadHand
+from .threads import ChainHand, Crew, Hand, ThreadHand
 
 log = logging.getLogger("stoker.loaders")
 
@@ -58,7 +58,6 @@ class Pass:
         self._completed = False
         self._lock = threading.Lock()
         self._contention: Contention | None = None
-        self._ahead = kinds.ahead
         self.crews: dict[int, Crew] = {}
         self.channels: dict[int, Channel] = {}  #: behind each stage
         self._build(source)
@@ -67,8 +66,6 @@ class Pass:
 
     def start(self) -> None:
         self._kinds.begin()
-        if self._ahead is not None:
-            self._ahead.changed = self._carry
         at_exit(self.stop)
         try:
             for index, crew in self.crews.items():
@@ -86,11 +83,7 @@ class Pass:
                 if index in self.crews and not self._stopped.is_set():
                     self.crews[index].move(size, processes=self._kinds.processes(index))
                 self.channels[index].rebound(self.bound(index))
-        self._carry()
-
-    def _carry(self) -> None:
-        """Items may go together from now on, or no longer: the queues are to hold as many as before."""
-        for index in range(self._ahead.reader if self._ahead is not None else 0):
+        for index in range(self._kinds.reader):  # items may go together from now on, or no longer: as many are to be held as before
             self.channels[index].rebound(self.bound(index))
 
     @property
@@ -176,12 +169,6 @@ class Pass:
         """Whether the queue behind a stage is that of a Prefetch."""
         return index + 1 < len(self._stages) and isinstance(self._stages[index + 1], Prefetch)
 
-    def _read(self, read: Step, cpu: float) -> None:
-        """Workers of the stage that reads ahead have done this of the source's work."""
-        self.crews[0].credit(read)
-        if self._ahead is not None and self._kinds.processes(self._ahead.reader):
-            self._ahead.see(read, cpu)
-
     def _check_limits(self) -> None:
         now = time.perf_counter()
         for crew in self.crews.values():
@@ -212,7 +199,7 @@ class Pass:
             limits=[stage.limit for stage in along if isinstance(stage, Working)],
             processes=self._kinds.processes(index),
             stays=partial(self._kinds.keep_in_threads, index) if self._kinds.movable(index) else None,
-            read=self._read if here.reads else None,
+            read=self.crews[0].credit if here.reads else None,
         )  # fmt: skip
 
     def _plan(self, index: int, stage: Stage, source: Channel) -> tuple[Feed, Callable[[bool], Hand] | None]:
@@ -225,7 +212,7 @@ class Pass:
             return Drawing(source, stage.draw, stage.held), None
         assert isinstance(stage, Shuffle)
         shuffling = Shuffling(source, stage.buffer, f"{stage.seed}/{self.progress.number}")
-        if self._ahead is None or index > self._ahead.reader:
+        if index > self._kinds.reader:
             return shuffling, None
         return Carrying(shuffling, partial(self._kinds.carried, index), marked=False), None
 
@@ -234,8 +221,8 @@ class Pass:
         shuffled = any(isinstance(other, Shuffle) for other in self._stages)
         positions = Positions(self.progress.high, frozenset(self.progress.pending), show=self._ordered and shuffled)
         if stage.indexed:
-            indices, ahead = Indices(samples, positions), self._ahead
-            if ahead is None:
+            indices = Indices(samples, positions)
+            if not self._kinds.reader:
                 return indices, self._hire(index)
             return Carrying(indices, partial(self._kinds.carried, index), marked=True), self._hire(index)
         feed = Iteration(samples, positions)
@@ -244,13 +231,14 @@ class Pass:
     def _hire(self, index: int) -> Callable[[bool], Hand]:
         stage, kinds = self._stages[index], self._kinds
         function = thread_function(stage)
-        ahead = self._ahead
-        read = thread_function(self._stages[0]) if ahead is not None and ahead.reader == index else None
-        waited = ahead.took if ahead is not None and index == 0 else None
+        unread = None
+        if 0 < index == kinds.reader:
+            source = self._stages[0]
+            unread = Chain((thread_function(source), function), (source.name, stage.name), reads=True)
 
         def hire(processes: bool) -> Hand:
             if not processes:
-                return ThreadHand(function, read, waited)
+                return ThreadHand(function, None if unread is None else ChainHand(unread))
             pool = kinds.pool(index)
             last = self._stages[index + len(pool.chain.names) - pool.chain.own - 1]
             return ProcessHand(pool, apart=isinstance(last, Working) and last.apart)

@@ -216,6 +216,7 @@ class ProcessPool:
 
     def __init__(self, chain: Chain, *, attempts: int = 3, limit: float = math.inf, on_host: bool = False) -> None:
         stage = self.stage = chain.names[chain.own]
+        what = "its function, or the data that it reads," if chain.reads else "its function"
         self.attempts = attempts
         self.chain, self._limit, self._on_host = chain, limit, on_host
         try:
@@ -223,10 +224,10 @@ class ProcessPool:
         except ipc.TooLarge:
             raise
         except ipc.OnDevice as error:
-            raise UsageError(f"stage {stage!r}: its function cannot be sent to worker processes: {error}") from error
+            raise UsageError(f"stage {stage!r}: {what} cannot be sent to worker processes: {error}") from error
         except Exception as error:
             raise UsageError(
-                f"stage {stage!r}: its function cannot be sent to worker processes ({error});"
+                f"stage {stage!r}: {what} cannot be sent to worker processes ({error});"
                 " define it at the top level of a module, not as a lambda or inside a function, or use processes=False"
             ) from error
         self._lock = threading.Lock()

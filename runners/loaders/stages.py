@@ -34,9 +34,7 @@ class Working(Stage):
         limit: seconds for one item; longer is an error that names the stage. None: no limit.
         along: where the workers of the stage before it are processes, they do this too, right after what they did of an item, so that
             it is sent once; its own workers then only pass it on. None: a Batch does whose ``processes`` is None; a Map does not, as one
-            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning. A Source does it
-            with the Map behind it, shuffles aside, whose processes are then given indices; None: as long as reading waits little beside
-            what they compute, and refers to no more than 64 MiB.
+            that waits may need more workers than the stage before. What cannot be sent is done here, with a warning.
         apart: the parts of an item may be kept after the item is dropped, such as samples of a list in a buffer: what comes from a
             process is copied into memory of each part's own. False: all of an item is one mapping, kept until its last part is dropped.
     """
@@ -67,6 +65,8 @@ class Source(Working):
             that returns one for each pass, read by one worker.
         sampler: indices of the data set in the order to read, iterated anew in each pass; None: 0, 1, 2 ….
         in_processes: read instead of ``data`` by workers that are processes, such as one that collates there what it has read.
+        along: True: the processes of the Map behind it, shuffles aside, are given indices, some dozens at once, and read what they work on.
+            Each has a copy of the data set then, with its own generators, counters, caches and globals. None, False: this stage's workers.
     """
 
     data: Any
@@ -83,6 +83,7 @@ class Source(Working):
                 ("sampler", self.sampler is not None),
                 ("workers", self.workers > 1),
                 ("processes", bool(self.processes)),
+                ("along", bool(self.along)),
             ):
                 if given:
                     raise UsageError(

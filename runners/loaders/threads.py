@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from ...engine.errors import StokerError
 from .chains import Call, Carried, Chain, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
-from .faults import At, Drained, Leave, StageError, Stopped, Unreplaced, located
+from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located
 from .feeds import Dealing, Feed
 from .meters import Meter, Phase, Spent, Stopwatch, Totals
 from .sizes import ITEM, nbytes
@@ -41,7 +41,6 @@ class Outcome(NamedTuple):
     spent: Spent
     elsewhere: float = 0.0  #: seconds of its CPU time that were not this thread's, or, below 0, of this thread's that were not for it
     read: Step | None = None  #: what reading took, where it was done along
-    cpu: float = 0.0  #: seconds of CPU time of all that was done
 
     @classmethod
     def of(cls, result: Any, steps: tuple[Step, ...], *, reads: bool = False, elsewhere: bool = True) -> Outcome:
@@ -50,8 +49,7 @@ class Outcome(NamedTuple):
         own, *others = steps[1:] if reads else steps
         away = own.spent.cpu if elsewhere else -read.spent.cpu if read else 0.0
         payload = Done(result, tuple(others)) if others else result
-        computed = sum(step.spent.cpu for step in steps)
-        return cls(payload, own.items, own.spent, away, read if read and read.items else None, computed)
+        return cls(payload, own.items, own.spent, away, read if read and read.items else None)
 
 
 _NOTHING = Outcome(None, 1, Spent(0.0, 0.0))
@@ -70,49 +68,58 @@ class Hand(Protocol):
         """The worker leaves; ``drained``: because nothing is left to do, not because it is one too many."""
 
 
-class ThreadHand:
-    """The function is called in the worker's own thread.
-
-    ``read``: the source's, for what is unread. ``waited``: told the seconds of each call that were spent waiting.
-    """
-
-    def __init__(
-        self, function: Callable[[Any], Any], read: Callable[[Any], Any] | None = None, waited: Callable[[float], None] | None = None
-    ) -> None:
-        self._function, self._read, self._waited = function, read, waited
-        self._stopwatch = Stopwatch()
-
-    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
-        if isinstance(item.payload, Unread):
-            assert self._read is not None
-            both = Chain((self._read, self._function), ("", ""), reads=True)
-            return Outcome.of(*both.run(Call.of(item), watch=self._stopwatch), reads=True, elsewhere=False)
-        result, spent = self._stopwatch.call(self._function, item.payload)
-        if self._waited is not None:
-            self._waited(spent.wait)
-        return Outcome(result, 1, spent)
-
-    def at(self, item: Item) -> None:
-        """No better than the worker itself."""
-
-    def let_go(self, *, drained: bool) -> None:
-        self._stopwatch.close()
-
-
 class ChainHand:
     """All that a process would do in one call is done in the worker's own thread."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain, self._stopwatch = chain, Stopwatch()
+        self._where: tuple[int, int, float] | None = None  #: place in the chain, which item of the call, and since when
 
     def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
-        return Outcome.of(*self._chain.run(Call.of(item), watch=self._stopwatch), reads=self._chain.reads, elsewhere=False)
+        try:
+            found = self._chain.run(Call.of(item), watch=self._stopwatch, at=self._note)
+        except Exception as error:
+            at = self.at(item)
+            raise error if at is None else Misplaced(error, at) from None
+        finally:
+            self._where = None
+        return Outcome.of(*found, reads=self._chain.reads, elsewhere=False)
 
-    def at(self, item: Item) -> None:
-        """No better than the worker itself."""
+    def _note(self, place: int, index: int) -> None:
+        self._where = place, index, time.perf_counter()
+
+    def at(self, item: Item) -> At | None:
+        if (where := self._where) is None:
+            return None
+        place, index, since = where
+        return At(self._chain.names[place], self._chain.positions(item, place, index), place, since)
 
     def let_go(self, *, drained: bool) -> None:
         self._stopwatch.close()
+
+
+class ThreadHand:
+    """The function is called in the worker's own thread. ``unread``: does what the source has left to be read too."""
+
+    def __init__(self, function: Callable[[Any], Any], unread: ChainHand | None = None) -> None:
+        self._function, self._unread = function, unread
+        self._stopwatch = Stopwatch()
+
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        if isinstance(item.payload, Unread):
+            assert self._unread is not None
+            return self._unread.call(item, following)
+        result, spent = self._stopwatch.call(self._function, item.payload)
+        return Outcome(result, 1, spent)
+
+    def at(self, item: Item) -> At | None:
+        """No better than the worker itself, of what has been read."""
+        return None if self._unread is None else self._unread.at(item)
+
+    def let_go(self, *, drained: bool) -> None:
+        self._stopwatch.close()
+        if self._unread is not None:
+            self._unread.let_go(drained=drained)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +145,7 @@ class Crew:
         processes: whether the workers are processes to begin with.
         here: what a process does in one call, for a thread to do where the process is gone.
         stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
-        read: told what reading took of what its workers have read along, with the seconds of CPU time of the whole call.
+        read: told what reading took of what its workers have read along.
     """
 
     def __init__(
@@ -155,7 +162,7 @@ class Crew:
         processes: bool = False,
         here: Chain | None = None,
         stays: Callable[[str], None] | None = None,
-        read: Callable[[Step, float], None] | None = None,
+        read: Callable[[Step], None] | None = None,
     ) -> None:
         self.name = name
         self.output = output
@@ -434,7 +441,7 @@ class Crew:
             done = self._in_thread(error, worker).call(item, following)
         worker.meter.at = None
         if done.read is not None and self._read is not None:
-            self._read(done.read, done.cpu)
+            self._read(done.read)
         return done
 
     def _in_thread(self, error: Unreplaced, worker: _Worker) -> Hand:
