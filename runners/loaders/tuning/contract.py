@@ -56,9 +56,8 @@ class StageReading:
     movable: bool = False  #: its workers may be threads or processes, and be changed into the others while it runs
     stays: str = ""  #: why they may not, where that was found out while it ran
     together: int = 1  #: items that a worker has in hand at once where it is a process
-    along: bool = (
-        False  #: its work is done by the processes of a stage before it, or behind the source, and its own workers only pass it on
-    )
+    #: Its work is done by the processes of a stage before it, or behind the source, and its own workers only pass it on.
+    along: bool = False
 
     @property
     def in_hand(self) -> int:
