@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import hypothesis
 import pytest
 import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
@@ -28,6 +29,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Without bytecode each of the hundreds of processes that the tests start would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+# The same examples each time, on a busy machine too. Here, before any test module is imported, whose settings start from these.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("steady")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pytest
-import views  # noqa: F401 - loads hypothesis' profile
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError

@@ -14,7 +14,7 @@ from stoker.runners.feeds import Source
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loading import Loading
 
-steady = settings(deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
+steady = settings(max_examples=40)  # the same on a busy machine
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(lambda pair: (pair[0] * 8 + pair[1], 8))  #: samples, batch size
 RANKS = st.integers(1, 4)
 

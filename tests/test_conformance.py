@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine import scheduling as module

@@ -28,7 +28,7 @@ from stoker.runners.loaders.tuning.presets import criteo, random_pipeline
 from stoker.runners.loaders.tuning.registry import create
 from stoker.runners.loaders.tuning.simulated import Machine, SimulatedPipeline, Stage
 
-steady = settings(deadline=None, derandomize=True, max_examples=30)
+steady = settings(max_examples=30)
 UP, DOWN = STEPS.index(5), STEPS.index(-5)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import (

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import (

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import Broken, FailsAt, nothing_left, same, uneven

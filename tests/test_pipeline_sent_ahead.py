@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import Broken, DiesOnce, FailsAt, naps, nothing_left, own_process, same, sleeps_at_19_in_a_process

@@ -113,7 +113,7 @@ def test_a_pipeline_that_delivers_nothing_falls_silent_so_that_a_hang_is_seen() 
     assert told.actions("udf") == [0, 0, 5]
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 20), st.tuples(*[st.integers(1, 9)] * 3), st.sampled_from([0.0, 50.0])), min_size=1, max_size=30))
 def test_changes_add_up_to_the_values_whatever_is_left_out(steps: list[tuple[float, Values, float]]) -> None:
     told = Told()
@@ -180,7 +180,7 @@ def test_the_share_is_read_again_when_it_changes(run_dir: Path, monkeypatch: pyt
     assert script.cpu_share() == 0.5, "ranks of one node divide it"
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(st.floats(0.5, 256), st.dictionaries(st.integers(1, 99), st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=8))
 def test_all_cores_are_given_and_none_twice(total: float, held: dict[int, set[int]]) -> None:
     shares = divide(total, {lease: [f"g{gpu}" for gpu in gpus] for lease, gpus in held.items()})

@@ -47,9 +47,9 @@ from stores import reopened
 COMMON = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
 PROFILES = {
     # Not shrunk, as that takes minutes: the whole history is printed.
-    "short": settings(COMMON, max_examples=10, stateful_step_count=30, derandomize=True, phases=[Phase.generate]),
-    "long": settings(COMMON, max_examples=100_000, stateful_step_count=60, phases=[Phase.generate]),
-    "shrink": settings(COMMON, max_examples=100_000, stateful_step_count=60),
+    "short": settings(COMMON, max_examples=10, stateful_step_count=30, phases=[Phase.generate]),
+    "long": settings(COMMON, derandomize=False, max_examples=100_000, stateful_step_count=60, phases=[Phase.generate]),
+    "shrink": settings(COMMON, derandomize=False, max_examples=100_000, stateful_step_count=60),
 }
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "short")
 

@@ -16,7 +16,6 @@ from stoker.engine.errors import UsageError
 from stoker.runners.batches import Order
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loaders.reuse.dealing import deal
-from views import settings  # noqa: F401  (loads the profile "steady")
 
 GENEROUS = 1 << 40
 

@@ -18,7 +18,6 @@ from stoker.runners.loaders.reuse.schedules import FineTune, HighestRates, rates
 from stoker.runners.loaders.reuse.switch import FIRST_USES, SwitchRule
 from stoker.runners.loaders.reuse.theory import buffer_needed, gap, implied_decay, successive_uses, warning
 from torch import nn
-from views import settings  # noqa: F401  (loads the profile "steady")
 
 
 def through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.reuse.wrapper import ReusingLoader, reuse
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
-from views import settings  # noqa: F401  (loads the profile "steady")
 
 
 class Squares(Dataset[Any]):

@@ -21,7 +21,6 @@ from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Guess, 
 from stoker.policies.unisched.schedule import Schedule
 from stoker.policies.unisched.selector import solve
 from stoker.policies.unisched.twins import find_twins
-from views import NOW  # noqa: F401 - loads the settings of hypothesis
 
 NODE = 8
 PROOF = 60.0  #: seconds for the reference; all of these are proved in a few

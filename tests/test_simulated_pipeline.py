@@ -16,7 +16,7 @@ from stoker.runners.loaders.tuning.presets import PRESETS, case_study, custom, o
 from stoker.runners.loaders.tuning.simulated import MIB, Consumer, Machine, SimulatedPipeline, Stage, kept, stocked
 
 GIB = 2**30
-steady = settings(deadline=None, derandomize=True, max_examples=40)
+steady = settings(max_examples=40)
 
 
 def pipeline(

@@ -466,7 +466,7 @@ def disguised(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(["", " ", "-- x\n", "/* SELECT 1; */", "("])) + sql + tail
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sql=disguised())
 def test_disguise_does_not_help(target: Target, sql: str) -> None:
     assert target.attack(sql) == "refused"
@@ -477,7 +477,7 @@ id WITH AS RECURSIVE UNION ALL JOIN ON USING LATERAL PIVOT UNPIVOT DESCRIBE SUMM
 read_text 'HOME/secret.csv' "HOME/secret.csv" duckdb_variables() count(*) lambda CASE WHEN THEN END IN EXISTS OVER ORDER BY GROUP LIMIT"""
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sampled_from(FRAGMENTS.split()) | st.text(max_size=4), max_size=14))
 def test_rubbish_is_refused_or_harmless(target: Target, parts: list[str]) -> None:
     assert target.attack(" ".join(parts)) in ("refused", "harmless")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import views  # noqa: F401 - loads hypothesis' profile
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError

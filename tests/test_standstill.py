@@ -114,7 +114,7 @@ def test_it_ends_before_service_changes_claims() -> None:
     nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_reach_is_what_would_be_found(nodes: list[int], data: st.DataObject) -> None:
     """Levels against giving up the GPUs one level after the other."""
     count = sum(nodes)
@@ -151,7 +151,7 @@ def _columns(group: object) -> list[np.ndarray]:
     ["srtf,hysteresis=1", "srtf,measure=service", "sjf,backfill=true", "fifo", "las,quantum=150", "tiresias,threshold_1=20,threshold_2=60"],
 )
 @given(rows=jobs_of_a_day, nodes=st.sampled_from(NODES), wrong=st.sampled_from([0.0, 0.5]), unknown=st.sampled_from([0.0, 0.0, 0.3]))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 def test_asking_every_time_makes_no_difference(policy: str, cost: str, rows: list[Row], nodes: str, wrong: float, unknown: float) -> None:
     """Whoever looks on sees every decision, so that none is spared."""
     jobs = workload(sorted(rows, key=lambda row: row[0]))

@@ -548,7 +548,7 @@ def jobs_of_a_trace(draw: st.DrawFn) -> list[TraceJob]:
     return sorted(jobs, key=lambda job: job.submitted)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(jobs=jobs_of_a_trace(), starts_at=st.none() | st.floats(0, 2e9))
 def test_what_is_exported_is_read_back_without_loss(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[TraceJob], starts_at: float | None
@@ -647,7 +647,7 @@ def tried(path: Path) -> Trace | None:
     return trace
 
 
-fuzzing = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzing = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @fuzzing

@@ -135,6 +135,13 @@ def test_any_source_gives_a_sound_workload_or_one_line(
     json.dumps(made.recipe, allow_nan=False)
 
 
+def test_a_scale_without_any_job_is_told() -> None:
+    medium = TraceJob(key="medium", submitted=0.0, duration=14.0, gpus_min=1000)
+    jobs = [medium, TraceJob(key="later", submitted=60.0, duration=0.5, gpus_min=1)]
+    with pytest.raises(ValueError, match=r"^load: .*small.* at a load of 0, 1 is asked for"):
+        sample(msgspec.structs.replace(SOURCE, jobs=jobs), "w", choice=Choice(load=1.0, gpus=1000, scales=(1.0, 0.0, 0.0)), seed=0)
+
+
 def check_deadlines(job: TraceJob) -> None:
     """002 ch. 5.4.2: the first deadline is 1.1 to 2 times the duration, soft ones go on from there and are worth ever less."""
     count = {"strict": 1, "soft": 4, "best-effort": 0}[job.demand]

@@ -19,7 +19,7 @@ from stoker.runners.loaders.tuning.costs import MIB, Costs, Smoothed
 from stoker.runners.loaders.tuning.plumber import solve
 from stoker.runners.loaders.tuning.rate import lost
 
-STEADY = settings(deadline=None, derandomize=True, max_examples=60)
+STEADY = settings(max_examples=60)
 COST = st.floats(0.001, 2.0)
 CLOSED_FORMS = [name for name in registry.NAMES if "dqn" not in name]
 

@@ -14,7 +14,7 @@ from stoker.runners.loaders.tuning.contract import Knob, Observation, StageReadi
 from stoker.runners.loaders.tuning.guard import Guard, GuardOptions
 
 MIB, GIB = 1 << 20, 1 << 30
-STEADY = settings(deadline=None, derandomize=True, max_examples=60)
+STEADY = settings(max_examples=60)
 
 ASKS = st.tuples(st.sampled_from(["any", "step", "double", "same"]), st.randoms())
 

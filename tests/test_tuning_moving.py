@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pytest
-import views  # noqa: F401 - the steady profile of hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.runners.loaders.tuning import registry

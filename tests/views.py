@@ -8,15 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from stoker.engine.guards import Actions, Limits, Memory, protect, reconcile
 from stoker.engine.plan_check import check, complete
 from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement import Placement
-
-settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)  # the same on a busy machine
-settings.load_profile("steady")
 
 NOW = 1_000_000.0
 GIB = float(2**30)

@@ -166,8 +166,9 @@ def _worth(target: float, service: Floats, choice: Choice, rng: np.random.Genera
         rows = np.concatenate([rows, _chunk(max(len(rows), _LEAST_CHUNK), service, choice, rng)])
     worth = np.cumsum(service[rows])
     above = int(np.searchsorted(worth, target))
-    if above == len(rows) and target - worth[-1] > 0.01 * target:
-        most = load * float(worth[-1]) / target
+    total = float(worth[-1]) if len(worth) else 0.0
+    if above == len(rows) and target - total > 0.01 * target:
+        most = load * total / target
         why = f"{_exhausted(service, choice)} at a load of {most:.3g}"
         raise ValueError(f"load: {why}, {load:g} is asked for; ask for less, or add replace")
     below = max(above - 1, 0)
