@@ -36,7 +36,8 @@ def plain_actions(
     if not all(_may_go(job, plan, table) for job in plan.preempt):
         return None
     going = set(plan.preempt)
-    actions = Actions()
+    starts: list[Start] = []
+    stops: dict[int, Stop] = {}
     gpus = len(free.grid.gpus)
     taken: set[int] = set()
     for job, allocation in plan.allocations.items():
@@ -46,13 +47,13 @@ def plain_actions(
             return None
         taken.update(allocation.gpus)
         if free.has(allocation.gpus):
-            actions.starts.append(Start(job, allocation.gpus, None))
+            starts.append(Start(job, allocation.gpus, None))
         elif (victims := _victims(allocation, going, table, free, on)) is None:
             return None
         else:
-            stopped = {stop.job for stop in actions.stops}
-            actions.stops.extend(Stop(victim, "preempted", job) for victim in victims if victim not in stopped)
-    return actions
+            for victim in victims:
+                stops.setdefault(victim, Stop(victim, "preempted", job))
+    return Actions(starts, list(stops.values()))
 
 
 def _may_go(job: int, plan: Plan, table: Table) -> bool:

@@ -72,9 +72,11 @@ def _toll(view: View, slo: Bools, left: Floats, config: UniSchedConfig) -> Float
     The text's rewards know no such price: a best-effort lease is paid for now, and the leases that a deadline takes later are free. So no
     factor on best-effort rewards makes deadlines give way that take GPUs for long. Jobs that come while the others wait are not counted.
     """
+    if config.waiting_cost == 0.0:
+        return np.zeros(len(left))
     jobs, capacity = view.jobs, int(np.count_nonzero(view.gpus.usable))
     waiting = np.count_nonzero(~slo & (jobs.phase == Phase.PENDING) & (jobs.gpus_min <= capacity))
-    if not waiting or config.waiting_cost == 0.0:
+    if not waiting:  # with no GPU nobody does
         return np.zeros(len(left))
     toll: Floats = config.waiting_cost * waiting * left / HOUR * jobs.gpus_min / capacity
     return toll

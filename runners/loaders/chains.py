@@ -105,6 +105,11 @@ class Chain:
         """Place of the stage whose workers do all this."""
         return int(self.reads)
 
+    @property
+    def span(self) -> int:
+        """Stages from that one on."""
+        return len(self.names) - self.own
+
     def begins(self, call: Call) -> int:
         """Place of the stage that is first to work on it."""
         return 0 if call.unread else self.own

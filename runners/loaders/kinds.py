@@ -69,11 +69,11 @@ class Kinds:
         return self._chain(index, thread_function)
 
     def along(self, index: int) -> bool:
-        """Whether the work of a stage is done by the processes of one before it."""
+        """Whether the work of a stage is done by the processes of one before it, or, of the source, behind it."""
         if index == 0:
             return self.reads_ahead
         chains = ((before, self._pools[before].chain) for before in tuple(self._in_processes))
-        return any(before < index < before + len(chain.names) - chain.own for before, chain in chains)
+        return any(before < index < before + chain.span for before, chain in chains)
 
     def _chain(self, index: int, function: Callable[[Stage], Callable[[Any], Any]]) -> Chain:
         chained, batch = [self._stages[index]], None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .chains import Chain
 from .channel import SKIP, Bound, Channel, Item
 from .contention import Contention, Looks
 from .faults import Drained, Stopped
@@ -193,7 +192,7 @@ class Pass:
             return Crew(stage.name, feed, source, output, hire, self.fail, limits=[stage.limit] if isinstance(stage, Working) else [None])
         here = self._kinds.chain_here(index)
         groups = Dealing(feed, here.size, lambda: self._kinds.pool(index).chain.batch is not None) if here.batch is not None else None
-        along = (*self._stages[: here.own], *self._stages[index : index + len(here.names) - here.own])
+        along = (*self._stages[: here.own], *self._stages[index : index + here.span])
         return Crew(
             stage.name, groups or feed, source, output, hire, self.fail, groups=groups, here=here,
             limits=[stage.limit for stage in along if isinstance(stage, Working)],
@@ -229,18 +228,14 @@ class Pass:
         return feed, lambda _: ThreadHand(feed.read)
 
     def _hire(self, index: int) -> Callable[[bool], Hand]:
-        stage, kinds = self._stages[index], self._kinds
-        function = thread_function(stage)
-        unread = None
-        if 0 < index == kinds.reader:
-            source = self._stages[0]
-            unread = Chain((thread_function(source), function), (source.name, stage.name), reads=True)
+        kinds, function = self._kinds, thread_function(self._stages[index])
+        unread = kinds.chain_here(index).until(2) if 0 < index == kinds.reader else None  # the source and this stage
 
         def hire(processes: bool) -> Hand:
             if not processes:
                 return ThreadHand(function, None if unread is None else ChainHand(unread))
             pool = kinds.pool(index)
-            last = self._stages[index + len(pool.chain.names) - pool.chain.own - 1]
+            last = self._stages[index + pool.chain.span - 1]
             return ProcessHand(pool, apart=isinstance(last, Working) and last.apart)
 
         return hire

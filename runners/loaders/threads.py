@@ -389,13 +389,8 @@ class Crew:
         try:
             take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
             item = take(leave)
-        except Drained:
-            self._drained = True
-            raise
-        except (Leave, Stopped):
-            raise
         except BaseException as error:
-            raise self._fault(error, (self._position,)) from None
+            raise self._ends_with(error, (self._position,)) from None
         number, self._taken = self._taken, self._taken + 1
         self._position += len(item.payload.items) if isinstance(item.payload, Group | Carried) else 1
         with self._lock:
@@ -417,13 +412,8 @@ class Crew:
             self.output.put(number, item)
             meter.enter(Phase.STARVED)
             meter.finished(item.size if done.items else 0, done.spent.wait, done.elsewhere, done.items)
-        except Drained:
-            self._drained = True
-            raise
-        except (Leave, Stopped):
-            raise
         except BaseException as error:
-            raise self._fault(error, item.positions) from None
+            raise self._ends_with(error, item.positions) from None
         finally:
             with self._lock:
                 self._at_work -= 1
@@ -451,7 +441,12 @@ class Crew:
         worker.gone, worker.hand = True, ChainHand(self._here)
         return worker.hand
 
-    def _fault(self, error: BaseException, positions: tuple[int, ...]) -> Stopped:
+    def _ends_with(self, error: BaseException, positions: tuple[int, ...]) -> BaseException:
+        """What a worker is to end with: what is no fault as it is, else that the pass has been stopped."""
+        if isinstance(error, Drained):
+            self._drained = True
+        if isinstance(error, Drained | Leave | Stopped):
+            return error
         self._failed(located(error, self.name, positions))
         return Stopped()
 

@@ -12,13 +12,14 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar
 
 from .contract import Controller, Decision, Observation, Values, reward
 from .costs import with_workers
 from .fixed import even_shares
 from .options import tunable
-from .pilot import Pilot, in_words, mean
+from .pilot import Pilot, in_words
 from .rate import Rate, RateOptions
 
 
@@ -151,7 +152,7 @@ class RateDqn:
         return self._try(seen)
 
     def _try(self, seen: Observation) -> Decision:
-        self._good, self._earns = seen.values, mean(self._rewards[-self.options.measured :])
+        self._good, self._earns = seen.values, fmean(self._rewards[-self.options.measured :])
         self._best = (0.0, seen.values)
         self._phase, self._rewards = Phase.TRIED, []
         return Decision(seen.values, "the agent may try to do better")
@@ -177,7 +178,7 @@ class RateDqn:
         self._rewards.append(reward(seen))
         if len(self._rewards) < self.options.measured:
             return Decision(seen.values, "the best of the trial is measured")
-        found, error = mean(self._rewards), _error(self._rewards)
+        found, error = fmean(self._rewards), _error(self._rewards)
         gain = found / self._earns - 1 if self._earns > 0 else math.inf
         if found - 2 * error <= self._earns * (1 + self.options.margin):
             return self._failed(f"{gain:+.1%} is not enough")
@@ -213,5 +214,5 @@ class RateDqn:
 
 def _error(values: list[float]) -> float:
     """Of their mean: one standard deviation."""
-    centre = mean(values)
+    centre = fmean(values)
     return math.sqrt(math.fsum((each - centre) ** 2 for each in values) / (len(values) - 1) / len(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 LEAST_SCATTER = 0.05  #: standard deviation of a window's throughput, as a share of it, however even the few are that were seen
@@ -21,7 +22,7 @@ class Gain(NamedTuple):
 
 def gain(before: Sequence[float], after: Sequence[float]) -> Gain:
     """By Welch's test of the two means with one relative scatter, of which windows so short have much, and so few tell little."""
-    was, now = _mean(before), _mean(after)
+    was, now = (fmean(values) if values else 0.0 for values in (before, after))
     if not was > 0:
         return Gain(math.inf, math.inf, math.inf)
     free = len(before) + len(after) - 2
@@ -32,7 +33,3 @@ def gain(before: Sequence[float], after: Sequence[float]) -> Gain:
     doubt = _QUANTILES[min(free, len(_QUANTILES)) - 1] * scatter * math.sqrt(1 / len(before) + 1 / len(after))
     ratio = now / was
     return Gain(ratio * (1.0 - doubt) - 1.0, ratio - 1.0, ratio * (1.0 + doubt) - 1.0)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0

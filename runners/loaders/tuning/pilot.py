@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,7 +69,3 @@ def in_words(seen: Observation, chosen: Choice) -> str:
     """``udf +5, prefetch -1``, for the table `pipelines`."""
     changes = [f"{knob.stage} {STEPS[place]:+d}" for knob, place in zip(seen.knobs, chosen, strict=True) if place != STAY]
     return ", ".join(changes) or "stays"
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
