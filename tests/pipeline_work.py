@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:  # no worker process needs these
+    import pytest
+    from stoker.runners.loaders.pipeline import Pipeline
+    from stoker.runners.loaders.processes import ProcessPool
 
 
 def same(value: Any) -> Any:
@@ -225,6 +231,34 @@ def burns(seconds: float) -> float:
     while time.thread_time() < end:
         pass
     return seconds
+
+
+def consumed(pipeline: Pipeline, moves: Sequence[tuple[int, bool]], most: float = math.inf) -> list[Any]:
+    """What a pass gives, with a change behind each of the first: of the workers, and of the kind of those of the stage "udf"."""
+    seen, changing = [], iter(moves)
+    for given in pipeline:
+        seen.append(given)
+        if (change := next(changing, None)) is not None:
+            pipeline.set((change[0],) * len(pipeline.knobs), {"udf": change[1]})
+        if len(seen) >= most:
+            break
+    return seen
+
+
+def has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of the stage "udf" gives one, and no more."""
+    from stoker.engine.errors import StokerError
+    from stoker.runners.loaders.processes import ProcessPool
+
+    acquire, asked = ProcessPool.acquire, []
+
+    def once(pool: ProcessPool) -> Any:
+        asked.append(pool)
+        if len(asked) > 1:
+            raise StokerError("stage 'udf': cannot start a worker process")
+        return acquire(pool)
+
+    monkeypatch.setattr(ProcessPool, "acquire", once)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Reuse
@@ -14,7 +14,6 @@ from stoker.runners.feeds import Source
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loading import Loading
 
-steady = settings(max_examples=40)  # the same on a busy machine
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(lambda pair: (pair[0] * 8 + pair[1], 8))  #: samples, batch size
 RANKS = st.integers(1, 4)
 
@@ -23,7 +22,6 @@ def streams(order, ranks):
     return [Positions(order, rank, ranks) for rank in range(ranks)]
 
 
-@steady
 @given(SIZES, RANKS)
 def test_the_streams_of_the_ranks_are_the_batches_of_the_order(sizes, ranks):
     order = Order(*sizes, seed=1)
@@ -34,7 +32,6 @@ def test_the_streams_of_the_ranks_are_the_batches_of_the_order(sizes, ranks):
             assert {position // order.batch_size for position in taken} == {step}
 
 
-@steady
 @given(SIZES, RANKS, st.lists(st.integers(0, 20), min_size=4, max_size=4), RANKS, st.integers(0, 30))
 def test_another_number_of_ranks_goes_on_with_what_was_not_taken(sizes, ranks, takes, later, further):
     order = Order(*sizes, seed=1)
@@ -49,7 +46,6 @@ def test_another_number_of_ranks_goes_on_with_what_was_not_taken(sizes, ranks, t
     assert set(range(complete)) <= set(taken)
 
 
-@steady
 @given(SIZES, RANKS, st.integers(0, 20), st.data())
 def test_what_was_taken_and_not_used_comes_first(sizes, ranks, count, data):
     order = Order(*sizes, seed=1)
@@ -78,7 +74,6 @@ def loading(order, rank, ranks, reuse):
     return Loading(source, order, rank, ranks, reuse, None)
 
 
-@steady
 @given(RANKS, RANKS, st.integers(2, 4), st.integers(8, 30), st.integers(0, 9), st.integers(0, 9))
 def test_buffers_are_dealt_to_another_number_of_ranks_and_no_use_is_lost_or_made_twice(ranks, later, repeat, buffer, steps, further):
     order = Order(50, 8, seed=1)

@@ -215,7 +215,7 @@ def test_what_has_run_and_what_may_run_bound_it() -> None:
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.one_of(st.floats(0, 1e6), NUMBERS), st.one_of(st.floats(-1, 1), NUMBERS)), max_size=40),
     st.floats(allow_nan=False, allow_infinity=False),

@@ -17,6 +17,7 @@ from pipeline_work import (
     FailsAt,
     KillsItself,
     Reads,
+    consumed,
     first,
     nothing_left,
     same,
@@ -152,18 +153,6 @@ shapes = st.fixed_dictionaries({"size": st.integers(1, 9), "drop_last": st.boole
 def stages_of(shape: dict[str, Any], buffer: int, batches: bool) -> list[Stage]:
     stages: list[Stage] = [Source(Reads(SAMPLES), along=True), Shuffle(buffer), Map(first, name="udf"), Batch(collate=list, **shape)]
     return stages if batches else stages[:3]
-
-
-def consumed(pipeline: Pipeline, moves: list[tuple[int, bool]], most: int = 1000) -> list[Any]:
-    """What a pass gives, with a change behind each of the first: of the workers, and of the udf's kind, and so of who reads."""
-    seen, changing = [], iter(moves)
-    for batch in pipeline:
-        seen.append(batch)
-        if (change := next(changing, None)) is not None:
-            pipeline.set((change[0],) * len(pipeline.knobs), {"udf": change[1]})
-        if len(seen) >= most:
-            break
-    return seen
 
 
 @settings(max_examples=12)

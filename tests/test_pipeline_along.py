@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import signal
 from pathlib import Path
@@ -18,6 +17,7 @@ from pipeline_work import (
     FailsAt,
     KillsItself,
     burns,
+    consumed,
     double,
     nothing_left,
     own_process,
@@ -64,18 +64,6 @@ shapes = st.fixed_dictionaries({"size": st.integers(1, 9), "drop_last": st.boole
 def stages_of(shape: dict[str, Any], buffer: int, *, along: bool) -> list[Stage]:
     middle = [Map(same, name="more", along=True)] if along else []
     return [Source(range(SAMPLES)), Shuffle(buffer), Map(uneven, name="udf"), *middle, Batch(collate=list, **shape)]
-
-
-def consumed(pipeline: Pipeline, moves: list[tuple[int, bool]], most: float = math.inf) -> list[list[int]]:
-    """Batches of one pass, with a change behind each of the first."""
-    seen, changing = [], iter(moves)
-    for batch in pipeline:
-        seen.append(batch)
-        if (change := next(changing, None)) is not None:
-            pipeline.set((change[0],) * len(pipeline.knobs), {"udf": change[1]})
-        if len(seen) >= most:
-            break
-    return seen
 
 
 @settings(max_examples=12)

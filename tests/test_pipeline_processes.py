@@ -27,6 +27,7 @@ from pipeline_work import (
     arrays,
     double,
     draws,
+    has_one_process,
     named_shared_memory,
     nothing_left,
     own_process,
@@ -41,7 +42,7 @@ from stoker.engine.errors import StokerError, UsageError
 from stoker.runners.loaders import ipc
 from stoker.runners.loaders.faults import StageError
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import ProcessPool, WorkerProcess
+from stoker.runners.loaders.processes import WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
 
 LONG = 60.0
@@ -142,15 +143,7 @@ def test_a_worker_killed_from_outside() -> None:
 
 
 def test_a_process_that_cannot_be_had_is_done_without(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    acquire, calls = ProcessPool.acquire, []
-
-    def acquires(pool: ProcessPool) -> Any:
-        calls.append(pool)
-        if len(calls) > 1:
-            raise StokerError("stage 'udf': cannot start a worker process")
-        return acquire(pool)
-
-    monkeypatch.setattr(ProcessPool, "acquire", acquires)
+    has_one_process(monkeypatch)
     with nothing_left(), mapped(uneven, 60) as pipeline:
         seen = []
         for value in pipeline:

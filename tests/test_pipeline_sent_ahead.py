@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_work import Broken, DiesOnce, FailsAt, naps, nothing_left, own_process, same, sleeps_at_19_in_a_process
-from stoker.engine.errors import StokerError
+from pipeline_work import Broken, DiesOnce, FailsAt, has_one_process, naps, nothing_left, own_process, same, sleeps_at_19_in_a_process
 from stoker.runners.loaders.chains import Chain, Group
 from stoker.runners.loaders.channel import Bound, Channel, Item
 from stoker.runners.loaders.faults import Misplaced, StageError
@@ -288,15 +287,7 @@ def test_the_item_that_hangs_is_named_and_not_the_one_behind_it() -> None:
 
 
 def test_a_worker_whose_process_cannot_be_replaced_does_both_items_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    acquire, acquired = ProcessPool.acquire, []
-
-    def once(pool: ProcessPool) -> Any:
-        acquired.append(pool)
-        if len(acquired) > 1:
-            raise StokerError("stage 'udf': cannot start a worker process")
-        return acquire(pool)
-
-    monkeypatch.setattr(ProcessPool, "acquire", once)
+    has_one_process(monkeypatch)
     ahead = counted(monkeypatch)
     stages = [Source(range(SAMPLES)), Map(DiesOnce((100,), tmp_path), name="udf"), Batch(3, collate=list)]
     with nothing_left(), Pipeline(stages) as pipeline:

@@ -7,7 +7,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuning.contract import Observation, Unit, reward
@@ -16,7 +16,6 @@ from stoker.runners.loaders.tuning.presets import PRESETS, case_study, custom, o
 from stoker.runners.loaders.tuning.simulated import MIB, Consumer, Machine, SimulatedPipeline, Stage, kept, stocked
 
 GIB = 2**30
-steady = settings(max_examples=40)
 
 
 def pipeline(
@@ -94,7 +93,6 @@ def test_the_consumer_sets_the_pace_of_a_pipeline_that_is_faster() -> None:
     assert seen.stages[0].blocked == pytest.approx(1 - 20 / 400)
 
 
-@steady
 @given(st.floats(0.05, 20), st.integers(0, 30))
 def test_what_an_uneven_consumer_gets_is_the_throughput_of_its_queue(load: float, buffered: int) -> None:
     """M/M/1/K by its definition: the states' probabilities, summed."""
@@ -198,7 +196,6 @@ def test_values_are_clipped_and_their_number_is_checked() -> None:
 # -- the oracle and the presets
 
 
-@steady
 @given(st.integers(0, 10_000))
 def test_the_oracle_finds_what_trying_everything_finds(seed: int) -> None:
     drawn = random_pipeline(seed, stages=3, noise=0.0)
@@ -233,7 +230,6 @@ def test_pipelines_of_each_length_run(count: int) -> None:
         of_length(count + 5)
 
 
-@steady
 @given(st.integers(0, 100_000))
 def test_a_random_pipeline_can_run_from_its_start(seed: int) -> None:
     pipe = random_pipeline(seed)

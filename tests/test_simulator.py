@@ -98,7 +98,7 @@ def test_erlang_c() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30), st.integers(1, 4)), min_size=1, max_size=25))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @pytest.mark.parametrize("backfill", [False, True], ids=["head blocks", "backfill"])
 @pytest.mark.parametrize("name", ["fifo", "sjf"])
 def test_every_job_ends_when_a_plain_loop_says(name: str, backfill: bool, rows: list[Row]) -> None:
@@ -114,7 +114,7 @@ small = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.just(1)), mi
 
 
 @given(small)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example([(0, 4, 1), (1, 1, 1), (2, 1, 1)])
 def test_shortest_remaining_time_is_optimal_on_one_machine(rows: list[Row]) -> None:
     rows = sorted(rows, key=lambda row: row[0])
@@ -122,7 +122,7 @@ def test_shortest_remaining_time_is_optimal_on_one_machine(rows: list[Row]) -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4), st.integers(0, 10)), min_size=1, max_size=6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @example([(0, 4, 4), (1, 1, 0), (2, 2, 5)])
 def test_earliest_deadline_first_meets_all_that_can_be_met_on_one_machine(jobs: list[tuple[int, int, int]]) -> None:
     jobs = sorted(jobs, key=lambda job: job[0])
@@ -138,7 +138,7 @@ def test_earliest_deadline_first_meets_all_that_can_be_met_on_one_machine(jobs: 
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, seed=st.integers(0, 5))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 def test_no_job_is_lost_and_no_gpu_is_used_twice(name: str, jobs: Workload, nodes: str, costs: Costs, seed: int) -> None:
     result = run(jobs, name, nodes, costs, observer=Witness(jobs, nodes), seed=seed)
     assert_accounts_agree(jobs, nodes, result)
@@ -162,7 +162,7 @@ def test_what_a_class_says_of_its_plan_is_not_said_of_another() -> None:
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, guarded=st.booleans())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, costs: Costs, guarded: bool) -> None:
     """Unobserved, plans take short ways: starts that need no question, and plans that need no long check."""
     limits = Limits(min_run_time=10.0, max_preemptions=3, cooldown=20.0) if guarded else NO_LIMITS
@@ -172,7 +172,7 @@ def test_who_looks_on_changes_nothing(name: str, jobs: Workload, nodes: str, cos
 
 @pytest.mark.parametrize("name", ["srtf", "tiresias", "themis", "edf", "priority"])
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 def test_the_guards_of_the_daemon_hold(name: str, jobs: Workload, nodes: str, costs: Costs) -> None:
     """At most so many preemptions, and none before a job has run for the minimum; figures stay true under them."""
     result = run(jobs, name, nodes, costs, limits=Limits(min_run_time=20.0, max_preemptions=2, cooldown=30.0))
@@ -185,7 +185,7 @@ def test_the_guards_of_the_daemon_hold(name: str, jobs: Workload, nodes: str, co
 
 @pytest.mark.parametrize("name", ["fifo,backfill=true", "sjf,backfill=true", "srtf,hysteresis=1", "edf", "las", "tiresias"])
 @given(jobs=workloads())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_no_gpu_idles_while_a_job_that_fits_waits(name: str, jobs: Workload) -> None:
     def observe(view: View, _: Plan, actions: Actions) -> None:
         starts = {start.job for start in actions.starts}
@@ -265,7 +265,7 @@ def test_another_seed_is_another_run() -> None:
 
 
 @given(jobs=workloads(), errors=st.builds(Errors, st.floats(0, 2), st.floats(-1, 1), st.floats(0, 1)), seed=st.integers(0, 9))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_wrong_estimates_change_decisions_but_no_work(jobs: Workload, errors: Errors, seed: int) -> None:
     result = run(jobs, "srtf", "1x4", errors=errors, seed=seed)
     done = ~result.fates.dropped
@@ -498,7 +498,7 @@ def test_a_policy_may_give_a_job_up() -> None:
 
 
 @given(jobs=workloads())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_rigid_policy_need_not_be_asked_while_nobody_waits(jobs: Workload) -> None:
     """What `rigid` leaves out changes nothing."""
     assume(len(jobs) > 1)

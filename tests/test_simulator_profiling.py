@@ -178,7 +178,7 @@ def test_a_job_that_needs_no_profiling_run_gets_none() -> None:
 
 
 @given(jobs=workloads(), nodes=st.sampled_from(NODES), costs=costs, lease=st.sampled_from([3.0, 10.0, 100.0]), seed=st.integers(0, 5))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_no_job_and_no_gpu_time_is_lost_in_profiling(jobs: Workload, nodes: str, costs: Costs, lease: float, seed: int) -> None:
     costs = Costs(**{name: getattr(costs, name) for name in Costs.__slots__ if name not in ("cold_start", "failures_per_gpu_hour")},
                   cold_start=min(costs.cold_start, lease - 1.0), failures_per_gpu_hour=costs.failures_per_gpu_hour)  # fmt: skip

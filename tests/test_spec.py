@@ -254,7 +254,7 @@ def test_an_array_is_the_grid_with_the_last_parameter_fastest() -> None:
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_value_stays_one_word_of_a_shell_command(value: str) -> None:
     text = yaml.safe_dump({"command": "printf %s {word}", "array": {"params": {"word": [value]}}}, allow_unicode=False)
     (spec,) = load_text(text, "f.yaml", Context(now=NOW, cwd=Path("/work"), files=False))
@@ -594,7 +594,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
 
 
 @given(specs())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_spec_written_as_yaml_is_read_as_the_same_spec(spec: JobSpec) -> None:
     try:
         require(spec)
@@ -621,7 +621,7 @@ def parses(text: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_text_raises_anything_but_one_line(text: str) -> None:
     parses(text)
 
@@ -660,7 +660,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(st.lists(FRAGMENTS, max_size=30).map("".join))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_broken_yaml_raises_anything_but_one_line(text: str) -> None:
     parses(text)
 
@@ -671,13 +671,13 @@ def test_no_broken_yaml_raises_anything_but_one_line(text: str) -> None:
         VALUES | st.dictionaries(st.sampled_from(["params", "min", "max", "metric", "deadline", "job"]), VALUES),
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_wrong_value_raises_anything_but_one_line(fields: dict[str, Any]) -> None:
     parses(yaml.safe_dump(fields))
 
 
 @given(st.dictionaries(st.sampled_from([option.parameter for option in OPTIONS if not option.flag]), st.text(max_size=12)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_option_raises_anything_but_one_line(values: dict[str, str]) -> None:
     many = {option.parameter for option in OPTIONS if option.many or option.keyed}
     try:
@@ -687,7 +687,7 @@ def test_no_option_raises_anything_but_one_line(values: dict[str, str]) -> None:
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_file_raises_anything_but_one_line(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f.yaml"
     path.write_bytes(data)
