@@ -65,6 +65,16 @@ def warm_server() -> None:
 
 
 @pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory without an end, for pipelines of this process: how large it has grown with other tests refuses them no worker."""
+    from stoker.runners.loaders import machine  # with torch, which most tests do without
+
+    used = machine.memory
+    monkeypatch.setattr(machine, "memory", lambda: (used()[0], 1 << 50))
+    monkeypatch.setattr(machine, "memory_total", lambda: 1 << 50)
+
+
+@pytest.fixture
 def home() -> Iterator[Home]:
     """An empty home with a path short enough for a Unix socket."""
     path = Path(tempfile.mkdtemp(prefix="stoker-"))

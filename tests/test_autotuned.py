@@ -23,7 +23,7 @@ from stoker.runners.loaders import autotuned as module
 from stoker.runners.loaders.faults import Ended
 from torch.utils.data import DataLoader, Dataset
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("roomy")]
 
 ENOUGH = 4000  #: batches after which a test gives up
 

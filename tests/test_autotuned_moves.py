@@ -19,6 +19,8 @@ from stoker.runners.loaders.tuning.contract import Decision, Observation
 from stoker.runners.loaders.tuning.guard import Guard, GuardOptions
 from torch.utils.data import DataLoader, Dataset
 
+pytestmark = pytest.mark.usefixtures("roomy")
+
 ENOUGH = 200_000
 GIB = 1 << 30
 
