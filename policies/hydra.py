@@ -33,4 +33,4 @@ class Hydra:
     def plan(self, view: View) -> Plan:
         remaining = remaining_time(view.jobs, self.config.unknown)
         key = ranks(~has_deadline(view.jobs), remaining)
-        return serve(view, Ranking(key=key, blocking=not self.config.backfill))
+        return serve(view, Ranking(key=key, blocking=not self.config.backfill, steady=True))

@@ -28,7 +28,6 @@ class Las:
     name: ClassVar[str] = "las"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
-    in_turn: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -37,21 +36,28 @@ class Las:
         jobs = view.jobs
         if not (jobs.phase == Phase.PENDING).any():
             return Plan({}, preempt=())
-        # So close to the quantum a running job has reached it, whatever the last digits of its service say.
-        held = jobs.held
-        rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
-        hold = np.maximum(self.config.quantum - AT_ONCE * rate, 0.0) - jobs.attained
-        ranking = Ranking(key=jobs.attained, claim=-jobs.attained, hold=hold, displaceable="jobs that had more GPU-time", steady=True)
-        plan = serve(view, ranking)
-        return waking(plan, view.now, self._next_turn(jobs, rate, plan))
+        plan = serve(view, self.ranking)
+        return waking(plan, view.now, self._next_turn(jobs, plan))
 
-    def _next_turn(self, jobs: Jobs, rate: Floats, plan: Plan) -> float:
+    def ranking(self, jobs: Jobs) -> Ranking:
+        attained = jobs.attained
+        # So close to the quantum a running job has reached it, whatever the last digits of its service say.
+        hold = np.maximum(self.config.quantum - AT_ONCE * _rate(jobs), 0.0) - attained
+        return Ranking(key=attained, claim=-attained, hold=hold, displaceable="jobs that had more GPU-time", steady=True)
+
+    def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
         """Seconds until a job that runs has had a quantum more than the first in line of any size; inf: none will."""
         runs, waits = after(jobs, plan)
         sizes, size = np.unique(jobs.gpus_min[waits], return_inverse=True)
         first = np.full(len(sizes), math.inf)
         np.minimum.at(first, size, jobs.attained[waits])
         levels = np.append(np.unique(first) + self.config.quantum, math.inf)
-        attained, rate = jobs.attained[runs], rate[runs]
+        attained, rate = jobs.attained[runs], _rate(jobs)[runs]
         reached = np.searchsorted(levels, attained + AT_ONCE * rate, side="right")
         return float(((levels[reached] - attained) / rate).min(initial=math.inf))
+
+
+def _rate(jobs: Jobs) -> Floats:
+    """GPU-seconds that a job is served in a second, or would be."""
+    held = jobs.held
+    return np.where(held > 0, held, jobs.gpus_min).astype(np.float64)

@@ -22,7 +22,7 @@ from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
-from .standstill import Newcomer, Standstill
+from .standstill import Standstill, Waiter
 from .victims import Victims, displaceable, draining, movable
 
 
@@ -41,19 +41,20 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    #: While nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now.
+    #: While nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now, and those who
+    #: wait stay in their order.
     steady: bool = False
 
 
-def serve(view: View, ranking: Ranking | Callable[[], Ranking]) -> Plan:
-    """The plan of a ranking: only what changes is named. A function is asked for the ranking only if it matters."""
+def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
+    """The plan of a ranking: only what changes is named. A function is asked for the ranking of the jobs only if it matters."""
     pending = (view.jobs.phase == Phase.PENDING).nonzero()[0]
     if not len(pending):
         return Plan({}, preempt=())
     placement = Placement(view)
     if len(pending) == 1 and (start := _alone(view.jobs, int(pending[0]), placement)) is not None:
         return start
-    tick = _Tick(view, ranking() if callable(ranking) else ranking, pending, placement)
+    tick = _Tick(view, ranking(view.jobs) if callable(ranking) else ranking, pending, placement)
     tick.run()
     return tick.plan()
 
@@ -111,8 +112,7 @@ class _Tick:
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
         self.failed: set[tuple[int, float]] = set()
-        self.wanted: list[tuple[int, float]] = []  #: GPUs and claim of the first of each size that was looked at and cannot start
-        self.beyond: list[tuple[int, float]] = []  #: the same, of whom nobody with more GPUs was looked at
+        self.refused = np.inf  #: the weakest claim of who was looked at and cannot start
         self.settled = placement.settled()  #: nobody was stopping at first
         self.in_turn = True  #: who displaces others has no stronger claim than those before it that cannot start
 
@@ -171,15 +171,13 @@ class _Tick:
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
         claim = float(self.claim[row])
-        self.wanted.append((int(self.jobs.gpus_min[row]), claim))
+        self.refused = min(self.refused, claim)
         if self.ranking.blocking:
             self.queue.alive &= self.claim[self.queue.rows] != claim
             return
         self.queue.leave()
         if not self.displaced and not self._has_weaker(row):
-            free = self.placement.free_soon()
-            self.queue.leave_larger(free)
-            self.beyond.append((free, claim))
+            self.queue.leave_larger(self.placement.free_soon())
 
     def _place(self, row: int) -> bool:
         n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
@@ -201,7 +199,7 @@ class _Tick:
     def _make_room(self, row: int, n: int, memory: float) -> bool:
         claim = float(self.claim[row])
         chosen = self.victims.choose(self.placement, n, memory, claim)
-        self.in_turn &= all(before >= claim for _, before in self.wanted)
+        self.in_turn &= self.refused >= claim
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
             self.grip[victim] = np.inf
@@ -247,8 +245,8 @@ class _Tick:
                 return None
             held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
             held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
-        lost = [(int(self.jobs.gpus_min[row]), float(self.claim[row])) for row in self.preempted]
-        return Standstill(self.placement.soon(), held, lambda: [*self._all_wanted(), *lost], newcomers=self._newcomers())
+        ordered = ranking.steady or ranking.key is None
+        return Standstill(self.placement.soon(), held, self._line, ordered=ordered, blocking=ranking.blocking)
 
     def _makes_room_for_one(self) -> bool:
         """Whether the plan of the moment at which those who are displaced have stopped is known: the one start that waits for them.
@@ -258,16 +256,11 @@ class _Tick:
         """
         return self.in_turn and len(self.given) == 1 and self.preempted.isdisjoint(self.given)
 
-    def _newcomers(self) -> Newcomer:
-        ranking = self.ranking
-        if not ranking.blocking:
-            return Newcomer.START
-        in_line = ranking.key is None and ranking.claim is None and self.wanted  # behind a head that holds everybody back
-        return Newcomer.WAIT if in_line else Newcomer.ASK
-
-    def _all_wanted(self) -> list[tuple[int, float]]:
-        sizes = self.queue.gpus
-        return [*self.wanted, *((n, claim) for free, claim in self.beyond for n in set(sizes[sizes > free].tolist()))]
+    def _line(self) -> list[Waiter]:
+        rows = self.unserved[self._possible(self.unserved)]
+        hold = np.full(len(rows), np.inf) if self.ranking.claim is None else self.hold[rows]
+        columns = (self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], hold)
+        return [*map(Waiter._make, zip(*(column.tolist() for column in columns), strict=True))]
 
     def _order(self) -> list[int]:
         return [int(job) for job in self.jobs.id[self.unserved]]

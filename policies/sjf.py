@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Plan, View, tunable
+from .contract import Jobs, Plan, View, tunable
 from .estimates import MEASURES, TIME, measured, total_time
 from .serving import Ranking, serve
 
@@ -31,5 +31,8 @@ class Sjf:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        length = measured(total_time(view.jobs, self.config.unknown), view.jobs, self.config.measure)
-        return serve(view, Ranking(key=length, blocking=not self.config.backfill))
+        return serve(view, self.ranking)
+
+    def ranking(self, jobs: Jobs) -> Ranking:
+        length = measured(total_time(jobs, self.config.unknown), jobs, self.config.measure)
+        return Ranking(key=length, blocking=not self.config.backfill, steady=True)

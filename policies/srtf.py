@@ -35,9 +35,9 @@ class Srtf:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        return serve(view, lambda: self._ranking(view.jobs))
+        return serve(view, self.ranking)
 
-    def _ranking(self, jobs: Jobs) -> Ranking:
+    def ranking(self, jobs: Jobs) -> Ranking:
         left = measured(remaining_time(jobs, self.config.unknown), jobs, self.config.measure)
         return Ranking(
             key=left,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Floats, Phase, Plan, View, tunable
+from .contract import Floats, Jobs, Phase, Plan, View, tunable
 from .queues import Queues, Standing, ranks, waking
 from .serving import Ranking, serve
 from .skew import spreadable
@@ -48,7 +48,6 @@ class Tiresias:
     name: ClassVar[str] = "tiresias"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
-    in_turn: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -74,6 +73,10 @@ class Tiresias:
         )
         plan = serve(view, ranking)
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
+
+    def ranking(self, jobs: Jobs) -> Ranking:
+        """Of jobs that come: they go to the end of the highest queue."""
+        return Ranking(key=np.ones(len(jobs)))
 
     def _rank(self, view: View, standing: Standing) -> Floats:
         """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""

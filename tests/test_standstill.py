@@ -13,9 +13,10 @@ from scripted import Row, run, workload
 from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.result import Result
 from stoker.policies import registry
+from stoker.policies.cells import Free
 from stoker.policies.contract import Plan
 from stoker.policies.placement import Placement
-from stoker.policies.standstill import Newcomer, Standstill
+from stoker.policies.standstill import Standstill, Waiter
 from views import NOW, Job, make_view
 
 NODES = ("2x4", "3x2,1x4", "1x8,2x3", "1x70", "2x5,1x9")
@@ -42,17 +43,17 @@ GANG = [
 
 
 def test_an_end_matters_where_all_that_is_left_is_free_or_weaker() -> None:
-    assert not standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [0, 1])  # it may displace the weak one now
-    assert not standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [4, 5, 6, 7])
-    assert standstill("srtf", GANG, hysteresis=20.0).outlives(0.0, [0, 1])  # weak, but not so weak
-    assert standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [0])
-    assert standstill("srtf", GANG, hysteresis=1.0).outlives(0.0, [])
+    assert standstill("srtf", GANG, hysteresis=1.0).frees([0, 1]) == {4}  # it may displace the weak one now
+    assert standstill("srtf", GANG, hysteresis=1.0).frees([4, 5, 6, 7]) == {4}
+    assert not standstill("srtf", GANG, hysteresis=20.0).frees([0, 1])  # weak, but not so weak
+    assert not standstill("srtf", GANG, hysteresis=1.0).frees([0])
+    assert not standstill("srtf", GANG, hysteresis=1.0).frees([])
 
 
 def test_ends_add_up() -> None:
     still = standstill("srtf", GANG, hysteresis=1.0)
-    assert still.outlives(0.0, [0])
-    assert not still.outlives(0.0, [1])
+    assert not still.frees([0])
+    assert still.frees([1]) == {4}
 
 
 def test_who_started_by_the_plan_may_be_in_reach() -> None:
@@ -61,23 +62,60 @@ def test_who_started_by_the_plan_may_be_in_reach() -> None:
     plan = plan_of("srtf", jobs, hysteresis=1.0)
     assert list(plan.allocations) == [4]
     assert plan.standstill is not None
-    assert not plan.standstill.outlives(0.0, [0, 1, 2])  # the gang of 4 displaces who has just got GPU 3
+    assert plan.standstill.frees([0, 1, 2]) == {4}, "the gang of 4 displaces who has just got GPU 3"
 
 
 def test_gangs_over_nodes() -> None:
     jobs = [Job(1, gpus=4, remaining=1.0, held=(0, 1, 2, 3)), Job(2, gpus=2, remaining=1.0, held=(4, 5)), Job(3, gpus=6, remaining=10.0)]
-    assert not standstill("srtf", jobs).outlives(0.0, [0, 1, 2, 3])
-    assert standstill("srtf", jobs).outlives(0.0, [0, 1])
+    assert standstill("srtf", jobs).frees([0, 1, 2, 3]) == {6}
+    assert not standstill("srtf", jobs).frees([0, 1])
+
+
+#: A gang of 4 waits for the first node, and one of 2 behind it; the second node is full.
+LINE = [Job(1, gpus=3, held=(0, 1, 2)), Job(2, gpus=4, held=(4, 5, 6, 7)), Job(3, gpus=4), Job(4, gpus=2)]
 
 
 def test_only_the_head_matters_where_it_blocks() -> None:
-    jobs = [Job(1, gpus=3, held=(0, 1, 2)), Job(2, gpus=4, held=(4, 5, 6, 7)), Job(3, gpus=4), Job(4, gpus=2)]
-    assert standstill("fifo", jobs).outlives(0.0, [0, 1])
-    assert not standstill("fifo", jobs).outlives(0.0, [0, 1, 2])
-    assert not standstill("fifo", jobs, backfill=True).outlives(0.0, [0, 1])
-    assert standstill("fifo", jobs).newcomers == Newcomer.WAIT
-    assert standstill("fifo", jobs, backfill=True).newcomers == Newcomer.START
-    assert standstill("sjf", jobs, backfill=False).newcomers == Newcomer.ASK, "it may be shorter than the head"
+    assert not standstill("fifo", LINE).frees([0, 1])
+    assert standstill("fifo", LINE).frees([0, 1, 2]) == {4}
+    assert standstill("fifo", LINE, backfill=True).frees([0, 1]) == {2}
+
+
+def free_gpus_but(taken: list[Job]) -> Free:
+    """On two nodes of 4 GPUs."""
+    return Placement(make_view([4, 4], taken)).soon()
+
+
+def test_who_starts_on_what_ends_leave() -> None:
+    still = standstill("fifo", LINE, backfill=True)
+    assert still.starts(free_gpus_but([Job(1, held=(2,)), LINE[1]]), still.frees([0, 1]), ()) == {4: (0, 1)}
+    assert still.frees([2]) == set(), "they hold two of the four"
+    assert still.frees([0, 1]) == {4}
+    assert still.starts(free_gpus_but([LINE[1]]), {4}, ()) == {3: (0, 1, 2, 3)}
+
+
+def test_who_would_displace_others_is_to_be_asked_about() -> None:
+    still = standstill("srtf", GANG, hysteresis=1.0)
+    assert still.starts(free_gpus_but([GANG[1], GANG[2]]), still.frees([0, 1]), ()) is None
+    still = standstill("srtf", GANG, hysteresis=1.0)
+    assert still.starts(free_gpus_but(GANG[:3]), (), [Waiter(20.0, 5, 2, -20.0, -20.0)]) is None, (
+        "GPU 3 is free, GPU 2 held by a weaker one"
+    )
+
+
+def test_who_comes_stands_in_line() -> None:
+    still = standstill("srtf", GANG, hysteresis=1.0)
+    free = free_gpus_but(GANG[:3])
+    assert still.starts(free, (), [Waiter(2000.0, 5, 2, -2000.0, -2000.0)]) == {}, "the longest displaces nobody"
+    assert still.starts(free, (), [Waiter(1.0, 6, 1, -1.0, -1.0)]) == {6: (3,)}
+    assert still.frees([0]) == set(), "what a shorter one holds is out of reach"
+    assert still.frees([1]) == {2}
+
+
+@pytest.mark.parametrize(("newcomer", "expected"), [(Waiter(5.0, 9, 1, 0.0, math.inf), {9: (3,)}), (Waiter(50.0, 2, 1, 0.0, math.inf), {})])
+def test_only_who_comes_before_the_head_may_start_where_it_blocks(newcomer: Waiter, expected: dict[int, tuple[int, ...]]) -> None:
+    jobs = [Job(1, gpus=3, remaining=9.0, held=(0, 1, 2)), Job(4, gpus=4, remaining=9.0, held=(4, 5, 6, 7)), Job(3, gpus=4, remaining=10.0)]
+    assert standstill("sjf", jobs).starts(free_gpus_but(jobs[:2]), (), [newcomer]) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,9 +143,11 @@ def test_it_ends_before_service_changes_claims() -> None:
     plan = plan_of("tiresias", GANG, threshold_1=100.0)
     assert plan.standstill is not None
     assert plan.wake_at == NOW + 25.0, "when the gang of four has had 100 GPU-seconds"
-    assert plan.standstill.outlives(NOW + 24.9, [])
-    assert not plan.standstill.outlives(NOW + 25.0, [])
-    assert plan.standstill.newcomers == Newcomer.START, "one that sinks holds what was free and did not suffice"
+    assert plan.standstill.lasts(NOW + 24.9)
+    assert not plan.standstill.lasts(NOW + 25.0)
+    free = free_gpus_but(GANG[:3])
+    assert plan.standstill.starts(free, (), [Waiter(1.0, 5, 1, 0.0, 0.0)]) == {5: (3,)}, "it takes what was free and did not do"
+    assert plan.standstill.starts(free, (), [Waiter(1.0, 6, 2, 0.0, 0.0)]) is None, "when its turn comes depends on it, too"
 
 
 @given(
@@ -148,7 +188,17 @@ def _columns(group: object) -> list[np.ndarray]:
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize(
     "policy",
-    ["srtf,hysteresis=1", "srtf,measure=service", "sjf,backfill=true", "fifo", "las,quantum=150", "tiresias,threshold_1=20,threshold_2=60"],
+    [
+        "srtf,hysteresis=1",
+        "srtf,measure=service",
+        "sjf",
+        "sjf,backfill=true",
+        "fifo",
+        "fifo,backfill=true",
+        "hydra",
+        "las,quantum=150",
+        "tiresias,threshold_1=20,threshold_2=60",
+    ],
 )
 @given(rows=jobs_of_a_day, nodes=st.sampled_from(NODES), wrong=st.sampled_from([0.0, 0.5]), unknown=st.sampled_from([0.0, 0.0, 0.3]))
 @settings(max_examples=15)
@@ -165,14 +215,19 @@ def test_ends_that_help_nobody_and_who_fits_are_not_asked_about() -> None:
     rows: list[Row] = [(0, 10, 1), (0, 20, 1), (0, 100, 2), (1, 200, 4), (30, 5, 1), (50, 5, 1)]
     result = run(rows, "srtf,hysteresis=1", "1x4")
     assert result.fates.ended.tolist() == [10, 20, 100, 300, 35, 55]
-    assert result.decisions == 2, "as three come at once, and as the gang comes that has to wait; it starts alone when all have ended"
+    assert result.decisions == 1, "as the gang comes that has to wait"
 
 
-@pytest.mark.parametrize(("policy", "decisions"), [("fifo", 0), ("las,quantum=9", 0), ("tiresias", 0), ("srtf", 1)])
-def test_who_come_together_and_fit_start_in_turn(policy: str, decisions: int) -> None:
-    """SRTF looks at the shorter one first, which makes a difference to where they go."""
+@pytest.mark.parametrize(
+    ("policy", "gpus", "decisions"),
+    [("fifo", [0, 2, 1], 0), ("las,quantum=9", [0, 2, 1], 0), ("tiresias", [0, 2, 1], 0), ("srtf", [1, 2, 0], 0), ("edf", [0, 2, 1], 1)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_who_come_together_and_fit_start_in_the_policys_order(policy: str, gpus: list[int], decisions: int) -> None:
+    """SRTF gives the shortest one the first GPU; EDF does not tell where a job will stand."""
     result = run([(0, 20, 1), (0, 10, 2), (0, 5, 1)], policy, "1x4")
     assert result.fates.started.tolist() == [0, 0, 0]
+    assert dict(zip(result.bars.job.tolist(), result.bars.gpu.tolist(), strict=True)) == dict(enumerate(gpus))
     assert result.decisions == decisions
 
 
@@ -180,7 +235,7 @@ def test_who_comes_beside_a_gang_that_waits_starts_unasked_and_may_sink() -> Non
     rows: list[Row] = [(0, 100, 3), (1, 50, 4), (2, 30, 1), (40, 1, 1), (40, 2, 1)]
     result = run(rows, "tiresias,threshold_1=1e4", "1x4")
     assert result.fates.started.tolist() == [0, 100, 2, 40, 41]
-    assert result.decisions == 3, "as the gang comes, as two come for one GPU, and as that is free; all is free when the gang starts"
+    assert result.decisions == 2, "as the gang comes, and as two come for one GPU"
 
 
 def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
@@ -188,6 +243,6 @@ def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
     result = run(rows, "srtf,hysteresis=1", "1x4")
     assert result.fates.preemptions.tolist() == [1, 1, 2, 1, 0]
     assert result.fates.ended.tolist() == [125, 115, 100, 35, 25]
-    assert result.decisions == 6, "at 0 and 35, as the gang displaces others at 10 and 25, and twice at 20, as two start in its room"
+    assert result.decisions == 4, "as the gang displaces others at 10 and 25, and twice at 20, as two start in its room"
     costly = run(rows, "srtf,hysteresis=1", "1x4", COSTS["costly"])
     assert costly.decisions > result.decisions, "what happens while they stop is not known"

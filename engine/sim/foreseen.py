@@ -9,21 +9,24 @@ from collections.abc import Collection, Sequence
 
 from ...policies.cells import Free
 from ...policies.contract import Plan
-from ...policies.standstill import Newcomer, Standstill
+from ...policies.standstill import Standstill, Waiter
 from ..guards import Actions, Start
+from .arrivals import Arrivals
 
 
 class Foreseen:
     """``gangs``: GPUs of each job. ``alone``: whether the only job that waits starts where there is room for it (``Policy.starts_alone``).
 
-    ``in_turn``: whether those of several jobs of one moment do so that come at it, in the order of their submission. ``proofs``: whether
-    what the policy's plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes no time and leaves the work of who
-    stops as it is. All are of policies and clusters with ``alone`` only; without it the policy is always to be asked.
+    ``arrivals``: where jobs stand that come; None: that is not known. ``proofs``: whether what the policy's plans prove (`Standstill`)
+    holds here. ``stops_freely``: whether a stop takes no time and leaves the work of who stops as it is. All are of policies and
+    clusters with ``alone`` only; without it the policy is always to be asked.
     """
 
-    def __init__(self, gangs: Sequence[int], free: Free, *, alone: bool, in_turn: bool, proofs: bool, stops_freely: bool) -> None:
+    def __init__(
+        self, gangs: Sequence[int], free: Free, *, alone: bool, arrivals: Arrivals | None, proofs: bool, stops_freely: bool
+    ) -> None:
         self._gangs, self._free = gangs, free
-        self._alone, self._in_turn, self._proofs, self._stops_freely = alone, in_turn, alone and proofs, stops_freely
+        self._alone, self._arrivals, self._proofs, self._stops_freely = alone, arrivals, alone and proofs, stops_freely
         self._still: Standstill | None = None  #: of those who wait since the last decision
         self._sequel: tuple[Start, Standstill] | None = None  #: the start for which others stop at this moment, and what is known after it
         self._freed: list[int] = []  #: GPUs that jobs left since then
@@ -53,22 +56,36 @@ class Foreseen:
         if sequel is not None:
             start, self._still = sequel
             return [start]
-        in_turn = len(came) == 1 or self._in_turn
-        if still is not None and still.outlives(now, freed):
-            if not came or still.newcomers == Newcomer.WAIT:
+        waiters = self._waiters(came)
+        if still is not None and still.lasts(now):
+            sizes = still.frees(freed)
+            if not (came or sizes):
                 return []
-            if still.newcomers == Newcomer.START and in_turn:
-                return self._if_they_fit(came)
-        if self._alone and (len(waiting) == 1 or (in_turn and len(waiting) == len(came))):
-            self._still = None  # it was of the one that waits
-            return self._if_they_fit(waiting)
-        return None
+            if still.ordered and waiters is not None:
+                if (given := still.starts(self._free, sizes, waiters)) is not None:
+                    return [Start(job, gpus, None) for job, gpus in given.items()]
+            elif not (sizes or still.blocking):
+                return self._if_they_fit(came, waiters)
+        self._still = None  # it was of who waited
+        if not self._alone:
+            return None
+        return self._if_they_fit(came, waiters) if len(waiting) == len(came) else self._if_they_fit(waiting, None)
 
-    def _if_they_fit(self, jobs: Collection[int]) -> list[Start] | None:
-        """All of these, in the order of their submission."""
+    def _waiters(self, came: Sequence[int]) -> list[Waiter] | None:
+        """None: it is not known where they stand."""
+        if not came:
+            return []
+        return None if self._arrivals is None else self._arrivals.of(came)
+
+    def _if_they_fit(self, jobs: Collection[int], waiters: Sequence[Waiter] | None) -> list[Start] | None:
+        """All of these, who come first; of several it must be known in which order."""
+        if len(jobs) > 1:
+            if waiters is None:
+                return None
+            jobs = [waiter.job for waiter in sorted(waiters)]
         free = self._free if len(jobs) == 1 else self._free.copy()
         starts = []
-        for job in sorted(jobs):
+        for job in jobs:
             gpus = free.find(self._gangs[job], None, False)
             if gpus is None:
                 return None

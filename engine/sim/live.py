@@ -5,14 +5,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints, Jobs
 from .columns import F, I
-from .table import Table
+from .options import Options
 from .truth import EARLY, errors_stay, unlearnt
+
+
+class Rows(Protocol):
+    """What `Jobs` are cut from; see `Table`."""
+
+    @property
+    def options(self) -> Options: ...
+    @property
+    def has_gaps(self) -> bool: ...
+    @property
+    def alloc_gpus(self) -> Ints: ...
+    @property
+    def alloc_start(self) -> Ints: ...
+    def columns(self) -> tuple[Ints, Floats]: ...
+    def tiers(self) -> tuple[Ints, Floats, Floats]: ...
 
 
 def _column(matrix: str, row: int) -> property:
@@ -39,9 +54,9 @@ class LiveJobs(Jobs):
     _ints: Ints
     _made: dict[str, Any]
     _now: float
-    _table: Table
+    _table: Rows
 
-    def __init__(self, table: Table, now: float) -> None:
+    def __init__(self, table: Rows, now: float) -> None:
         put = object.__setattr__  # frozen, as every view
         ints, floats = table.columns()
         put(self, "_ints", ints)

@@ -23,9 +23,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...policies.cells import free_gpus, grid_of
-from ...policies.contract import Phase, Plan, Policy, View
+from ...policies.contract import Jobs, Phase, Plan, Policy, View
+from ...policies.serving import Ranking
 from ..guards import Actions, Memory, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
+from .arrivals import Arrivals
 from .cluster import Cluster
 from .errors import SimulationError
 from .foreseen import Foreseen
@@ -123,11 +125,12 @@ class Simulation:
 
     def _foresight(self) -> Foreseen:
         costs, errors = self.options.costs, self.options.errors
+        alone = self.plain and not self.profiles and says_of_its_plan(self.policy, "starts_alone")
         return Foreseen(
             self.gangs,
             self.free,
-            alone=self.plain and not self.profiles and says_of_its_plan(self.policy, "starts_alone"),
-            in_turn=says_of_its_plan(self.policy, "in_turn"),
+            alone=alone,
+            arrivals=Arrivals(self.table, self._rank) if alone and says_of_its_plan(self.policy, "ranking") else None,
             proofs=self.interval is None and math.isinf(errors.corrected),  # else what is believed of a job jumps while it runs
             stops_freely=not (costs.suspend or costs.lost_on_suspend),
         )
@@ -355,6 +358,13 @@ class Simulation:
         self.plan_seconds += time.perf_counter() - start
         self.decisions += 1
         return plan
+
+    def _rank(self, jobs: Jobs) -> Ranking:
+        try:
+            ranking: Ranking = self.policy.ranking(jobs)  # type: ignore[attr-defined]
+            return ranking
+        except (Exception, SystemExit) as error:
+            raise self._error(f"the policy failed to rank jobs that come: {type(error).__name__}: {error}") from error
 
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
         """When to ask again even if nothing happens: as the daemon does."""

@@ -20,6 +20,8 @@ from .columns import F, I
 from .options import Options
 from .workload import Workload
 
+_LEAST_WORK = 1e-9  #: a job that takes no time has a share of its work done all the same
+
 
 class Job:
     """A job at hand, with what changes of it. Work is in seconds on ``gpus_min`` GPUs, placed as well as can be."""
@@ -46,7 +48,7 @@ class Job:
         self.number = number
         self.since = self.granted = now
         self.left = work
-        self.work = max(work, 1e-9)  # one that takes no time has a share of its work done all the same
+        self.work = max(work, _LEAST_WORK)
         self.belief = belief
         self.profile, self.profile_gpus = profile, 0
         self.phase = Phase.PENDING
@@ -66,7 +68,8 @@ class Table:
         self._stale: dict[int, Job] = {}  #: those whose row is not as they are
         self._gone: list[int] = []  #: numbers that have a row and are not at hand any more
         self._rows: list[int] = []  #: number of the job in each row, ascending
-        self._work, self._belief, self._profile = workload.duration.tolist(), belief.tolist(), workload.profile.tolist()
+        self._work, self._profile = workload.duration.tolist(), workload.profile.tolist()
+        self._beliefs, self._belief = belief, belief.tolist()
         self._constant_ints, self._constant_floats = _constant(workload)
         self._ints, self._floats = np.zeros((I.ROWS, 0), dtype=np.int64), np.zeros((F.ROWS, 0))
         self._allocate(256)
@@ -127,17 +130,30 @@ class Table:
         return self._alloc_start
 
     def tiers(self) -> tuple[Ints, Floats, Floats]:
-        w, n = self._workload, len(self._rows)
-        starts = np.zeros(n + 1, dtype=np.int64)
+        return self.tiers_of(self._ints[I.JOB, : len(self._rows)])
+
+    def tiers_of(self, jobs: Ints) -> tuple[Ints, Floats, Floats]:
+        """``tier_start``, ``tier_deadline`` and ``tier_reward`` of `Jobs`, of these (numbers of the workload)."""
+        w = self._workload
+        starts = np.zeros(len(jobs) + 1, dtype=np.int64)
         if not self._has_tiers:
             return starts, w.tier_deadline, w.tier_reward
-        jobs = self._ints[I.JOB, :n]
         counts = self._tier_count[jobs]
         np.cumsum(counts, out=starts[1:])
         rows = np.repeat(w.tier_start[jobs] - starts[:-1], counts) + np.arange(starts[-1])
         return starts, w.tier_deadline[rows], w.tier_reward[rows]
 
     # The columns
+
+    def as_they_come(self, numbers: slice) -> tuple[Ints, Floats]:
+        """Both matrices of jobs that have just come."""
+        w, constant = self._workload, self._constant_ints[numbers].T
+        ints, floats = np.zeros((I.ROWS, constant.shape[1]), dtype=np.int64), np.zeros((F.ROWS, constant.shape[1]))
+        ints[I.PHASE], ints[I.PROFILE] = Phase.PENDING, w.profile[numbers]
+        ints[I.CHANGING :], floats[F.CHANGING :] = constant, self._constant_floats[numbers].T
+        floats[F.LEFT], floats[F.WORK] = w.duration[numbers], np.maximum(w.duration[numbers], _LEAST_WORK)
+        floats[F.LEASE_END], floats[F.BELIEF] = np.inf, self._beliefs[numbers]
+        return ints, floats
 
     def _allocate(self, capacity: int) -> None:
         ints, floats = np.zeros((I.ROWS, capacity), dtype=np.int64), np.zeros((F.ROWS, capacity))

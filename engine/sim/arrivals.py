@@ -1,0 +1,70 @@
+"""Where jobs will stand in line when they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...policies.contract import Floats, Ints, Jobs
+from ...policies.serving import Ranking
+from ...policies.standstill import Waiter
+from .live import LiveJobs
+from .table import Table
+
+_AT_ONCE = 4096  #: jobs whose places are worked out together: enough to make each cheap, few enough to take little memory
+
+
+class Arrivals:
+    """The jobs of a table's workload as waiters, by what ``ranking`` (`Policy.ranking`) says of them."""
+
+    def __init__(self, table: Table, ranking: Callable[[Jobs], Ranking]) -> None:
+        self._table, self._ranking = table, ranking
+        self._first = 0
+        self._waiters: Sequence[Waiter] | None = ()
+
+    def of(self, jobs: Sequence[int]) -> list[Waiter] | None:
+        """None: what they claim and hold will change without anything happening."""
+        waiters = []
+        for job in jobs:
+            if (waiter := self._of(job)) is None:
+                return None
+            waiters.append(waiter)
+        return waiters
+
+    def _of(self, job: int) -> Waiter | None:
+        if self._waiters is not None and not self._first <= job < self._first + len(self._waiters):
+            self._first = job - job % _AT_ONCE
+            self._waiters = self._work_out(self._first)
+        return None if self._waiters is None else self._waiters[job - self._first]
+
+    def _work_out(self, first: int) -> list[Waiter] | None:
+        jobs = LiveJobs(_Newcomers(self._table, first, first + _AT_ONCE), 0.0)
+        ranking, n = self._ranking(jobs), len(jobs)
+        if ranking.claim is not None and not ranking.steady:
+            return None
+        key = np.zeros(n) if ranking.key is None else ranking.key
+        claim = np.zeros(n) if ranking.claim is None else ranking.claim
+        hold = np.full(n, np.inf) if ranking.claim is None else claim if ranking.hold is None else ranking.hold
+        columns = (column.tolist() for column in (key, jobs.id, jobs.gpus_min, claim, hold))
+        return [*map(Waiter._make, zip(*columns, strict=True))]
+
+
+class _Newcomers:
+    """Rows of a range of jobs at the moment when they come, each for itself."""
+
+    def __init__(self, table: Table, first: int, last: int) -> None:
+        self._table, self._range = table, slice(first, last)
+        self.options, self.has_gaps = table.options, table.has_gaps
+        self.alloc_gpus: Ints = np.zeros(0, dtype=np.int64)
+        self._columns = table.as_they_come(self._range)
+
+    def columns(self) -> tuple[Ints, Floats]:
+        return self._columns
+
+    @property
+    def alloc_start(self) -> Ints:
+        return np.zeros(self._columns[0].shape[1] + 1, dtype=np.int64)
+
+    def tiers(self) -> tuple[Ints, Floats, Floats]:
+        return self._table.tiers_of(self._columns[0][0])
