@@ -39,6 +39,7 @@ class Grid:
         self.slot = gpus.node * self.width + gpus.index
         self.full = bool((self.slot == np.arange(len(gpus))).all())  #: a GPU's slot is its row
         self.largest_first = np.cumsum(-np.sort(-np.bincount(gpus.node, minlength=self.nodes)))
+        self._needed: dict[int, int] = {}  #: nodes for each size of gang
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
@@ -60,7 +61,9 @@ class Grid:
 
     def nodes_needed(self, n: int, fitting: Bools | None) -> int:
         if fitting is None:
-            return int(self.largest_first.searchsorted(n)) + 1
+            if n not in self._needed:
+                self._needed[n] = int(self.largest_first.searchsorted(n)) + 1
+            return self._needed[n]
         largest_first = -np.sort(-np.bincount(self.node[fitting], minlength=self.nodes))
         return int(np.cumsum(largest_first).searchsorted(n)) + 1
 
@@ -136,12 +139,13 @@ class Free(ABC):
         if n < 1:
             raise ValueError(f"a gang has at least 1 GPU, not {n}")
         free = self if fitting is None else self.masked(fitting)
-        if n <= free.largest() and (slots := free.in_one_node(n)) is not None:
+        if (slots := free.in_one_node(n)) is not None:
             return self._rows(slots)
-        if n > free.total():
-            return None
         least = self.grid.nodes_needed(n, fitting)
-        for nodes in range(max(2, least), (self.grid.nodes if relaxed else least) + 1):
+        most = self.grid.nodes if relaxed else least
+        if most == 1 or n > free.total():
+            return None
+        for nodes in range(max(2, least), most + 1):
             if (slots := free.over_nodes(n, nodes)) is not None:
                 return self._rows(slots)
         return None
@@ -170,6 +174,7 @@ class States(Free):
 
     def __init__(self, grid: Grid, state: Ints) -> None:
         self.grid, self.state = grid, state
+        self._bits = memoryview(state)  # one number of it in half the time
         self.table = _table(grid.levels)
         self._per_node: Ints | None = None  # these three until something changes
         self._total = self._largest = -1
@@ -183,6 +188,7 @@ class States(Free):
     def copy(self) -> States:
         twin = object.__new__(States)
         twin.grid, twin.state, twin.table = self.grid, self.state.copy(), self.table
+        twin._bits = memoryview(twin.state)
         twin._per_node, twin._total, twin._largest = self._per_node, self._total, self._largest
         return twin
 
@@ -212,22 +218,22 @@ class States(Free):
         return self.table.levels[self.state]
 
     def has(self, gpus: Iterable[int]) -> bool:
-        places, state = self.grid.places, self.state
+        places, bits = self.grid.places, self._bits
         for gpu in gpus:
             node, bit = places[gpu]
-            if not state[node] & bit:
+            if not bits[node] & bit:
                 return False
         return True
 
     def set(self, gpus: Iterable[int], is_open: bool) -> None:
-        state, places = self.state, self.grid.places
+        bits, places = self._bits, self.grid.places
         self._per_node = None
         for gpu in gpus.tolist() if isinstance(gpus, np.ndarray) else gpus:
             node, bit = places[gpu]
             if is_open:
-                state[node] |= bit
+                bits[node] |= bit
             else:
-                state[node] &= ~bit
+                bits[node] &= ~bit
 
     def in_one_node(self, n: int, but: Collection[int] = ()) -> list[int] | None:
         if n > self.grid.width:
@@ -239,10 +245,10 @@ class States(Free):
         if cost[node] == _NOWHERE:
             return None
         start = node * self.grid.width
-        return [start + position for position in self.table.positions(int(self.state[node]), n)]
+        return [start + position for position in self.table.positions(self._bits[node], n)]
 
     def whole(self, node: int) -> list[int]:
-        state = int(self.state[node])
+        state = self._bits[node]
         return [node * self.grid.width + position for position in range(self.grid.width) if state >> position & 1]
 
 

@@ -29,6 +29,7 @@ class Placement:
     def __init__(self, view: View) -> None:
         gpus, jobs = view.gpus, view.jobs
         self.gpus = gpus
+        self.version = 0  #: of what is free
         self._all_usable = np.count_nonzero(gpus.usable) == len(gpus)
         if view.free is not None:
             self._now = view.free.copy()
@@ -47,7 +48,7 @@ class Placement:
     def copy(self) -> Placement:
         """An independent copy, for what-if questions."""
         twin = object.__new__(Placement)
-        twin.gpus, twin._all_usable = self.gpus, self._all_usable
+        twin.gpus, twin.version, twin._all_usable = self.gpus, self.version, self._all_usable
         twin._now = self._now.copy()
         twin._soon = twin._now if self._soon is self._now else self._soon.copy()
         return twin
@@ -141,6 +142,7 @@ class Placement:
 
     def take(self, gpus: Iterable[int]) -> None:
         rows = tuple(gpus)
+        self.version += 1
         self._now.set(rows, False)
         if self._soon is not self._now:
             self._soon.set(rows, False)
@@ -149,6 +151,7 @@ class Placement:
         """Free now; those that are not usable stay closed."""
         rows = np.fromiter(gpus, np.int64)
         rows = rows[self.gpus.usable[rows]]
+        self.version += 1
         self._now.set(rows, True)
         if self._soon is not self._now:
             self._soon.set(rows, True)
@@ -156,9 +159,10 @@ class Placement:
     def release_soon(self, gpus: Iterable[int]) -> None:
         """Free once their present holder, which the plan displaces, has stopped."""
         rows = np.fromiter(gpus, np.int64)
+        self.version += 1
         if self._soon is self._now:
             self._soon = self._now.copy()
-        self._soon.set(rows[self.gpus.usable[rows]], True)
+        self._soon.set(rows if self._all_usable else rows[self.gpus.usable[rows]], True)
 
     def _fitting(self, memory: float) -> Bools | None:
         """GPUs large enough, None when all are. A GPU or a job of unknown memory fits."""

@@ -125,8 +125,12 @@ class _Tick:
         return possible
 
     @cached_property
+    def movable(self) -> Bools:
+        return movable(self.view)
+
+    @cached_property
     def victims(self) -> Victims:
-        return displaceable(self.view, self.hold)
+        return displaceable(self.view, self.movable, self.hold)
 
     @cached_property
     def at_hand(self) -> Bools:
@@ -147,14 +151,7 @@ class _Tick:
     @cached_property
     def grip(self) -> Floats:
         """The hold of running jobs that may be stopped now and are neither displaced nor kept for somebody yet, inf of all others."""
-        return np.where(movable(self.view), self.hold, np.inf)
-
-    def _may_displace(self, row: int, n: int, memory: float) -> bool:
-        """Whether it is worth a closer look: it would fit if all that are weaker went."""
-        if not self._has_weaker(row):
-            return False
-        weaker = self.grip < self.claim[row]
-        return self.placement.would_fit(n, self.jobs.alloc_gpus[weaker.repeat(self.jobs.held)], memory=memory)
+        return np.where(self.movable, self.hold, np.inf)
 
     def run(self) -> None:
         while True:
@@ -185,7 +182,7 @@ class _Tick:
             return False
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
         gpus = self.placement.find_any(n, memory=memory, relaxed=relaxed)
-        if gpus is None and self._may_displace(row, n, memory) and self._make_room(row, n, memory):
+        if gpus is None and self._has_weaker(row) and self._make_room(row, n, memory):
             gpus = self.placement.find_soon(n, memory=memory)
         if gpus is None:
             if not relaxed:
@@ -199,7 +196,7 @@ class _Tick:
     def _make_room(self, row: int, n: int, memory: float) -> bool:
         claim = float(self.claim[row])
         chosen = self.victims.choose(self.placement, n, memory, claim)
-        self.in_turn &= self.refused >= claim
+        self.in_turn &= not chosen or self.refused >= claim
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
             self.grip[victim] = np.inf

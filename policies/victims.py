@@ -9,6 +9,7 @@ import numpy as np
 
 from .contract import Bools, Floats, Ints, Phase, View
 from .placement import Placement
+from .reach import Reach
 
 
 def occupants(view: View) -> Bools:
@@ -27,10 +28,10 @@ def movable(view: View) -> Bools:
     return occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected
 
 
-def displaceable(view: View, hold: Floats) -> Victims:
-    """The jobs that may be stopped now, weakest hold first, most recently started first among equals."""
+def displaceable(view: View, movable: Bools, hold: Floats) -> Victims:
+    """Those ``movable``, weakest hold first, most recently started first among equals."""
     jobs = view.jobs
-    rows = movable(view).nonzero()[0]
+    rows = movable.nonzero()[0]
     return Victims(view, rows[np.lexsort((-jobs.id[rows], jobs.lease_time[rows], hold[rows]))], hold)
 
 
@@ -61,6 +62,7 @@ class Victims:
         self.gpus = view.jobs.alloc_gpus[(starts[rows] - before).repeat(counts) + np.arange(len(self.owner))]
         self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
         self.owner_of[self.gpus] = self.owner
+        self._reaches: dict[float, tuple[int, Reach]] = {}  #: by memory, with the placement's version
 
     def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
         """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""
@@ -68,7 +70,7 @@ class Victims:
         if target is None:
             return []
         doomed = self._spare(placement, n, memory, self._owners(target))
-        self.left[doomed] = False
+        self._goes(doomed)
         return [int(self.rows[position]) for position in doomed]
 
     def target(self, placement: Placement, n: int, memory: float, claim: float = math.inf) -> tuple[int, ...] | None:
@@ -79,24 +81,37 @@ class Victims:
         trial = placement.copy()
         trial.release_soon(self._gpus_of_first(enough))
         target = trial.find_soon(n, memory=memory)
-        assert target is not None, "would_fit promised room that find_soon does not see"
+        assert target is not None, "Reach promised room that find_soon does not see"
         return target
 
     def keep(self, target: tuple[int, ...]) -> list[int]:
         """Leave the holders of ``target`` to the job that waits for it; their rows."""
         kept = self._owners(target)
-        self.left[kept] = False
+        self._goes(kept)
         return [int(self.rows[position]) for position in kept]
+
+    def _goes(self, positions: list[int]) -> None:
+        self.left[positions] = False
+        self._reaches.clear()
 
     def _owners(self, target: tuple[int, ...]) -> list[int]:
         return sorted({owner for owner in self.owner_of[list(target)].tolist() if owner >= 0 and self.left[owner]})
 
     def _shortest_prefix(self, placement: Placement, n: int, memory: float, limit: int) -> int | None:
         """How many of the weakest must go, when they go in that order."""
-        left = self.left[self.owner]
-        reach = placement.reach(self.gpus[left], self.owner[left].astype(np.float64), memory=memory)
-        count = bisect_left(range(limit), True, key=lambda last: reach.fits(n, last + 1)) + 1
-        return count if count <= limit else None
+        reach = self._reach(placement, memory)
+        if not limit or not reach.fits(n, limit):
+            return None
+        return bisect_left(range(limit), True, key=lambda last: reach.fits(n, last + 1)) + 1
+
+    def _reach(self, placement: Placement, memory: float) -> Reach:
+        """By positions of who is left; the same until somebody goes or GPUs are given."""
+        version, reach = self._reaches.get(memory, (None, None))
+        if reach is None or version != placement.version:
+            left = self.left[self.owner]
+            reach = placement.reach(self.gpus[left], self.owner[left].astype(np.float64), memory=memory)
+            self._reaches[memory] = placement.version, reach
+        return reach
 
     def _gpus_of_first(self, count: int) -> Ints:
         upto = int(self.owner.searchsorted(count))

@@ -30,8 +30,12 @@ class Rows(Protocol):
     def tiers(self) -> tuple[Ints, Floats, Floats]: ...
 
 
-def _column(matrix: str, row: int) -> property:
-    return property(lambda self: getattr(self, matrix)[row])
+def _ints(row: int) -> property:
+    return property(lambda self: self._ints[row])
+
+
+def _floats(row: int) -> property:
+    return property(lambda self: self._floats[row])
 
 
 def _worked_out(make: Callable[[LiveJobs], Any]) -> property:
@@ -73,24 +77,24 @@ class LiveJobs(Jobs):
         """What guards hold of these jobs; before anybody else has the view."""
         self._made.update(protected=protected, protected_until=until)
 
-    id = _column("_ints", I.JOB)
-    phase = _column("_ints", I.PHASE)
-    gpus_min = _column("_ints", I.GPUS_MIN)
-    gpus_max = _column("_ints", I.GPUS_MAX)
-    priority = _column("_ints", I.PRIORITY)
-    demand = _column("_ints", I.DEMAND)
-    preemptions = _column("_ints", I.PREEMPTIONS)
-    user = _column("_ints", I.USER)
-    model = _column("_ints", I.MODEL)
-    profile = _column("_ints", I.PROFILE)
-    submitted_at = _column("_floats", F.SUBMITTED)
-    deadline = _column("_floats", F.DEADLINE)
-    gpu_memory = _column("_floats", F.MEMORY)
-    lease_end = _column("_floats", F.LEASE_END)
+    id = _ints(I.JOB)
+    phase = _ints(I.PHASE)
+    gpus_min = _ints(I.GPUS_MIN)
+    gpus_max = _ints(I.GPUS_MAX)
+    priority = _ints(I.PRIORITY)
+    demand = _ints(I.DEMAND)
+    preemptions = _ints(I.PREEMPTIONS)
+    user = _ints(I.USER)
+    model = _ints(I.MODEL)
+    profile = _ints(I.PROFILE)
+    submitted_at = _floats(F.SUBMITTED)
+    deadline = _floats(F.DEADLINE)
+    gpu_memory = _floats(F.MEMORY)
+    lease_end = _floats(F.LEASE_END)
     protected = property(lambda self: self._made.get("protected"))
     protected_until = property(lambda self: self._made.get("protected_until"))
-    profile_gpus = _column("_ints", I.PROFILE_GPUS)
-    held = _column("_ints", I.HELD)
+    profile_gpus = _ints(I.PROFILE_GPUS)
+    held = _ints(I.HELD)
     alloc_start = property(lambda self: self._table.alloc_start)
     alloc_gpus = property(lambda self: self._table.alloc_gpus)
     tier_start = property(lambda self: self._tiers[0])
