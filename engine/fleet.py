@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -66,13 +67,16 @@ class Fleet:
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
             if state == "up" and silent > self._silent_after:
-                self.change(
-                    node, "suspect", "daemon", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running"
-                )
+                self._mark(node, "suspect", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running")
             elif state == "suspect" and node in heard and silent < self._silent_after:
-                self.change(node, "up", "daemon", "it is heard again")
+                self._mark(node, "up", "it is heard again")
             elif state == "draining" and node not in busy:
-                self.change(node, "drained", "daemon", "its last job has left")
+                self._mark(node, "drained", "its last job has left")
+
+    def _mark(self, node: str, state: str, reason: str) -> None:
+        """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
+        with contextlib.suppress(Conflict):
+            self.change(node, state, "daemon", reason)
 
     def change(self, node: str, state: str, actor: str, reason: str, *, leaving: bool | None = None) -> None:
         """Set a runner's state; ``leaving`` None: as it was, unless it is to serve again. Conflict when it can't be."""

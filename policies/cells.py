@@ -55,6 +55,12 @@ class Grid:
         return int(self.largest_first[0]) if self.nodes else 0
 
     @cached_property
+    def slots(self) -> list[int]:
+        """``slot`` as plain numbers."""
+        slots: list[int] = self.slot.tolist()
+        return slots
+
+    @cached_property
     def row_of_slot(self) -> list[int]:
         """``row`` as plain numbers, for the few slots of a gang."""
         return self.row.tolist()
@@ -139,7 +145,7 @@ class Free(ABC):
         if n < 1:
             raise ValueError(f"a gang has at least 1 GPU, not {n}")
         free = self if fitting is None else self.masked(fitting)
-        if (slots := free.in_one_node(n)) is not None:
+        if n <= self.grid.largest(None) and (slots := free.in_one_node(n)) is not None:
             return self._rows(slots)
         least = self.grid.nodes_needed(n, fitting)
         most = self.grid.nodes if relaxed else least
@@ -174,7 +180,7 @@ class States(Free):
 
     def __init__(self, grid: Grid, state: Ints) -> None:
         self.grid, self.state = grid, state
-        self._bits = memoryview(state)  # one number of it in half the time
+        self._bits: memoryview[int] = state.data  # one number of it in half the time
         self.table = _table(grid.levels)
         self._per_node: Ints | None = None  # these three until something changes
         self._total = self._largest = -1
@@ -188,7 +194,7 @@ class States(Free):
     def copy(self) -> States:
         twin = object.__new__(States)
         twin.grid, twin.state, twin.table = self.grid, self.state.copy(), self.table
-        twin._bits = memoryview(twin.state)
+        twin._bits = twin.state.data
         twin._per_node, twin._total, twin._largest = self._per_node, self._total, self._largest
         return twin
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -24,11 +25,6 @@ class Waiter(NamedTuple):
     gpus: int
     claim: float
     hold: float  #: once it runs
-
-    @property
-    def most(self) -> float:
-        """Its claim, with what rounding may add."""
-        return self.claim + _ROUNDING * (1.0 + abs(self.claim))
 
 
 class Standstill:
@@ -71,6 +67,7 @@ class Standstill:
 
     @cached_property
     def _levels(self) -> Floats:
+        """What a claim has to exceed, a row a node and a column a slot."""
         levels = self._free.levels()
         by_slot = levels.reshape(-1)
         for gpus, hold in self._held:
@@ -78,19 +75,24 @@ class Standstill:
             by_slot[slots] = np.minimum(by_slot[slots], hold)
         return levels
 
+    @cached_property
+    def _level(self) -> memoryview[float]:
+        """The same by slot, for the few of a gang."""
+        return cast("memoryview[float]", self._levels.reshape(-1).data)
+
     def frees(self, gpus: Iterable[int]) -> set[int]:
         """These GPUs are free too, from now on; the sizes of which somebody in line may be able to start."""
-        grid, levels = self._free.grid, self._levels
+        slots, width, level = self._free.grid.slots, self._free.grid.width, self._level
         nodes = set()
         for gpu in gpus:
-            node = int(grid.node[gpu])
-            levels[node, grid.index[gpu]] = -math.inf
-            nodes.add(node)
+            slot = slots[gpu]
+            level[slot] = -math.inf
+            nodes.add(slot // width)
         sizes: set[int] = set()
         for node in nodes:
-            level = sorted(levels[node].tolist())
+            ascending = sorted(level[node * width : (node + 1) * width])
             for n, (share, claim) in self._claims().items():
-                if n not in sizes and level[share - 1] < claim and (share == n or self._fits(n, claim)):
+                if n not in sizes and ascending[share - 1] < claim and (share == n or self._fits(n, claim)):
                     sizes.add(n)
         return sizes
 
@@ -100,17 +102,16 @@ class Standstill:
     def _claims(self) -> dict[int, tuple[int, float]]:
         """Of the sizes in line: what a node must give to it at least, as it may have only so many nodes, and the strongest claim."""
         if self._strongest is None:
-            self._strongest = {}
-            for waiter in self._line[:1] if self.blocking else self._line:
-                self._count(waiter, self._strongest)
+            strongest: dict[int, float] = {}
+            for _, _, n, claim, _ in self._line[:1] if self.blocking else self._line:
+                if n not in strongest or claim > strongest[n]:
+                    strongest[n] = claim
+            grid = self._free.grid
+            largest = grid.largest(None)
+            self._strongest = {
+                n: (max(n - (grid.nodes_needed(n, None) - 1) * largest, 1), _at_most(claim)) for n, claim in strongest.items()
+            }
         return self._strongest
-
-    def _count(self, waiter: Waiter, claims: dict[int, tuple[int, float]]) -> None:
-        n, grid = waiter.gpus, self._free.grid
-        if n not in claims:
-            claims[n] = max(n - (grid.nodes_needed(n, None) - 1) * grid.largest(None), 1), waiter.most
-        elif waiter.most > claims[n][1]:
-            claims[n] = claims[n][0], waiter.most
 
     def starts(self, free: Free, sizes: Collection[int], came: Collection[Waiter]) -> dict[int, tuple[int, ...]] | None:
         """GPUs of the jobs that start, in the order of service; None: the policy has to say it, and nothing is known any more.
@@ -120,7 +121,7 @@ class Standstill:
         given: dict[int, tuple[int, ...]] = {}
         failed: set[int] = set()
         free = free.copy()
-        for waiter in self._hopeful(sizes, came):
+        for waiter in self._hopeful(sizes, sorted(came)):
             n = waiter.gpus
             if n in failed:  # a claim as strong at most: whoever is behind has to wait, too
                 continue
@@ -128,41 +129,42 @@ class Standstill:
             if gpus is not None:
                 given[waiter.job] = gpus
                 free.set(gpus, False)
-                self._takes(waiter, gpus)
-            elif self._fits(n, waiter.most):
+                self._take(gpus, waiter.hold)
+            elif self._fits(n, _at_most(waiter.claim)):
                 return None
             elif self.blocking:
                 break
             else:
                 failed.add(n)
-        if not self._lasting and any(waiter.job not in given for waiter in came):
+        stay = [waiter for waiter in came if waiter.job not in given]
+        if stay and not self._lasting:
             return None
-        self._leave(given, came)
+        self._move_up(given, stay, somebody_left=len(given) > len(came) - len(stay))
         return given
 
-    def _hopeful(self, sizes: Collection[int], came: Collection[Waiter]) -> Sequence[Waiter]:
-        """Those in line, now with ``came``, of whom it is not known that they have to wait."""
+    def _hopeful(self, sizes: Collection[int], came: list[Waiter]) -> Iterable[Waiter]:
+        """Of those in line and those who came, in their order, all of whom it is not known that they have to wait."""
         line = self._line
-        head = line[0] if line else None
-        for waiter in came:
-            insort(line, waiter)
         if self.blocking:
-            return line if sizes or head is None else line[: bisect_left(line, head)]
-        if not sizes:
-            return sorted(came)
-        newcomers = {waiter.job for waiter in came}
-        return [waiter for waiter in line if waiter.gpus in sizes or waiter.job in newcomers]
+            return heapq.merge(line, came) if sizes or not line else came[: bisect_left(came, line[0])]
+        return heapq.merge((waiter for waiter in line if waiter.gpus in sizes), came) if sizes else came
 
-    def _takes(self, waiter: Waiter, gpus: tuple[int, ...]) -> None:
+    def _take(self, gpus: Iterable[int], hold: float) -> None:
         if self._lasting:
-            self._levels.reshape(-1)[self._free.grid.slot[list(gpus)]] = waiter.hold
+            slots, level = self._free.grid.slots, self._level
+            for gpu in gpus:
+                level[slots[gpu]] = hold
 
-    def _leave(self, given: Collection[int], came: Iterable[Waiter]) -> None:
-        """Who starts is in line no more."""
-        if given:
+    def _move_up(self, given: Collection[int], stay: Iterable[Waiter], *, somebody_left: bool) -> None:
+        """Who starts leaves the line, who stays joins it."""
+        if somebody_left:
             self._line = [waiter for waiter in self._line if waiter.job not in given]
-        if given or self.blocking:
+        for waiter in stay:
+            insort(self._line, waiter)
+        if somebody_left or stay:
             self._strongest = None
-        elif self._strongest is not None:
-            for waiter in came:
-                self._count(waiter, self._strongest)
+
+
+def _at_most(claim: float) -> float:
+    """A claim with what rounding may add."""
+    return claim + _ROUNDING * (1.0 + abs(claim))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -23,20 +23,17 @@ class Arrivals:
         self._first = 0
         self._waiters: Sequence[Waiter] | None = ()
 
-    def of(self, jobs: Sequence[int]) -> list[Waiter] | None:
-        """None: what they claim and hold will change without anything happening."""
+    def of(self, jobs: Iterable[int]) -> list[Waiter] | None:
+        """None: what somebody claims and holds changes without anything happening."""
         waiters = []
         for job in jobs:
-            if (waiter := self._of(job)) is None:
+            if self._waiters is not None and not 0 <= job - self._first < len(self._waiters):
+                self._first = job - job % _AT_ONCE
+                self._waiters = self._work_out(self._first)
+            if self._waiters is None:
                 return None
-            waiters.append(waiter)
+            waiters.append(self._waiters[job - self._first])
         return waiters
-
-    def _of(self, job: int) -> Waiter | None:
-        if self._waiters is not None and not self._first <= job < self._first + len(self._waiters):
-            self._first = job - job % _AT_ONCE
-            self._waiters = self._work_out(self._first)
-        return None if self._waiters is None else self._waiters[job - self._first]
 
     def _work_out(self, first: int) -> list[Waiter] | None:
         jobs = LiveJobs(_Newcomers(self._table, first, first + _AT_ONCE), 0.0)

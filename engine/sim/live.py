@@ -30,11 +30,11 @@ class Rows(Protocol):
     def tiers(self) -> tuple[Ints, Floats, Floats]: ...
 
 
-def _ints(row: int) -> property:
+def _whole(row: int) -> property:
     return property(lambda self: self._ints[row])
 
 
-def _floats(row: int) -> property:
+def _real(row: int) -> property:
     return property(lambda self: self._floats[row])
 
 
@@ -77,24 +77,24 @@ class LiveJobs(Jobs):
         """What guards hold of these jobs; before anybody else has the view."""
         self._made.update(protected=protected, protected_until=until)
 
-    id = _ints(I.JOB)
-    phase = _ints(I.PHASE)
-    gpus_min = _ints(I.GPUS_MIN)
-    gpus_max = _ints(I.GPUS_MAX)
-    priority = _ints(I.PRIORITY)
-    demand = _ints(I.DEMAND)
-    preemptions = _ints(I.PREEMPTIONS)
-    user = _ints(I.USER)
-    model = _ints(I.MODEL)
-    profile = _ints(I.PROFILE)
-    submitted_at = _floats(F.SUBMITTED)
-    deadline = _floats(F.DEADLINE)
-    gpu_memory = _floats(F.MEMORY)
-    lease_end = _floats(F.LEASE_END)
+    id = _whole(I.JOB)
+    phase = _whole(I.PHASE)
+    gpus_min = _whole(I.GPUS_MIN)
+    gpus_max = _whole(I.GPUS_MAX)
+    priority = _whole(I.PRIORITY)
+    demand = _whole(I.DEMAND)
+    preemptions = _whole(I.PREEMPTIONS)
+    user = _whole(I.USER)
+    model = _whole(I.MODEL)
+    profile = _whole(I.PROFILE)
+    submitted_at = _real(F.SUBMITTED)
+    deadline = _real(F.DEADLINE)
+    gpu_memory = _real(F.MEMORY)
+    lease_end = _real(F.LEASE_END)
     protected = property(lambda self: self._made.get("protected"))
     protected_until = property(lambda self: self._made.get("protected_until"))
-    profile_gpus = _ints(I.PROFILE_GPUS)
-    held = _ints(I.HELD)
+    profile_gpus = _whole(I.PROFILE_GPUS)
+    held = _whole(I.HELD)
     alloc_start = property(lambda self: self._table.alloc_start)
     alloc_gpus = property(lambda self: self._table.alloc_gpus)
     tier_start = property(lambda self: self._tiers[0])

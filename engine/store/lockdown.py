@@ -37,7 +37,7 @@ def lock_down(con: duckdb.DuckDBPyConnection, directories: Iterable[Path], files
     databases = [str(path) + suffix for path in files for suffix in ("", ".wal", ".wal.checkpoint", ".wal.recovery")]
     allowed = {"allowed_directories": [str(path.resolve()) for path in directories], "allowed_paths": databases}
     for name, value in (("max_temp_directory_size", _text(spill)), *_SETTINGS):
-        con.execute(f"SET {name} = {value or '[' + ', '.join(map(_text, allowed[name])) + ']'}")
+        con.execute(f"SET GLOBAL {name} = {value or '[' + ', '.join(map(_text, allowed[name])) + ']'}")
 
 
 def _text(value: str) -> str:
