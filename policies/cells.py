@@ -115,8 +115,19 @@ class Free(ABC):
     def per_node(self) -> Ints: ...
 
     @abstractmethod
-    def levels(self) -> Floats:
-        """A row a node and a column a slot: -inf of the free ones, inf of all others; the caller's own."""
+    def _levels(self) -> Floats:
+        """`levels` where all others have inf."""
+
+    def levels(self, others: Floats | None) -> Floats:
+        """A row a node and a column a slot: -inf of the free ones, of all others what ``others`` (one a GPU) says; the caller's own."""
+        levels = self._levels()
+        if others is None:
+            return levels
+        if self.grid.full:
+            return np.minimum(levels, others.reshape(levels.shape), out=levels)
+        by_slot, slot = levels.reshape(-1), self.grid.slot
+        by_slot[slot] = np.minimum(by_slot[slot], others)
+        return levels
 
     @abstractmethod
     def has(self, gpus: Iterable[int]) -> bool:
@@ -220,7 +231,7 @@ class States(Free):
             self._largest = int(per_node[per_node.argmax()]) if len(per_node) else 0  # `max` costs several times as much
         return self._largest
 
-    def levels(self) -> Floats:
+    def _levels(self) -> Floats:
         return self.table.levels[self.state]
 
     def has(self, gpus: Iterable[int]) -> bool:
@@ -329,7 +340,7 @@ class Cells(Free):
     def per_node(self) -> Ints:
         return self.counts[:, -1]
 
-    def levels(self) -> Floats:
+    def _levels(self) -> Floats:
         return np.where(self.counts[:, : self.grid.width] > 0, -np.inf, np.inf)
 
     def has(self, gpus: Iterable[int]) -> bool:

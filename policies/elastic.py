@@ -264,7 +264,7 @@ class _Packing:
         movable = [other for other in others if pool.held[other] < n]
         if not movable:
             return False
-        victims = Victims(pool.view, np.array(movable, dtype=np.int64))
+        victims = Victims(pool.view, np.array(movable, dtype=np.int64), np.arange(len(movable), dtype=np.float64))
         chosen = victims.choose(self.placement, n, memory, np.inf)
         if not insist and not self._fits_elsewhere(n, memory, chosen):
             return False

@@ -114,11 +114,11 @@ class Placement:
         per_node = per_node + np.bincount(self.gpus.node[freed], minlength=len(per_node))
         return soon.grid.enough(n, per_node, fitting)
 
-    def reach(self, gpus: Ints, level: Floats, *, memory: float = 0.0) -> Reach:
-        """What more could be found soon if the holders of ``gpus`` went; ``level``, one a GPU of these: the least go first, inf stay."""
+    def reach(self, level: Floats, *, memory: float = 0.0) -> Reach:
+        """What more could be found soon if GPUs were given up in the order of their ``level``, one a GPU, the least first; inf: never."""
         if not self._all_usable:
-            level = np.where(self.gpus.usable[gpus], level, np.inf)
-        return Reach(self._soon, gpus, level, self._fitting(memory))
+            level = np.where(self.gpus.usable, level, np.inf)
+        return Reach(self._soon, level, self._fitting(memory))
 
     def capacity(self, *, memory: float = 0.0) -> int:
         """GPUs of the pool with at least ``memory`` bytes, held or not, usable or not: no gang can be larger."""

@@ -23,7 +23,7 @@ from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
 from .standstill import Standstill, Waiter
-from .victims import Victims, displaceable, draining, movable
+from .victims import Victims, displaceable, draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,8 @@ class _Tick:
         return possible
 
     @cached_property
-    def movable(self) -> Bools:
-        return movable(self.view)
-
-    @cached_property
     def victims(self) -> Victims:
-        return displaceable(self.view, self.movable, self.hold)
+        return displaceable(self.view, self.hold)
 
     @cached_property
     def at_hand(self) -> Bools:
@@ -141,17 +137,12 @@ class _Tick:
     @cached_property
     def weakest(self) -> float:
         """The least hold of the jobs that ran at first."""
-        hold = self.grip if self.jobs.protected is None else self.hold[self.jobs.phase == Phase.ACTIVE]
+        hold = self.victims.level if self.jobs.protected is None else self.hold[self.jobs.phase == Phase.ACTIVE]
         return float(hold[hold.argmin()]) if len(hold) else np.inf
 
     def _has_weaker(self, row: int) -> bool:
         """Whether the claim of ``row`` exceeds the hold of any of them."""
         return self.ranking.claim is not None and self.weakest < self.claim[row]
-
-    @cached_property
-    def grip(self) -> Floats:
-        """The hold of running jobs that may be stopped now and are neither displaced nor kept for somebody yet, inf of all others."""
-        return np.where(self.movable, self.hold, np.inf)
 
     def run(self) -> None:
         while True:
@@ -199,7 +190,6 @@ class _Tick:
         self.in_turn &= not chosen or self.refused >= claim
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
-            self.grip[victim] = np.inf
             self.preempted.add(victim)
             self.at_hand[victim] = False
             heapq.heappush(self.displaced, (float(self.key[victim]), victim))
@@ -213,7 +203,7 @@ class _Tick:
         target = draining(self.view, weaker).target(self.placement, n, memory)
         if target is not None:
             self.placement.take(target)
-            self.grip[self.victims.keep(target)] = np.inf
+            self.victims.keep(target)
             kept = np.zeros(len(self.view.gpus), dtype=bool)
             kept[list(target)] = True
             self.at_hand[self.jobs.holder[kept[self.jobs.alloc_gpus]]] = False
@@ -236,14 +226,15 @@ class _Tick:
             return None
         if self.preempted and not self._makes_room_for_one():
             return None
-        held: list[tuple[Ints | tuple[int, ...], Floats | float]] = []
+        level = None
         if ranking.claim is not None:
             if not ranking.steady:
                 return None
-            held = [(self.jobs.alloc_gpus, self.grip.repeat(self.jobs.held))]
-            held += [(gpus, float(self.hold[row])) for row, gpus in self.given.items()]
+            level = self.victims.level_of_gpus
+            for row, gpus in self.given.items():
+                level[list(gpus)] = self.hold[row]
         ordered = ranking.steady or ranking.key is None
-        return Standstill(self.placement.soon(), held, self._line, ordered=ordered, blocking=ranking.blocking)
+        return Standstill(self.placement.soon(), level, self._line, ordered=ordered, blocking=ranking.blocking)
 
     def _makes_room_for_one(self) -> bool:
         """Whether the plan of the moment at which those who are displaced have stopped is known: the one start that waits for them.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from .cells import Free
-from .contract import Floats, Ints
+from .contract import Floats
 
 _ROUNDING = 1e-6  #: what differs by no more than this share may come out either way when it is worked out at another moment
 
@@ -30,8 +30,8 @@ class Waiter(NamedTuple):
 class Standstill:
     """That nobody whom a plan leaves waiting can start, until some moment, for as long as nothing but ends of jobs makes GPUs free.
 
-    ``free`` is what the plan leaves free, ``held`` are GPUs with the holds of the jobs on them, once it is carried out, where any claim
-    exceeds some hold, and ``line`` gives those who wait, in the order of service. With time holds may only grow, and claims only shrink.
+    ``free`` is what the plan leaves free, ``held`` the hold of the job on each GPU, once it is carried out (inf: nobody may have it; None:
+    of all), and ``line`` gives those who wait, in the order of service. With time holds may only grow, and claims only shrink.
     The GPUs of a job of which no more is known count as free, as if anybody might displace it, so it does not matter when it sinks below
     others: they do not fit with these GPUs either.
 
@@ -42,7 +42,7 @@ class Standstill:
     def __init__(
         self,
         free: Free,
-        held: Sequence[tuple[Ints | tuple[int, ...], Floats | float]],
+        held: Floats | None,
         line: Callable[[], list[Waiter]],
         *,
         ordered: bool,
@@ -68,12 +68,7 @@ class Standstill:
     @cached_property
     def _levels(self) -> Floats:
         """What a claim has to exceed, a row a node and a column a slot."""
-        levels = self._free.levels()
-        by_slot = levels.reshape(-1)
-        for gpus, hold in self._held:
-            slots = self._free.grid.slot[np.asarray(gpus)]
-            by_slot[slots] = np.minimum(by_slot[slots], hold)
-        return levels
+        return self._free.levels(self._held)
 
     @cached_property
     def _level(self) -> memoryview[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from functools import cached_property
 
 import numpy as np
 
@@ -28,11 +28,10 @@ def movable(view: View) -> Bools:
     return occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected
 
 
-def displaceable(view: View, movable: Bools, hold: Floats) -> Victims:
-    """Those ``movable``, weakest hold first, most recently started first among equals."""
-    jobs = view.jobs
-    rows = movable.nonzero()[0]
-    return Victims(view, rows[np.lexsort((-jobs.id[rows], jobs.lease_time[rows], hold[rows]))], hold)
+def displaceable(view: View, hold: Floats) -> Victims:
+    """The jobs that may be stopped now, weakest hold first."""
+    rows = movable(view).nonzero()[0]
+    return Victims(view, rows, hold[rows])
 
 
 def draining(view: View, weaker: Bools) -> Victims:
@@ -44,88 +43,104 @@ def draining(view: View, weaker: Bools) -> Victims:
     rows = (occupants(view) & weaker).nonzero()[0]
     until = np.full(len(jobs), np.inf) if jobs.protected_until is None else jobs.protected_until
     soonest = np.lexsort((jobs.id[rows], -jobs.lease_time[rows], np.maximum(until[rows], view.now)))
-    return Victims(view, rows[soonest])
+    return Victims(view, rows[soonest], np.arange(len(rows), dtype=np.float64))
 
 
 class Victims:
-    """Running jobs in the order in which they are to go."""
+    """Running jobs ``rows``, which are to go in the order of their ``level``, the most recently started first among equals.
 
-    def __init__(self, view: View, rows: Ints, hold: Floats | None = None) -> None:
-        self.rows = rows
-        self.hold = np.full(len(rows), -np.inf) if hold is None else hold[rows]  # ascending
-        self.left = np.ones(len(rows), dtype=bool)  # neither displaced nor kept for somebody yet
-        self.jobs = view.jobs
-        starts = view.jobs.alloc_start
-        counts = view.jobs.held[rows]
-        self.owner = np.arange(len(rows)).repeat(counts)  # position in rows, ascending
-        before = counts.cumsum() - counts
-        self.gpus = view.jobs.alloc_gpus[(starts[rows] - before).repeat(counts) + np.arange(len(self.owner))]
-        self.owner_of = np.full(len(view.gpus), -1, dtype=np.int64)
-        self.owner_of[self.gpus] = self.owner
+    None of them shares a GPU.
+    """
+
+    def __init__(self, view: View, rows: Ints, level: Floats) -> None:
+        self.jobs, self._pool = view.jobs, len(view.gpus)
+        self.level = np.full(len(view.jobs), np.inf)  #: one a job; inf: it stays, or has been displaced or kept for somebody
+        self.level[rows] = level
+        self.level_of_gpus = self._by_gpu(self.level)
         self._reaches: dict[float, tuple[int, Reach]] = {}  #: by memory, with the placement's version
 
+    def _by_gpu(self, level: Floats) -> Floats:
+        """Levels of jobs as those of their GPUs; inf of all others."""
+        levels = np.full(self._pool, np.inf)
+        levels[self.jobs.alloc_gpus] = level.repeat(self.jobs.held)
+        return levels
+
+    @cached_property
+    def _owner_of(self) -> Ints:
+        """Row of the job on each GPU; -1: there is none."""
+        owner = np.full(self._pool, -1, dtype=np.int64)
+        owner[self.jobs.alloc_gpus] = self.jobs.holder
+        return owner
+
     def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
-        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps."""
+        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps.
+
+        ``claim``: levels that it exceeds.
+        """
         target = self.target(placement, n, memory, claim)
         if target is None:
             return []
-        doomed = self._spare(placement, n, memory, self._owners(target))
+        doomed = self._spare(placement, n, memory, self._in_order(self._owners(target)))
         self._goes(doomed)
-        return [int(self.rows[position]) for position in doomed]
+        return doomed
 
     def target(self, placement: Placement, n: int, memory: float, claim: float = math.inf) -> tuple[int, ...] | None:
         """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
-        enough = self._shortest_prefix(placement, n, memory, int(self.hold.searchsorted(claim)))
-        if enough is None:
+        last = self._reach(placement, memory).least(n)
+        if not last < claim:
             return None
+        goes = self.level < last
+        equals = self._in_order((self.level == last).nonzero()[0].tolist())
+        if len(equals) > 1:
+            equals = equals[: self._fewest(placement, n, memory, goes, equals)]
+        goes[equals] = True
         trial = placement.copy()
-        trial.release_soon(self._gpus_of_first(enough))
+        trial.release_soon(self.jobs.alloc_gpus[goes.repeat(self.jobs.held)])
         target = trial.find_soon(n, memory=memory)
         assert target is not None, "Reach promised room that find_soon does not see"
         return target
 
-    def keep(self, target: tuple[int, ...]) -> list[int]:
-        """Leave the holders of ``target`` to the job that waits for it; their rows."""
-        kept = self._owners(target)
-        self._goes(kept)
-        return [int(self.rows[position]) for position in kept]
+    def keep(self, target: tuple[int, ...]) -> None:
+        """Leave the holders of ``target`` to the job that waits for it."""
+        self._goes(self._owners(target))
 
-    def _goes(self, positions: list[int]) -> None:
-        self.left[positions] = False
-        self._reaches.clear()
-
-    def _owners(self, target: tuple[int, ...]) -> list[int]:
-        return sorted({owner for owner in self.owner_of[list(target)].tolist() if owner >= 0 and self.left[owner]})
-
-    def _shortest_prefix(self, placement: Placement, n: int, memory: float, limit: int) -> int | None:
-        """How many of the weakest must go, when they go in that order."""
-        reach = self._reach(placement, memory)
-        if not limit or not reach.fits(n, limit):
-            return None
-        return bisect_left(range(limit), True, key=lambda last: reach.fits(n, last + 1)) + 1
+    def _fewest(self, placement: Placement, n: int, memory: float, goes: Bools, equals: list[int]) -> int:
+        """How many of ``equals``, in this order, have to go besides all who go before them."""
+        level = np.where(goes, -np.inf, np.inf)
+        level[equals] = np.arange(len(equals))
+        return int(placement.reach(self._by_gpu(level), memory=memory).least(n)) + 1
 
     def _reach(self, placement: Placement, memory: float) -> Reach:
-        """By positions of who is left; the same until somebody goes or GPUs are given."""
+        """The same until somebody goes or GPUs are given."""
         version, reach = self._reaches.get(memory, (None, None))
         if reach is None or version != placement.version:
-            left = self.left[self.owner]
-            reach = placement.reach(self.gpus[left], self.owner[left].astype(np.float64), memory=memory)
+            reach = placement.reach(self.level_of_gpus, memory=memory)
             self._reaches[memory] = placement.version, reach
         return reach
 
-    def _gpus_of_first(self, count: int) -> Ints:
-        upto = int(self.owner.searchsorted(count))
-        gpus: Ints = self.gpus[:upto][self.left[self.owner[:upto]]]
-        return gpus
+    def _owners(self, target: tuple[int, ...]) -> list[int]:
+        return sorted({owner for owner in self._owner_of[list(target)].tolist() if owner >= 0 and self.level[owner] < np.inf})
+
+    def _in_order(self, rows: list[int]) -> list[int]:
+        if len(rows) < 2:
+            return rows
+        jobs = self.jobs
+        return sorted(rows, key=lambda row: (self.level[row], jobs.lease_time[row], -jobs.id[row]))
+
+    def _goes(self, rows: list[int]) -> None:
+        self.level[rows] = np.inf
+        for row in rows:
+            self.level_of_gpus[self.jobs.allocation(row)] = np.inf
+        self._reaches.clear()
 
     def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
         """Drop victims that are not needed, strongest first; what remains is minimal."""
-        for position in reversed(doomed):
-            fewer = [other for other in doomed if other != position]
+        for row in reversed(doomed):
+            fewer = [other for other in doomed if other != row]
             if fewer and self._suffice(fewer, placement, n, memory):
                 doomed = fewer
         return doomed
 
-    def _suffice(self, positions: list[int], placement: Placement, n: int, memory: float) -> bool:
-        gpus = np.concatenate([self.jobs.allocation(int(self.rows[position])) for position in positions])
+    def _suffice(self, rows: list[int], placement: Placement, n: int, memory: float) -> bool:
+        gpus = np.concatenate([self.jobs.allocation(row) for row in rows])
         return placement.would_fit(n, gpus, memory=memory)
