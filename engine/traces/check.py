@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .formats.stoker import SCALES, STOPS
 from .trace import DEMANDS, TraceJob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FILE_ENDINGS = (".csv", ".gz", ".json", ".trace")
+_NO_SECONDS = "{}: must be a number of seconds from 0 on"
 SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
 
 
@@ -35,26 +36,33 @@ def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
 
 def _wrong(job: TraceJob) -> str:
     """What is wrong with a job, '' when nothing is."""
-    for column in ("submitted", "duration"):
-        if not _counts(getattr(job, column)):
-            return f"{column}: must be a number of seconds from 0 on"
+    if not 0 <= job.submitted < math.inf:
+        return _NO_SECONDS.format("submitted")
+    if not 0 <= job.duration < math.inf:
+        return _NO_SECONDS.format("duration")
     if not 1 <= job.gpus_min <= SMALL:
         return "gpus_min: must be at least 1"
     if not (job.gpus_max == 0 or job.gpus_min <= job.gpus_max <= SMALL):
         return "gpus_max: must be at least gpus_min, or 0"
     if abs(job.priority) > SMALL or not (job.batch_size is None or 0 <= job.batch_size <= BIG):
         return "priority or batch_size: is out of range"
-    if any(value is not None and not _counts(value) for value in (job.iterations, job.estimate)):
+    if not (job.iterations is None or 0 <= job.iterations < math.inf) or not (job.estimate is None or 0 <= job.estimate < math.inf):
         return "iterations or estimate: must be a number from 0 on"
     return _wrong_words(job) or _wrong_deadlines(job)
 
 
 def _wrong_words(job: TraceJob) -> str:
-    for column, known in (("demand", tuple(DEMANDS)), ("stop", STOPS), ("scale", SCALES)):
-        value = getattr(job, column)
-        if value not in known and not (value is None and column != "demand"):
-            return f"{column}: {str(value)[:40]!r} is not one of {', '.join(known)}"
+    if job.demand not in DEMANDS:
+        return _not_one_of("demand", job.demand, DEMANDS)
+    if job.stop is not None and job.stop not in STOPS:
+        return _not_one_of("stop", job.stop, STOPS)
+    if job.scale is not None and job.scale not in SCALES:
+        return _not_one_of("scale", job.scale, SCALES)
     return ""
+
+
+def _not_one_of(column: str, value: str, known: Iterable[str]) -> str:
+    return f"{column}: {str(value)[:40]!r} is not one of {', '.join(known)}"
 
 
 def _wrong_deadlines(job: TraceJob) -> str:
@@ -62,12 +70,10 @@ def _wrong_deadlines(job: TraceJob) -> str:
         return "deadlines and rewards: differ in number"
     if (job.demand == "best-effort") != (not job.deadlines):
         return f"deadlines: a {job.demand} job has {len(job.deadlines)}"
-    if not all(map(_counts, job.deadlines)) or job.deadlines != sorted(job.deadlines):
+    if not job.deadlines:
+        return ""
+    if not all(0 <= deadline < math.inf for deadline in job.deadlines) or job.deadlines != sorted(job.deadlines):
         return "deadlines: must be numbers of seconds from the submission, earliest first"
     if not all(0 <= reward <= 100 for reward in job.rewards):
         return "rewards: must be 0 to 100"
     return ""
-
-
-def _counts(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
