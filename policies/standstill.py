@@ -140,9 +140,10 @@ class Standstill:
     def _hopeful(self, sizes: Collection[int], came: list[Waiter]) -> Iterable[Waiter]:
         """Of those in line and those who came, in their order, all of whom it is not known that they have to wait."""
         line = self._line
-        if self.blocking:
-            return heapq.merge(line, came) if sizes or not line else came[: bisect_left(came, line[0])]
-        return heapq.merge((waiter for waiter in line if waiter.gpus in sizes), came) if sizes else came
+        if not sizes and (line or not self.blocking):
+            return came[: bisect_left(came, line[0])] if self.blocking else came
+        hopeful = line if self.blocking else [waiter for waiter in line if waiter.gpus in sizes]
+        return heapq.merge(hopeful, came) if came else hopeful
 
     def _take(self, gpus: Iterable[int], hold: float) -> None:
         if self._lasting:

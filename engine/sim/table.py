@@ -181,18 +181,20 @@ class Table:
         for row, gpus in edits:
             last = int(lasts[row])
             self._alloc[last - int(ints[I.HELD, row]) : last] = array("q", gpus)
-        for row, job in changed:
-            self._write(row, job)
+        self._write([row for row, _ in changed], [job for _, job in changed])
         if gone:
             self._close_up(gone)
         self._stale, self._gone = {}, []
         self._alloc_start = self._alloc_gpus = None
 
-    def _write(self, row: int, job: Job) -> None:
-        self._ints[: I.CHANGING, row] = job.phase, len(job.gpus), job.preemptions, job.profile, job.profile_gpus
-        self._floats[: F.CHANGING, row] = (
-            job.since, job.left, job.speed, job.granted, job.attained, job.ran, job.lease_end, job.belief, job.work
-        )  # fmt: skip
+    def _write(self, rows: list[int] | slice, jobs: list[Job]) -> None:
+        if jobs:
+            ints = [(job.phase, len(job.gpus), job.preemptions, job.profile, job.profile_gpus) for job in jobs]
+            floats = [
+                (job.since, job.left, job.speed, job.granted, job.attained, job.ran, job.lease_end, job.belief, job.work) for job in jobs
+            ]
+            self._ints[: I.CHANGING, rows] = np.array(ints).T
+            self._floats[: F.CHANGING, rows] = np.array(floats).T
 
     def _close_up(self, gone: list[int]) -> None:
         """Those behind who has gone move up."""
@@ -214,9 +216,9 @@ class Table:
         places = slice(n, n + len(numbers))
         self._ints[I.CHANGING :, places] = self._constant_ints[numbers].T
         self._floats[F.CHANGING :, places] = self._constant_floats[numbers].T
-        for row, number in enumerate(numbers, n):
-            job = self._new[number]
-            self._write(row, job)
+        jobs = [self._new[number] for number in numbers]
+        self._write(places, jobs)
+        for job in jobs:
             self._alloc.extend(job.gpus)
         self._rows += numbers
         self._new = {}
