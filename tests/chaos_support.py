@@ -188,7 +188,7 @@ class Chaos:
             since += time.monotonic() - before
             words = ", reopened twice before"
         self.daemon.launch()
-        self.client.wait_until_up(60)
+        self.client.wait_until_up(150)
         seconds = time.monotonic() - since
         if not clean:
             self.times.daemon.append(seconds)
@@ -205,7 +205,7 @@ class Chaos:
         def registered() -> bool:
             return any(row["id"] == agent.node and row["pid"] == agent.pid for row in self.client.get("/v1/runners")["runners"])
 
-        until(registered, 60)
+        until(registered)
         if since is None:
             return f"agent {agent.node} is back"
         self.times.agent.append(time.monotonic() - since)

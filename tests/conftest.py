@@ -70,6 +70,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.runners.loaders import machine  # with torch, which most tests do without
 
     used = machine.memory
+    monkeypatch.setattr(machine, "_tree", machine._Tree())  # what was read before may be of processes that have ended
     monkeypatch.setattr(machine, "memory", lambda: (used()[0], 1 << 50))
     monkeypatch.setattr(machine, "memory_total", lambda: 1 << 50)
 

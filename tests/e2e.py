@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from stoker.engine.errors import StokerError
 from stoker.engine.home import Home
 
 
-def until(what: Callable[[], Any], seconds: float = 30.0, says: Callable[[], Any] | None = None) -> Any:
+def until(what: Callable[[], Any], seconds: float = 150.0, says: Callable[[], Any] | None = None) -> Any:
     """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet.
 
     Asked rarer the longer it takes: a question is some 30 ms of the daemon's CPU time, which what is waited for needs itself.
@@ -35,6 +37,15 @@ def until(what: Callable[[], Any], seconds: float = 30.0, says: Callable[[], Any
         now = time.monotonic()
         assert now < end, f"it did not come true within {seconds:g} s: {said}"
         time.sleep(min(max(0.03, (now - began) / 20), 0.25))
+
+
+def free_port() -> int:
+    """A TCP port that nobody has: below those that the kernel gives to whoever asks for any, so that nobody is given it meanwhile."""
+    for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 class _Process:
@@ -68,7 +79,7 @@ class _Process:
         """A clean stop; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=90)
 
     def end(self) -> None:
         """Leave nothing of it behind, however it is."""
@@ -89,7 +100,7 @@ class DaemonProcess(_Process):
         self.launch()
         client = self.client()
         try:
-            client.wait_until_up(30)
+            client.wait_until_up(90)
         except Exception:
             raise AssertionError(f"the daemon did not come up:\n{self.said()[-3000:]}") from None
         return client
@@ -188,7 +199,7 @@ class Jobs:
     def state(self, job: int | str) -> str:
         return str(self.show(job)["state"])
 
-    def ended(self, job: int | str, seconds: float = 30.0) -> dict[str, Any]:
+    def ended(self, job: int | str, seconds: float = 150.0) -> dict[str, Any]:
         """The job once it has ended."""
         return until(lambda: (row := self.show(job))["finished_at"] and row, seconds)
 

@@ -21,8 +21,6 @@ from stoker.engine.durations import SAID_SPREAD
 from stoker.engine.home import Home
 from stoker.engine.start_ups import COMMAND
 
-pytestmark = pytest.mark.timeout(120)
-
 on_the_full_pool = pytest.mark.xdist_group("full-pool")
 
 HOUR = 3600.0
@@ -93,12 +91,13 @@ def test_an_empty_pool_keeps_a_generous_deadline(home: Home, pool: Jobs) -> None
 def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
     before = time.time()
     found = forecast(home, "--estimate", "10m", "--deadline", "2h")
+    after = time.time()
     assert (found["status"], found["reason"], found["runs"], found["simulated"]) == ("estimated", None, 32, 32)
     assert (found["needs"], found["gpus"], found["demand"]) == (pytest.approx(600 + sum(COMMAND)), 1, "strict")
     (step,) = found["steps"]
-    assert step["deadline"] == pytest.approx(before + 2 * HOUR, abs=10)
+    assert before <= step["deadline"] - 2 * HOUR <= after
     assert (step["probability"], step["impossible"]) == (1.0, False)
-    assert found["now"] == pytest.approx(before, abs=20)
+    assert before <= found["now"] <= after
     assert found["end_50"] - found["now"] == pytest.approx(600, rel=0.05)
     assert found["end_90"] - found["now"] == pytest.approx(600 * math.exp(1.28 * SAID_SPREAD), rel=0.1)
     assert found["others"] == {"deadlines": 0, "missed": 0.0}
@@ -208,24 +207,24 @@ def test_under_leases_all_that_is_told_is_that_of_their_ends(
     (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n")
     jobs = Jobs(start_daemon().client())
     start_runner("here", 1)
-    assert command(home, "policy", "set", "unisched", "be_lease=20", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
+    assert command(home, "policy", "set", "unisched", "be_lease=30", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
     holder = jobs.shell("holder", "sleep 600", estimate=HOUR)
     until(lambda: jobs.state(holder) == "running")
-    time.sleep((3.0 - time.time()) % 20.0)  # leases end at multiples of 20 s
+    time.sleep((3.0 - time.time()) % 30.0)  # leases end at multiples of 30 s
     until(lambda: jobs.sql(f"SELECT lease_end FROM jobs_now WHERE id = {holder}")[0][0] is not None)
-    lease_end = math.ceil(time.time() / 20.0) * 20.0
+    lease_end = math.ceil(time.time() / 30.0) * 30.0
     job = jobs.shell("urgent", "sleep 2", estimate=2.0, demand={"kind": "strict", "tiers": [{"deadline": lease_end + 18, "reward": 100}]})
     found = until(lambda: (now := jobs.client.get(f"/v1/jobs/{job}/forecast"))["status"] == "estimated" and now)
     assert lease_end + 1 < found["end_50"] < lease_end + 6
     assert found["steps"][0]["probability"] == 1.0
     until(lambda: jobs.sql(f"SELECT est_start FROM jobs_now WHERE id = {job}")[0][0] is not None)
     said = command(home, "explain", str(job)).out
-    assert "lease ends in " in said and "likely met (100% of 32 simulated runs)" in said and "at risk" not in said
+    assert "lease ends in " in said and "likely met (100% of 32 " in said and "at risk" not in said
     answer = jobs.client.get(f"/v1/jobs/{job}/explain")
     assert answer["waiting"]["est_start"] == pytest.approx(lease_end, abs=1)
     assert answer["deadline"]["verdict"] == "on time"
-    until(lambda: jobs.state(job) == "completed", 60)
-    assert jobs.show("urgent")["finished_at"] == pytest.approx(found["end_50"], abs=4)
+    until(lambda: jobs.state(job) == "completed")
+    assert jobs.show("urgent")["finished_at"] == pytest.approx(found["end_50"], abs=12)
     assert re.search(r": met \d+s before\n", command(home, "explain", str(job)).out)
 
 
@@ -234,7 +233,7 @@ def test_the_start_of_a_training_is_learnt_and_counts(home: Home, pool: Jobs) ->
     """A second of training is not done soon after a second: its start takes as long as that of the job before."""
     recipe = {"recipe": "toy", "params": {"step_ms": 1.0, "eval_every": 0, "checkpoint_every": 0}, "stop": {"iterations": 100}}
     first = pool.submit("first", **recipe)
-    until(lambda: pool.state(first) == "completed", 60)
+    until(lambda: pool.state(first) == "completed")
     ((took,),) = pool.sql(
         "SELECT epoch(min(m.ts) - l.granted_at) FROM leases l JOIN metrics m ON m.lease_id = l.id"
         f" WHERE l.job_id = {first} GROUP BY l.granted_at"

@@ -26,10 +26,8 @@ from stoker.runners.devices import CpuSlots
 from stoker.runners.rundir import RunDir
 from stoker.runners.runs import Phase, Run
 
-pytestmark = pytest.mark.timeout(60)
 
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something that other processes bring about."""
     end = time.monotonic() + seconds
     while not (found := true()):
@@ -352,8 +350,8 @@ def test_progress_without_a_daemon_is_no_hang(host: Host) -> None:
     """Nobody acknowledges its records; it idles between them, longer than hang_after in all."""
     host.daemon.telemetry = 0.1
     host.start()
-    code = REPORTS + "report(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nfor i in range(2, 10): report(i); time.sleep(0.25)"
-    host.daemon.want(job(1, code, hang_after=1.0))
+    code = REPORTS + "report(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nfor i in range(2, 12): report(i); time.sleep(0.25)"
+    host.daemon.want(job(1, code, hang_after=2.0))
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.close()
     (host.run(1).path / "go").touch()
@@ -371,7 +369,7 @@ def test_hello_is_repeated_while_the_store_cannot_be_written(host: Host) -> None
 def test_a_node_of_somebody_else_is_refused_in_one_line(host: Host) -> None:
     host.daemon.refusals = [Conflict("node n1 is served from another host; choose another --node")]
     process = host.start()
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == Conflict.exit_code == 4
     assert said == "stoker runner: node n1 is served from another host; choose another --node\n"
 
@@ -407,7 +405,7 @@ def test_a_lease_that_cannot_be_looked_at_is_told_of_once(host: Host) -> None:
     (host.run(2).path / "go").touch()
     assert host.daemon.update(2).outcome == "completed"
     process.terminate()
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert said.count("lease 1 of job 1: IsADirectoryError") == 1
     (host.run(1).path / "exit.json").rmdir()
 
@@ -500,9 +498,9 @@ def test_slow_progress_is_no_hang(host: Host) -> None:
     """A process that idles between its reports, and one that computes without any: both longer than hang_after in all."""
     host.daemon.telemetry = 0.1
     host.start()
-    idle = REPORTS + "for i in range(1, 8): report(i); time.sleep(0.25)"
-    busy = "import time\nend = time.time() + 1.7\nwhile time.time() < end: pass"
-    host.daemon.want(job(1, idle, hang_after=1.0), job(2, busy, hang_after=1.0, gpus=["n1/cpu1"]))
+    idle = REPORTS + "for i in range(1, 11): report(i); time.sleep(0.25)"
+    busy = "import time\nend = time.time() + 2.5\nwhile time.time() < end: pass"
+    host.daemon.want(job(1, idle, hang_after=2.0), job(2, busy, hang_after=2.0, gpus=["n1/cpu1"]))
     assert host.daemon.update(1).outcome == "completed"
     assert host.daemon.update(2).outcome == "completed"
 
@@ -532,7 +530,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.usurp()
-    assert process.wait(20) == Stale.exit_code
+    assert process.wait(60) == Stale.exit_code
     assert process.stderr is not None
     assert "another one has taken node 'n1'" in process.stderr.read()
     assert identity.alive(host.supervisor(1)), "its worker is the other one's affair"
@@ -541,7 +539,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
 def test_two_agents_of_one_node(host: Host) -> None:
     host.start()
     until(lambda: host.daemon.hellos)
-    _, said = host.start().communicate(timeout=20)
+    _, said = host.start().communicate(timeout=60)
     assert "a runner of node 'n1' is running already (pid " in said
 
 
@@ -550,7 +548,7 @@ def test_sigterm_leaves_workers_alone(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert identity.alive(host.supervisor(1))
     assert not any(report.left for report in host.daemon.reports), "the daemon must not give its job up"
 
@@ -562,7 +560,7 @@ def test_shutdown_waits_for_the_workers(host: Host) -> None:
     host.daemon.want(job(1, CHECKPOINTS, stop="drain"), shutdown="stop")
     assert host.daemon.update(1).outcome == "stopped"
     host.daemon.want(shutdown="stop")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert host.daemon.reports[-1].left
 
 
@@ -573,11 +571,11 @@ def test_an_idle_agent_says_nothing(host: Host) -> None:
     process = host.start()
     until(lambda: host.daemon.polls >= 2)
     before, polls = identity.stat(process.pid), host.daemon.polls
-    until(lambda: host.daemon.polls == polls + 3)
+    until(lambda: host.daemon.polls >= polls + 3)
     after = identity.stat(process.pid)
     assert before and after
     assert host.daemon.reports == []
-    assert after.cpu - before.cpu <= 0.05
+    assert after.cpu - before.cpu <= 0.5  # of 1.5 s: one that does not wait takes them all
 
 
 def an_agent(home: Path) -> agent.Agent:
@@ -625,7 +623,7 @@ def test_a_damaged_registration_loses_the_job_and_leaves_nothing(tmp_path: Path)
         until(lambda: processes.tagged(run.dir.tag))
         (run.dir.path / "supervisor.json").write_text('{"pid": ')
         run.look()
-        assert child.wait(20) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
     assert (run.exit or {})["outcome"] == "lost"
 
 

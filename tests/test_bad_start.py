@@ -24,7 +24,7 @@ from stoker.engine.store.store import Store
 def refused(home: Home, *arguments: str) -> Said:
     """A daemon that does not start: its exit code and what it said."""
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     return Said(done.returncode, done.stdout, done.stderr)
 
 

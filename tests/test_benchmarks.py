@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # seven daemons, three imports of torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
 
 TINY = {
     "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
@@ -42,7 +42,7 @@ DRAWN = {"unisched": ["figure-5.10d.png", "figure-front.png"]}
 
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

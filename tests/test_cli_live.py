@@ -237,7 +237,7 @@ def test_watch_repeats_until_interrupted(live: Path) -> None:
         while seen < 2:
             seen += process.stdout.readline() == "42\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert process.stderr.read().strip() == ""
 
 
@@ -320,8 +320,14 @@ def test_report(stoker: Stoker, jobs: dict[str, int]) -> None:
 
 def test_completion_knows_the_jobs(live: Path, jobs: dict[str, int]) -> None:
     environment = {"_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": "stoker show go", "COMP_CWORD": "2", "STOKER_HOME": str(live)}
-    done = subprocess.run([sys.executable, "-m", "stoker"], capture_output=True, text=True, check=False, env=environment)
-    assert (done.stdout, done.stderr) == ("plain,good\n", "")
+
+    def answer() -> str:
+        """Empty when the daemon is busy for longer than a key press may take."""
+        done = subprocess.run([sys.executable, "-m", "stoker"], capture_output=True, text=True, check=False, env=environment)
+        assert done.stderr == ""
+        return done.stdout
+
+    assert until(answer) == "plain,good\n"
 
 
 def test_a_second_up_is_refused(stoker: Stoker, jobs: dict[str, int]) -> None:
@@ -343,7 +349,7 @@ def test_top_fills_a_terminal_and_leaves_it_as_it_was(live: Path, jobs: dict[str
         while b"q quit" not in text:
             text += os.read(master, 65536)
         os.write(master, key)
-        assert process.wait(10) == (0 if key == b"q" else 130)
+        assert process.wait(60) == (0 if key == b"q" else 130)
     assert termios.tcgetattr(slave) == before
     os.close(slave)
     os.close(master)
@@ -364,7 +370,7 @@ def test_top_ends_when_its_terminal_has_gone(live: Path, jobs: dict[str, int]) -
             text += os.read(master, 65536)
         os.close(master)
         try:
-            process.wait(10)
+            process.wait(60)
         finally:
             process.kill()
 

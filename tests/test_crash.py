@@ -31,8 +31,6 @@ from stoker.runners import processes
 from stoker.runners.rundir import RunDir
 from stoker.runners.runs import Run
 
-pytestmark = pytest.mark.timeout(240)
-
 BODY = {"provenance": {"argv": ["test"], "cwd": "/"}}
 #: one of each kind of damage
 TAMPER = """
@@ -123,7 +121,7 @@ def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, 
     daemon: DaemonProcess = start_daemon()
     start_runner()
     jobs = Jobs(daemon.client())
-    two = [jobs.submit(f"job{i}", *script(tmp_path, 3.0)) for i in range(2)]
+    two = [jobs.submit(f"job{i}", *script(tmp_path, 6.0)) for i in range(2)]
     until(lambda: sum(line["what"] == "step" for line in diary()) > 4)
     supervisors = until(lambda: all((found := {lease: registered(daemon.home, lease) for lease in (1, 2)}).values()) and found)
     daemon.kill()
@@ -136,8 +134,8 @@ def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, 
     assert jobs.sql("SELECT id, attempts, preemptions, failures FROM jobs ORDER BY id") == [(two[0], 1, 0, 0), (two[1], 1, 0, 0)]
     assert dict(jobs.sql("SELECT lease_id, pid FROM workers")) == {lease: process.pid for lease, process in supervisors.items()}
     assert jobs.sql("SELECT lease_id, count(*), max(step) FROM metrics WHERE name = 'loss' GROUP BY 1 ORDER BY 1") == [
-        (1, 30, 30),
-        (2, 30, 30),
+        (1, 60, 60),
+        (2, 60, 60),
     ]
 
 
@@ -145,7 +143,7 @@ def test_a_killed_agent_leaves_its_jobs_to_the_next_one(start_daemon, start_runn
     daemon: DaemonProcess = start_daemon()
     runner: RunnerProcess = start_runner()
     jobs = Jobs(daemon.client())
-    job = jobs.submit("job", *script(tmp_path, 2.0))
+    job = jobs.submit("job", *script(tmp_path, 5.0))
     until(lambda: sum(line["what"] == "step" for line in diary()) > 2)
     supervisor = registered(daemon.home, 1)
     runner.kill()
@@ -154,7 +152,7 @@ def test_a_killed_agent_leaves_its_jobs_to_the_next_one(start_daemon, start_runn
     runner.start()
     assert jobs.ended(job)["attempts"] == 1 and jobs.state(job) == "completed"
     assert jobs.sql("SELECT pid FROM workers") == [(supervisor.pid,)] and [line["what"] for line in diary()].count("begin") == 1
-    assert jobs.sql("SELECT count(*), count(DISTINCT step), max(step) FROM metrics WHERE name = 'loss'") == [(20, 20, 20)]
+    assert jobs.sql("SELECT count(*), count(DISTINCT step), max(step) FROM metrics WHERE name = 'loss'") == [(50, 50, 50)]
 
 
 def test_every_acknowledged_submission_survives_once(start_daemon) -> None:
@@ -233,14 +231,14 @@ def test_training_resumes_to_the_same_result_after_kill_of_supervisor_and_worker
     daemon: DaemonProcess = start_daemon()
     start_runner()
     jobs = Jobs(daemon.client())
-    recipe = {"recipe": "toy", "params": {"step_ms": 30.0, "checkpoint_every": 10, "seed": 5}, "stop": {"iterations": 60}}
+    recipe = {"recipe": "toy", "params": {"step_ms": 100.0, "checkpoint_every": 10, "seed": 5}, "stop": {"iterations": 60}}
     undisturbed, struck = jobs.submit("undisturbed", **recipe), jobs.submit("struck", **recipe)
-    until(lambda: jobs.sql(f"SELECT 1 FROM progress WHERE job_id = {struck} AND checkpoint_step >= 10 AND step > 12"), 90)
+    until(lambda: jobs.sql(f"SELECT 1 FROM progress WHERE job_id = {struck} AND checkpoint_step >= 10 AND step > 12"))
     (lease,) = jobs.sql(f"SELECT lease_id FROM jobs WHERE id = {struck}")[0]
     supervisor = registered(daemon.home, lease)
     (worker,) = processes.descendants(supervisor.pid, processes.table())
     assert processes.send(supervisor, signal.SIGKILL) and processes.send(worker.process, signal.SIGKILL)
-    assert [jobs.ended(job, 90)["state"] for job in (undisturbed, struck)] == ["completed"] * 2
+    assert [jobs.ended(job)["state"] for job in (undisturbed, struck)] == ["completed"] * 2
     ((outcome, message),) = jobs.sql(f"SELECT outcome, message FROM leases WHERE id = {lease}")
     assert outcome == "lost" and "goes on from its last checkpoint" in message
     assert jobs.sql(f"SELECT attempts, failures FROM jobs WHERE id = {struck}") == [(2, 0)]

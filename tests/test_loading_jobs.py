@@ -20,6 +20,8 @@ from stoker.runners.speed import Profiling
 from stoker.runners.training import Task, Trainer
 from test_training import Job, assert_same
 
+pytestmark = pytest.mark.usefixtures("roomy")  # for what is trained in this process
+
 STEPS, SAMPLES, BATCH = 24, 40, 4
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SWITCH_AT = 12
@@ -127,12 +129,18 @@ def one_thread_as_a_worker_has():
 
 
 @pytest.fixture(autouse=True)
+def enough_samples_are_looked_at(monkeypatch):
+    """However slowly they come on a busy machine."""
+    monkeypatch.setattr(piped, "_LOOKING", 600.0)
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_left():
     before = set(threading.enumerate())
     yield
     left = [thread for thread in threading.enumerate() if thread not in before and thread.name != "QueueFeederThread"]
     for thread in left:
-        thread.join(10)
+        thread.join(60)
     assert not [thread.name for thread in left if thread.is_alive()]
 
 

@@ -79,13 +79,13 @@ def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, 
     whole = submit(jobs, home, "whole", **blocks)
     parts = submit(jobs, home, "parts", params={"pace": 0.3}, **blocks)
     for at in (5, 25):  # before and after the switch
-        until(lambda at=at: values(jobs, parts, "loss")[at - 1 : at], 120)
+        until(lambda at=at: values(jobs, parts, "loss")[at - 1 : at])
         jobs.act("hold", parts)
-        until(lambda: jobs.state(parts) not in ("running", "suspending"), 60)
+        until(lambda: jobs.state(parts) not in ("running", "suspending"))
         assert jobs.show(parts)["finished_at"] is None
         jobs.act("release", parts)
-    assert jobs.ended(parts, 120)["state"] == "completed"
-    assert jobs.ended(whole, 120)["state"] == "completed"
+    assert jobs.ended(parts)["state"] == "completed"
+    assert jobs.ended(whole)["state"] == "completed"
     assert len(values(jobs, whole, "loss")) == STEPS
     for name in ("loss", "stage", "fresh_samples", "first_use_loss"):
         assert values(jobs, parts, name) == values(jobs, whole, name)
@@ -99,7 +99,7 @@ def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
     alone = submit(jobs, home, "alone", params={"data": "Unreadable"}, reuse=REUSE)
     piped = submit(jobs, home, "piped", params={"data": "Unreadable"}, pipeline={})
     for job in (alone, piped):
-        row = jobs.ended(job, 120)
+        row = jobs.ended(job)
         assert row["state"] == "failed" and "ValueError: sample 7 is unreadable" in row["state_reason"], row
         assert "\n" not in row["state_reason"]
     assert "in stage 'decode' of the pipeline, item " in jobs.show(piped)["state_reason"]

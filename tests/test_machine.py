@@ -77,26 +77,42 @@ def test_memory_under_a_limit_is_the_cgroups(tmp_path: Path, monkeypatch: pytest
 
 def test_memory_without_a_limit_is_this_processs_and_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_tree", machine._Tree())
+    monkeypatch.setattr(machine, "_others", machine._Others())
+    monkeypatch.setattr(machine, "tree_bytes", lambda: 300 * MIB)
     used, total = machine.memory()
-    resident = psutil.Process().memory_info().rss
-    assert resident / 4 < used < 8 * resident
-    assert used < total <= psutil.virtual_memory().total
+    assert used == 300 * MIB
+    assert 0 < total <= psutil.virtual_memory().total
     assert machine.memory_total() == total
 
 
+#: A process alone, whose tree nobody else changes: what it holds, what a child of it holds, and what both share.
+FAMILY = """
+import mmap, os
+from stoker.runners.loaders import machine
+before = machine.tree_bytes()
+own, shared = b"x" * (64 << 20), mmap.mmap(-1, 64 << 20)
+shared.write(own)
+alone = machine.tree_bytes()
+(told, tell), (gate, opens) = os.pipe(), os.pipe()
+if not os.fork():
+    data = b"y" * (64 << 20)
+    read = shared[:]
+    os.write(tell, b"1")
+    os.close(opens)
+    os.read(gate, 1)
+    os._exit(0)
+os.read(told, 1)
+print(before, alone, machine.tree_bytes())
+"""
+
+
 def test_memory_of_children_counts_and_shared_pages_once() -> None:
-    before = machine.tree_bytes()
-    child = subprocess.Popen(
-        [sys.executable, "-c", "data = b'x' * (64 << 20); print('ready', flush=True); input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert machine.tree_bytes() - before > 60 * MIB
-    finally:
-        child.communicate(b"\n", timeout=30)
+    done = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=60)
+    before, alone, both = map(int, done.stdout.split())
+    assert before > MIB
+    assert 120 * MIB < alone - before < 140 * MIB
+    assert 120 * MIB < both - alone < 150 * MIB, "64 MiB of its own, and 64 MiB that it read out of what both share"
 
 
 def test_what_others_hold_moves_in_steps() -> None:

@@ -329,7 +329,6 @@ def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fle
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs) -> None:
     """'SIGTERM save fired 0 of 6' (spd #741): through the daemon, a job that was stopped has the losses of its undisturbed twin.
 
@@ -339,17 +338,17 @@ def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs
     recipe: dict[str, Any] = {
         "recipe": "toy",
         "stop": {"iterations": 60},
-        "params": {"step_ms": 20.0, "load_ms": 5.0, "eval_ms": 50.0, "eval_every": 20, "checkpoint_every": 40, "seed": 7},
+        "params": {"step_ms": 100.0, "load_ms": 5.0, "eval_ms": 50.0, "eval_every": 20, "checkpoint_every": 40, "seed": 7},
     }
     stopped, twin = jobs.submit("stopped", **recipe), jobs.submit("twin", **recipe)
     steps = f"SELECT coalesce(max(step), 0) FROM metrics WHERE job_id = {stopped} AND name = 'loss'"
-    until(lambda: jobs.sql(steps)[0][0] >= 3, 120)
+    until(lambda: jobs.sql(steps)[0][0] >= 3)
     jobs.act("hold", stopped)
     until(lambda: jobs.state(stopped) == "submitted")
     at = jobs.sql(steps)[0][0]
     assert 3 <= at < 60
     jobs.act("release", stopped)
-    assert jobs.ended(twin, 120)["state"] == jobs.ended(stopped, 120)["state"] == "completed"
+    assert jobs.ended(twin)["state"] == jobs.ended(stopped)["state"] == "completed"
     leases = jobs.sql(f"SELECT outcome, exit_code FROM leases WHERE job_id = {stopped} ORDER BY id")
     assert leases == [("preempted", 75), ("completed", 0)]
     trace = "SELECT name, step, value FROM metrics WHERE job_id = {} AND name IN ('loss', 'eval_loss') ORDER BY name, step"
@@ -500,8 +499,8 @@ def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended_and_who_progresses_
     script = (
         "import stoker, sys, time\nfor step in range(int(sys.argv[1])):\n    stoker.report(step=step)\n    time.sleep(0.5)\ntime.sleep({})"
     )
-    hung = jobs.submit("hung", sys.executable, "-c", script.format(600), "1", hang_after=1.5, grace=1.0)
-    slow = jobs.submit("slow", sys.executable, "-c", script.format(0), "10", hang_after=1.5)
+    hung = jobs.submit("hung", sys.executable, "-c", script.format(600), "1", hang_after=4.0, grace=1.0)
+    slow = jobs.submit("slow", sys.executable, "-c", script.format(0), "10", hang_after=4.0)
     ended = jobs.ended(hung)
     assert (ended["state"], ended["outcome"]) == ("failed", "hang")
     assert "made no progress" in ended["state_reason"] and "the end of its log may show where" in ended["state_reason"]
@@ -513,7 +512,7 @@ def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended_and_who_progresses_
 
 def test_pain_14_a_task_that_hangs_or_raises_is_on_record_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """'Skipped for ever with only a log line' (APScheduler #423, #474): each hang and each new error is told, once."""
-    monkeypatch.setattr(tasks, "STUCK_AFTER", 0.2)
+    monkeypatch.setattr(tasks, "STUCK_AFTER", 1.0)
     told: list[tuple[str, str, str]] = []
     watched = tasks.Tasks(lambda kind, task, words: told.append((kind, task, words)))
     release = threading.Event()
@@ -550,13 +549,13 @@ def test_pain_14_no_wake_up_is_lost_between_two_runs(monkeypatch: pytest.MonkeyP
     ended = Pool._run_job_success
 
     def late(pool: Any, *arguments: Any) -> None:
-        counted.wait(10)
+        counted.wait(60)
         ended(pool, *arguments)
 
     def work() -> None:
         nonlocal runs
         runs += 1
-        go.wait(10)
+        go.wait(60)
 
     monkeypatch.setattr(Pool, "_run_job_success", late)
     watched = tasks.Tasks(lambda *_: None)
@@ -569,7 +568,7 @@ def test_pain_14_no_wake_up_is_lost_between_two_runs(monkeypatch: pytest.MonkeyP
     skipped = threading.Event()
     watched._scheduler.add_listener(lambda _: skipped.set(), EVENT_JOB_MAX_INSTANCES)
     watched.wake("hourly")
-    assert skipped.wait(10)
+    assert skipped.wait(60)
     counted.set()
     until(lambda: runs == 2)
     watched.stop()

@@ -311,13 +311,13 @@ def test_a_batch_whose_process_was_killed_as_it_read_is_done_again(tmp_path: Pat
 
 
 def test_a_limit_is_for_one_item_that_is_read() -> None:
-    with nothing_left(), pytest.raises(StageError, match=r"^stage 'read', item 19: its function has not returned within the limit of 1 s$"):
-        list(Pipeline(made(Reads(SAMPLES, sleeps_at_19_in_a_process), shuffle=False, size=8, limit=1.0)))
+    with nothing_left(), pytest.raises(StageError, match=r"^stage 'read', item 19: its function has not returned within the limit of 2 s$"):
+        list(Pipeline(made(Reads(SAMPLES, sleeps_at_19_in_a_process), shuffle=False, size=8, limit=2.0)))
 
 
 def test_a_limit_of_the_map_is_not_that_of_reading() -> None:
-    stages = [Source(range(SAMPLES), along=True), Map(sleeps_at_19_in_a_process, name="udf", processes=True, limit=1.0)]
-    with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 1 s$"):
+    stages = [Source(range(SAMPLES), along=True), Map(sleeps_at_19_in_a_process, name="udf", processes=True, limit=2.0)]
+    with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 2 s$"):
         list(Pipeline(stages))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,12 +216,12 @@ def test_a_batch_whose_process_was_killed_is_done_again(tmp_path: Path) -> None:
 
 
 def test_a_limit_is_for_one_item_of_a_batch() -> None:
-    with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 1 s$"):
-        list(batched(sleeps_at_19_in_a_process, batch=8, limit=1.0))
+    with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 2 s$"):
+        list(batched(sleeps_at_19_in_a_process, batch=8, limit=2.0))
 
 
 def test_a_batch_may_take_longer_than_the_limit_of_an_item() -> None:
-    stages = [Source([0.05] * 12), Map(burns, name="udf", processes=True, limit=0.5), Batch(12, collate=len)]
+    stages = [Source([0.2] * 12), Map(time.sleep, name="udf", processes=True, limit=2.0), Batch(12, collate=len)]
     with nothing_left(), Pipeline(stages) as pipeline:
         assert list(pipeline) == [12]
 

@@ -23,6 +23,7 @@ from pipeline_work import (
     FailsAt,
     KillsItself,
     Weighty,
+    link,
     nothing_left,
     own_process,
     same,
@@ -437,7 +438,7 @@ def test_data_that_a_late_process_was_sent_after_the_way_back_are_let_go() -> No
 
 def memory_files() -> set[Path]:
     """Descriptors of this process that are of memory files of ours."""
-    return {file for file in Path("/proc/self/fd").iterdir() if file.is_symlink() and "memfd:stoker" in str(file.readlink())}
+    return {file for file in Path("/proc/self/fd").iterdir() if "memfd:stoker" in link(file)}
 
 
 def test_data_that_changed_between_two_passes_are_sent_anew() -> None:

@@ -343,11 +343,12 @@ def test_cpu_time_of_the_processes_is_measured_there() -> None:
 def test_nothing_is_ever_in_dev_shm() -> None:
     """What has no name there cannot be left there, whoever is killed and when."""
     stages = [Source(range(6)), Map(arrays, name="make", processes=True), Map(named_shared_memory, name="look", processes=True)]
+    others = named_shared_memory(None)  # what loaders of torch have left in this process
     with Pipeline(stages) as pipeline, mapped(arrays, 3) as makes:
         assert list(pipeline) == [[]] * 6
         samples = list(makes)
         assert len(samples) == 3
-        assert named_shared_memory(None) == []
+        assert set(named_shared_memory(None)) <= set(others)
 
 
 PARENT = """

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import Broken, DiesOnce, FailsAt, has_one_process, naps, nothing_left, own_process, same, sleeps_at_19_in_a_process
+from stoker.runners.loaders import processes as module
 from stoker.runners.loaders.chains import Chain, Group
 from stoker.runners.loaders.channel import Bound, Channel, Item
 from stoker.runners.loaders.faults import Misplaced, StageError
@@ -27,6 +28,12 @@ from stoker.runners.loaders.threads import Crew, _Worker
 
 LONG = 60.0
 SAMPLES = 240
+
+
+@pytest.fixture(autouse=True)
+def every_item_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(module, "_SHORT", LONG)
 
 
 def none() -> None:
@@ -148,7 +155,8 @@ def test_an_item_that_cannot_be_sent_fails_at_its_turn() -> None:
         assert pending(hand) == 0
 
 
-def test_behind_a_long_item_none_waits() -> None:
+def test_behind_a_long_item_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHORT", 0.1)
     with hand_for(naps_long) as (hand, _):
         following = Following(one(2))
         hand.call(one(1), none)
@@ -282,8 +290,8 @@ def test_closed_while_one_hangs_and_the_next_waits_behind_it() -> None:
 
 
 def test_the_item_that_hangs_is_named_and_not_the_one_behind_it() -> None:
-    with nothing_left(), pytest.raises(StageError, match=r"stage 'udf', item 19: its function has not returned within the limit of 1 s"):
-        list(processed(sleeps_at_19_in_a_process, workers=1, limit=1.0))
+    with nothing_left(), pytest.raises(StageError, match=r"stage 'udf', item 19: its function has not returned within the limit of 2 s"):
+        list(processed(sleeps_at_19_in_a_process, workers=1, limit=2.0))
 
 
 def test_a_worker_whose_process_cannot_be_replaced_does_both_items_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

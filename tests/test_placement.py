@@ -50,6 +50,13 @@ def test_a_node_of_six():
     assert placement([6]).find(6) == (0, 1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_pool_without_gpus_has_room_for_nobody(n):
+    p = placement([])
+    assert p.find(n) is p.find(n, relaxed=True) is None
+    assert p.reach(np.zeros(0)).least(n) == math.inf
+
+
 def test_a_job_that_fits_a_node_is_never_split_unless_relaxed():
     p = placement([2, 2], held=[0, 2])
     assert p.free() == 2

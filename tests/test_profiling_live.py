@@ -64,7 +64,7 @@ def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(j
     profiled = jobs.submit("first", **TOY, stop={"iterations": 12})
     until(lambda: jobs.state(profiled) == "profiling")
     assert jobs.sql(f"SELECT gpus, state FROM jobs_now WHERE id = {profiled}") == [(2, "profiling")]
-    row = jobs.ended(profiled, 90)
+    row = jobs.ended(profiled)
     assert (row["state"], row["attempts"], row["preemptions"], row["failures"]) == ("completed", 1, 0, 0)
     assert states(jobs, profiled) == ["submitted", "pending", "profiling", "pending", "assigned", "starting", "running", "completed"]
     ((model, gang, compute, within, across, samples),) = jobs.sql(
@@ -76,7 +76,7 @@ def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(j
         (True, 0, "profiled", 2), (False, 1, "completed", GANG),
     ]  # fmt: skip
     twin = jobs.submit("twin", **TOY, stop={"iterations": 12})
-    assert jobs.ended(twin, 60)["state"] == "completed"
+    assert jobs.ended(twin)["state"] == "completed"
     assert "profiling" not in states(jobs, twin)
     assert losses(jobs, twin) == losses(jobs, profiled) and len(losses(jobs, twin)) == 12
 
@@ -85,7 +85,7 @@ def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(j
 def test_a_profiling_run_that_is_killed_is_made_again(jobs):
     job = jobs.submit("first", **TOY, stop={"iterations": 5}, retries={"limit": 1, "backoff": 1.0})
     os.kill(until(lambda: rank_of(jobs)), signal.SIGKILL)
-    until(lambda: "profiled" in [outcome for (outcome,) in jobs.sql("SELECT outcome FROM leases")], 90)
+    until(lambda: "profiled" in [outcome for (outcome,) in jobs.sql("SELECT outcome FROM leases")])
     assert jobs.sql("SELECT profile, outcome, gpu_count FROM leases ORDER BY id LIMIT 2") == [(True, "failed", 2), (True, "profiled", 2)]
     assert states(jobs, job)[:6] == ["submitted", "pending", "profiling", "pending", "profiling", "pending"]
     assert jobs.show(job)["failures"] == 1 and jobs.sql("SELECT count(*) FROM speeds") == [(1,)]

@@ -298,11 +298,11 @@ def test_processes_give_what_one_process_gives_whatever_the_order() -> None:
 @pytest.mark.usefixtures("foreign")
 def test_closing_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
-    choices = study.choose(["fifo", "foreign_policies:Hangs"], [])
+    choices, others = study.choose(["fifo", "foreign_policies:Hangs"], []), set(multiprocessing.active_children())
     coming = study.run_study(study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(choices, [0])), 2, lambda *_: None)
     assert next(coming).run.choice.label == "fifo"
     coming.close()
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
 
 
 @pytest.mark.usefixtures("foreign")

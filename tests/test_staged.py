@@ -17,8 +17,6 @@ from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.staged import staged
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Squares(Dataset[dict[str, Any]]):
     """Samples of several kinds of value."""

@@ -313,7 +313,7 @@ def test_retention_thins_and_exports(store, home):
     removed = store.write(thin, Retention())
     with store.read() as con:
         ages = con.execute(
-            "SELECT round(epoch(now()::TIMESTAMP - ts) / 86400)::INTEGER AS age, count(*) FROM telemetry GROUP BY 1 ORDER BY 1"
+            "SELECT round(epoch(make_timestamp(epoch_us(now())) - ts) / 86400)::INTEGER, count(*) FROM telemetry GROUP BY 1 ORDER BY 1"
         )
         counts = dict(ages.fetchall())
         steps = [row[0] for row in con.execute("SELECT step FROM metrics ORDER BY step").fetchall()]

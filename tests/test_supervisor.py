@@ -19,10 +19,8 @@ from stoker.runners import endings, processes
 from stoker.runners.rundir import RunDir
 from stoker.runners.supervisor import TAKEN
 
-pytestmark = pytest.mark.timeout(60)
 
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something that other processes bring about."""
     end = time.monotonic() + seconds
     while not (found := true()):
@@ -62,7 +60,7 @@ class Shim:
     def end(self) -> dict[str, Any]:
         """Its last word, after which nothing of it may live."""
         assert self.process is not None
-        assert self.process.wait(30) == 0
+        assert self.process.wait(60) == 0
         assert processes.tagged(self.run.tag) == []
         exit: dict[str, Any] = self.run.read("exit.json")
         return exit
@@ -130,10 +128,10 @@ def test_cannot_start(shim: Any) -> None:
 def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
     """Many supervisors of one lease at the same moment: one runs the command, the others leave."""
     shim = Shim(tmp_path, ["sh", "-c", "echo started; sleep 0.3"])
-    codes = [process.wait(30) for process in [shim.start() for _ in range(6)]]
+    codes = [process.wait(60) for process in [shim.start() for _ in range(6)]]
     assert sorted(codes) == [0] + [TAKEN] * 5
     assert shim.run.log.read_text() == "started\n"
-    assert shim.start().wait(30) == TAKEN, "not after its end either"
+    assert shim.start().wait(60) == TAKEN, "not after its end either"
 
 
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
@@ -245,9 +243,10 @@ def test_kill_now(shim: Any) -> None:
 
 def test_grandchildren_that_hide_are_ended(shim: Any) -> None:
     """setsid, a double fork, and an emptied environment do not help: they stay descendants of the supervisor."""
-    run = shim("sh", "-c", "setsid sleep 611 & (setsid sleep 612 &) ; env -i setsid sleep 613 & sleep 0.2; echo done")
+    one, two, three = numbers = [f"{600 + n}.{os.getpid()}" for n in range(3)]  # seconds, and by which they are known
+    run = shim("sh", "-c", f"setsid sleep {one} & (setsid sleep {two} &) ; env -i setsid sleep {three} & sleep 0.2; echo done")
     assert run.end()["outcome"] == "completed"
-    left = [pid for pid in processes.pids() if any(f"sleep\0{n}".encode() in _cmdline(pid) for n in (611, 612, 613))]
+    left = [pid for pid in processes.pids() if any(f"sleep\0{number}".encode() in _cmdline(pid) for number in numbers)]
     assert left == []
 
 
@@ -269,7 +268,7 @@ def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
         pipe.write(json.dumps(shim.launch).encode())
     shim.says("ready")
     shim.stop(grace=0.1)
-    assert shim.process.wait(30) == 0
+    assert shim.process.wait(60) == 0
     end = shim.run.read("exit.json") or {}
     left = processes.tagged(shim.run.tag)
     processes.end_tagged(shim.run.tag)

@@ -6,7 +6,6 @@ import gzip
 import json
 import pty
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from e2e import DaemonProcess
+from e2e import DaemonProcess, free_port
 from stoker.engine.api import uploads
 from stoker.engine.api.uploads import Uploads, begin
 from stoker.engine.cli import trace_send
@@ -160,10 +159,7 @@ def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
     home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    process = DaemonProcess(home, "--tcp", address)
+    process = DaemonProcess(home, "--tcp", f"127.0.0.1:{free_port()}")
     process.start()
     yield process
     process.end()

@@ -21,7 +21,8 @@ from stoker.runners.rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 
 STEPS = 12
 
-#: A user's module. Draws from every global generator, and pauses where PAUSE says, leaving a mark that it is there.
+#: A user's module. Draws from every global generator, and pauses where PAUSE says, leaving a mark that it is there. A step, which
+#: nothing interrupts, goes on once its process has been signalled.
 USER = """
 import os, random, time
 from pathlib import Path
@@ -33,7 +34,9 @@ PAUSE, _, AT = os.environ.get("PAUSE", "").partition(":")
 def pause(phase, watchful):
     if phase == PAUSE:
         Path(f"in-{phase}-{os.environ.get('RANK', '0')}").touch()
-        for _ in interruptible(range(600)) if watchful else range(6 if phase == "step" else 600):
+        for _ in interruptible(range(600)) if watchful else range(600):
+            if phase == "step" and Path(os.environ["STOKER_RUN_DIR"], "signalled").exists():
+                break
             time.sleep(0.05)
 
 class Data:
@@ -118,6 +121,7 @@ class Job:
         for rank, process in enumerate(self.alive):
             if ranks is None or rank in ranks:
                 os.kill(process.pid, number)
+        (self.run_dir / "signalled").touch()
         return self
 
     def when(self, *marks):

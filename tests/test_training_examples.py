@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -56,16 +55,29 @@ def test_the_plain_script_knows_nothing_of_stoker(tmp_path, environment):
     assert re.fullmatch(r"epoch 1: loss \d\.\d{3}, accuracy 0\.\d{3}\n", said)
 
 
+#: A script that is asked to stop at one of its reports, however fast it and the machine are.
+STOPPED = """
+import os, runpy, signal, sys
+import stoker
+
+def told(**values):
+    report(**values)
+    if values["step"] == 20:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+report, stoker.report = stoker.report, told
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_the_aware_script_resumes_exactly_and_runs_without_stoker_the_same(tmp_path, environment):
     alone = run(AWARE, cwd=tmp_path, env=environment())
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
     reports = tmp_path / "run-1" / "reports-0.jsonl"
-    first = warm.start(*AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
-    while not reports.exists() or reports.read_bytes().count(b"\n") < 20:
-        assert first.is_alive(), taken(tmp_path / "first.txt")
-        time.sleep(0.002)
-    first.terminate()
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    first = warm.start(str(tmp_path / "stopped.py"), *AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
     first.join(60)
     assert first.exitcode == PREEMPTED_EXIT
     stopped_at = int(re.fullmatch(r"asked to stop at step (\d+)\n", taken(tmp_path / "first.txt"))[1])

@@ -106,12 +106,12 @@ def test_a_running_job(con: duckdb.DuckDBPyConnection) -> None:
     insert(con, "progress", job_id=1, step=50, total_steps=200, loss=0.5, seconds_per_step=1.0, updated_at=ago(1))
     job = one(con, "SELECT * FROM jobs_now")
     assert (job["progress"], job["gpus"], job["nodes"], job["total_steps"], job["loss"]) == (25.0, 2, "n1,n2", 200, 0.5)
-    assert job["age"] == pytest.approx(100, abs=5)
-    assert job["ran"] == pytest.approx(50, abs=5)
-    assert job["waited"] == pytest.approx(50, abs=5)
-    assert job["eta"] == pytest.approx(150, abs=5)
+    assert job["age"] == pytest.approx(100, abs=20)
+    assert job["ran"] == pytest.approx(50, abs=20)
+    assert job["waited"] == pytest.approx(50, abs=20)
+    assert job["eta"] == pytest.approx(150, abs=20)
     assert job["deadline_risk"] == "at risk"
-    assert one(con, "SELECT tardiness FROM slo")["tardiness"] == pytest.approx(130, abs=5)
+    assert one(con, "SELECT tardiness FROM slo")["tardiness"] == pytest.approx(130, abs=20)
 
 
 def test_the_queue_is_in_the_order_of_service(con: duckdb.DuckDBPyConnection) -> None:
@@ -134,7 +134,7 @@ def test_the_queue_is_in_the_order_of_service(con: duckdb.DuckDBPyConnection) ->
     rows = con.execute("SELECT id, position, reason FROM queue").fetchall()
     assert rows == [(2, 1, "reason 2"), (1, 2, "reason 1"), (3, None, "so")]
     # it starts in 60 s and takes 30 s, as earlier jobs of its model did
-    assert one(con, "SELECT eta FROM jobs_now WHERE id = 1")["eta"] == pytest.approx(90, abs=5)
+    assert one(con, "SELECT eta FROM jobs_now WHERE id = 1")["eta"] == pytest.approx(90, abs=20)
 
 
 def test_arrays_are_counted(con: duckdb.DuckDBPyConnection) -> None:
