@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
+from stoker.engine.sim.errors import SimulationError
 from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.result import Result
 from stoker.policies import registry
 from stoker.policies.cells import Free
-from stoker.policies.contract import Plan
+from stoker.policies.contract import Jobs, Phase, Plan, View
+from stoker.policies.fifo import Fifo
 from stoker.policies.placement import Placement
+from stoker.policies.serving import Ranking, serve
 from stoker.policies.standstill import Standstill, Waiter
 from views import NOW, Job, make_view
 
@@ -246,3 +251,53 @@ def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
     assert result.decisions == 4, "as the gang displaces others at 10 and 25, and twice at 20, as two start in its room"
     costly = run(rows, "srtf,hysteresis=1", "1x4", COSTS["costly"])
     assert costly.decisions > result.decisions, "what happens while they stop is not known"
+
+
+class Looks(Fifo):
+    """It may do something although nobody waits, and writes down how many run then."""
+
+    rigid: ClassVar[bool] = False
+    starts_alone: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(Fifo.Config())
+        self.alone_with: list[int] = []
+
+    def plan(self, view: View) -> Plan:
+        if not (view.jobs.phase == Phase.PENDING).any():
+            self.alone_with.append(len(view.jobs))
+        return dataclasses.replace(super().plan(view), standstill=None)
+
+
+def test_who_may_do_something_while_nobody_waits_is_asked_then() -> None:
+    policy = Looks()
+    run([(0, 10, 1), (0, 20, 1)], policy, "1x4")
+    assert policy.alone_with == [1, 0]
+
+
+class Wrong(Fifo):
+    """It cannot say where jobs stand that come."""
+
+    rigid: ClassVar[bool] = True
+    starts_alone: ClassVar[bool] = True
+
+    def __init__(self, answer: Callable[[Jobs], Any]) -> None:
+        super().__init__(Fifo.Config())
+        self.answer = answer
+
+    def plan(self, view: View) -> Plan:
+        return serve(view, Ranking())
+
+    def ranking(self, jobs: Jobs) -> Any:
+        return self.answer(jobs)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda jobs: 1 / 0, lambda jobs: None, lambda jobs: Ranking(key=np.zeros(len(jobs) + 1)), lambda jobs: Ranking(key=[1, 2])],
+    ids=["raises", "nothing", "too many", "no array"],
+)
+def test_a_ranking_that_is_none_ends_the_run_in_a_line(answer: Callable[[Jobs], Any]) -> None:
+    with pytest.raises(SimulationError, match=r"^policy fifo at 0 s: ranking\(\): ") as caught:
+        run([(0, 10, 1), (0, 20, 1)], Wrong(answer), "1x4")
+    assert "\n" not in str(caught.value)

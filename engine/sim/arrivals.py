@@ -47,6 +47,17 @@ class Arrivals:
         return [*map(Waiter._make, zip(*columns, strict=True))]
 
 
+def checked(ranking: object, jobs: int) -> Ranking:
+    """What a policy gave for so many jobs; ValueError where that cannot be."""
+    if not isinstance(ranking, Ranking):
+        raise ValueError(f"gave {type(ranking).__name__}, not a Ranking")
+    for name in ("key", "claim", "hold"):
+        column = getattr(ranking, name)
+        if not (column is None or (isinstance(column, np.ndarray) and column.shape == (jobs,) and column.dtype.kind in "fiu")):
+            raise ValueError(f"{name}: is not an array of one number a job")
+    return ranking
+
+
 class _Newcomers:
     """Rows of a range of jobs at the moment when they come, each for itself."""
 

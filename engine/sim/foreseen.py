@@ -67,7 +67,7 @@ class Foreseen:
             elif not (sizes or still.blocking):
                 return self._if_they_fit(came, waiters)
         self._still = None  # it was of who waited
-        if not self._alone:
+        if not (self._alone and waiting):
             return None
         return self._if_they_fit(came, waiters) if len(waiting) == len(came) else self._if_they_fit(waiting, None)
 

@@ -27,7 +27,7 @@ from ...policies.contract import Jobs, Phase, Plan, Policy, View
 from ...policies.serving import Ranking
 from ..guards import Actions, Memory, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
-from .arrivals import Arrivals
+from .arrivals import Arrivals, checked
 from .cluster import Cluster
 from .errors import SimulationError
 from .foreseen import Foreseen
@@ -361,10 +361,9 @@ class Simulation:
 
     def _rank(self, jobs: Jobs) -> Ranking:
         try:
-            ranking: Ranking = self.policy.ranking(jobs)  # type: ignore[attr-defined]
-            return ranking
+            return checked(self.policy.ranking(jobs), len(jobs))  # type: ignore[attr-defined]
         except (Exception, SystemExit) as error:
-            raise self._error(f"the policy failed to rank jobs that come: {type(error).__name__}: {error}") from error
+            raise self._error(f"ranking(): {type(error).__name__}: {error}") from error
 
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
         """When to ask again even if nothing happens: as the daemon does."""
