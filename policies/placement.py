@@ -100,20 +100,6 @@ class Placement:
         """Whether all of these will be free soon."""
         return self._soon.has(gpus)
 
-    def would_fit(self, n: int, freed: Ints, *, memory: float = 0.0) -> bool:
-        """Whether ``find_soon(n)`` would succeed if the GPUs ``freed`` (now held by running jobs) were given up."""
-        fitting, soon = self._fitting(memory), self._soon
-        in_one_node = fitting is None and n <= soon.grid.largest(None)
-        if n > len(freed) + (soon.largest() if in_one_node else soon.total()):
-            return False
-        if not self._all_usable:
-            freed = freed[self.gpus.usable[freed]]
-        per_node = soon.per_node() if fitting is None else soon.masked(fitting).per_node()
-        if fitting is not None:
-            freed = freed[fitting[freed]]
-        per_node = per_node + np.bincount(self.gpus.node[freed], minlength=len(per_node))
-        return soon.grid.enough(n, per_node, fitting)
-
     def reach(self, level: Floats, *, memory: float = 0.0) -> Reach:
         """What more could be found soon if GPUs were given up in the order of their ``level``, one a GPU, the least first; inf: never."""
         if not self._all_usable:

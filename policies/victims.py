@@ -142,5 +142,6 @@ class Victims:
         return doomed
 
     def _suffice(self, rows: list[int], placement: Placement, n: int, memory: float) -> bool:
-        gpus = np.concatenate([self.jobs.allocation(row) for row in rows])
-        return placement.would_fit(n, gpus, memory=memory)
+        level = np.full(len(self.jobs), np.inf)
+        level[rows] = 0.0
+        return placement.reach(self._by_gpu(level), memory=memory).least(n) < math.inf
