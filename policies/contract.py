@@ -217,8 +217,8 @@ class Policy(Protocol):
     ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event.
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
     ``starts_alone``: True: the only job that waits starts where `Placement.find` puts it, if it fits, so it need not be asked then; False.
-    ``ranking``: a function of `Jobs` that have just come, which says of each by itself where it stands (`serving.Ranking`) among those that
-    wait by this policy's plans; None: that is not known before it is asked.
+    ``ranking``: a method that says of `Jobs` as they come, of each by its own columns alone, where they stand (`serving.Ranking`) among
+    those that wait by this policy's plans; None: that is not known before it is asked.
     ``uses_history``: True: it reads ``View.finished_service``; False.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """

@@ -20,9 +20,10 @@ import numpy as np
 
 from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
+from .line import Line
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
-from .standstill import Standstill, Waiter
+from .standstill import Standstill
 from .victims import Victims, displaceable, draining
 
 
@@ -41,8 +42,8 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    #: While nothing else happens, and until the plan's ``wake_at``, no claim exceeds a hold that it does not exceed now, and those who
-    #: wait stay in their order.
+    #: Along the order claims never rise, and while nothing else happens, until the plan's ``wake_at``, those who wait stay in it and no
+    #: claim exceeds a hold that it does not exceed now.
     steady: bool = False
 
 
@@ -228,7 +229,7 @@ class _Tick:
             return None
         level = None
         if ranking.claim is not None:
-            if not ranking.steady:
+            if ranking.blocking or not ranking.steady:
                 return None
             level = self.victims.level_of_gpus
             for row, gpus in self.given.items():
@@ -244,11 +245,10 @@ class _Tick:
         """
         return self.in_turn and len(self.given) == 1 and self.preempted.isdisjoint(self.given)
 
-    def _line(self) -> list[Waiter]:
+    def _line(self) -> Line:
         rows = self.unserved[self._possible(self.unserved)]
         hold = np.full(len(rows), np.inf) if self.ranking.claim is None else self.hold[rows]
-        columns = (self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], hold)
-        return [*map(Waiter._make, zip(*(column.tolist() for column in columns), strict=True))]
+        return Line(self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], hold)
 
     def _order(self) -> list[int]:
         return [int(job) for job in self.jobs.id[self.unserved]]

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from bisect import bisect_left, insort
+import sys
 from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from .cells import Free
 from .contract import Floats
+from .line import Line, Waiter
 
 _ROUNDING = 1e-6  #: what differs by no more than this share may come out either way when it is worked out at another moment
-
-
-class Waiter(NamedTuple):
-    """A job that waits for ``gpus``. Waiters compare in the order of service."""
-
-    key: float
-    job: int
-    gpus: int
-    claim: float
-    hold: float  #: once it runs
 
 
 class Standstill:
@@ -36,14 +26,14 @@ class Standstill:
     others: they do not fit with these GPUs either.
 
     ``ordered``: those who wait stay in this order, so it is known too who gets what ends of jobs make free, unless somebody could displace
-    others. ``blocking``: who cannot start holds back all behind it.
+    others. ``blocking``: who cannot start holds back all behind it, and nobody displaces anybody.
     """
 
     def __init__(
         self,
         free: Free,
         held: Floats | None,
-        line: Callable[[], list[Waiter]],
+        line: Callable[[], Line],
         *,
         ordered: bool,
         blocking: bool,
@@ -51,7 +41,7 @@ class Standstill:
         self._free, self._held, self._make_line = free, held, line
         self.ordered, self.blocking = ordered, blocking
         self._until = math.inf
-        self._lasting = True  #: what is known of a job that starts or waits later is true for good
+        self._lasting = True  #: no moment at which claims and holds change, which would be another once somebody joins or leaves the line
         self._strongest: dict[int, tuple[int, float]] | None = None
 
     def ends_before(self, moment: float) -> None:
@@ -62,7 +52,7 @@ class Standstill:
         return now < self._until
 
     @cached_property
-    def _line(self) -> list[Waiter]:
+    def _line(self) -> Line:
         return self._make_line()
 
     @cached_property
@@ -97,32 +87,34 @@ class Standstill:
     def _claims(self) -> dict[int, tuple[int, float]]:
         """Of the sizes in line: what a node must give to it at least, as it may have only so many nodes, and the strongest claim."""
         if self._strongest is None:
-            strongest: dict[int, float] = {}
-            for _, _, n, claim, _ in self._line[:1] if self.blocking else self._line:
-                if n not in strongest or claim > strongest[n]:
-                    strongest[n] = claim
             grid = self._free.grid
             largest = grid.largest(None)
             self._strongest = {
-                n: (max(n - (grid.nodes_needed(n, None) - 1) * largest, 1), _at_most(claim)) for n, claim in strongest.items()
+                first.gpus: (max(first.gpus - (grid.nodes_needed(first.gpus, None) - 1) * largest, 1), _at_most(first.claim))
+                for first in self._first()
             }
         return self._strongest
+
+    def _first(self) -> list[Waiter]:
+        """Who is the first to get what suits them: of each size one, where nobody is held back."""
+        firsts = self._line.firsts()
+        return [min(firsts)] if firsts and self.blocking else firsts
 
     def starts(self, free: Free, sizes: Collection[int], came: Collection[Waiter]) -> dict[int, tuple[int, ...]] | None:
         """GPUs of the jobs that start, in the order of service; None: the policy has to say it, and nothing is known any more.
 
         ``free``: what is free now. ``sizes``: of which somebody in line may be able to start. ``came``: those who are in line from now on.
         """
-        given: dict[int, tuple[int, ...]] = {}
+        given: dict[Waiter, tuple[int, ...]] = {}
         failed: set[int] = set()
         free = free.copy()
-        for waiter in self._hopeful(sizes, sorted(came)):
+        for waiter in self._turns(sizes, came, failed):
             n = waiter.gpus
             if n in failed:  # a claim as strong at most: whoever is behind has to wait, too
                 continue
             gpus = free.find(n, None, False)
             if gpus is not None:
-                given[waiter.job] = gpus
+                given[waiter] = gpus
                 free.set(gpus, False)
                 self._take(gpus, waiter.hold)
             elif self._fits(n, _at_most(waiter.claim)):
@@ -131,19 +123,31 @@ class Standstill:
                 break
             else:
                 failed.add(n)
-        stay = [waiter for waiter in came if waiter.job not in given]
-        if stay and not self._lasting:
-            return None
-        self._move_up(given, stay, somebody_left=len(given) > len(came) - len(stay))
-        return given
+        return {waiter.job: gpus for waiter, gpus in given.items()} if self._moves_up(given, came) else None
 
-    def _hopeful(self, sizes: Collection[int], came: list[Waiter]) -> Iterable[Waiter]:
+    def _turns(self, sizes: Collection[int], came: Collection[Waiter], failed: Collection[int]) -> Iterable[Waiter]:
         """Of those in line and those who came, in their order, all of whom it is not known that they have to wait."""
-        line = self._line
-        if not sizes and (line or not self.blocking):
-            return came[: bisect_left(came, line[0])] if self.blocking else came
-        hopeful = line if self.blocking else [waiter for waiter in line if waiter.gpus in sizes]
-        return heapq.merge(hopeful, came) if came else hopeful
+        if not self.blocking:
+            return self._line.turns(sizes, came, failed) if sizes else sorted(came)
+        head = self._first()
+        if sizes or not head:
+            return self._line.turns(self._line.sizes(), came, failed)
+        return sorted(waiter for waiter in came if waiter < head[0])
+
+    def _moves_up(self, given: Collection[Waiter], came: Collection[Waiter]) -> bool:
+        """Who starts leaves the line, who came and does not joins it; False: that changes more than is known."""
+        leave = [waiter for waiter in given if waiter not in came]
+        stay = [waiter for waiter in came if waiter not in given]
+        if not (leave or stay):
+            return True
+        if not self._lasting:
+            return False
+        for waiter in leave:
+            self._line.leave(waiter)
+        for waiter in stay:
+            self._line.join(waiter)
+        self._strongest = None
+        return True
 
     def _take(self, gpus: Iterable[int], hold: float) -> None:
         if self._lasting:
@@ -151,16 +155,7 @@ class Standstill:
             for gpu in gpus:
                 level[slots[gpu]] = hold
 
-    def _move_up(self, given: Collection[int], stay: Iterable[Waiter], *, somebody_left: bool) -> None:
-        """Who starts leaves the line, who stays joins it."""
-        if somebody_left:
-            self._line = [waiter for waiter in self._line if waiter.job not in given]
-        for waiter in stay:
-            insort(self._line, waiter)
-        if somebody_left or stay:
-            self._strongest = None
-
 
 def _at_most(claim: float) -> float:
-    """A claim with what rounding may add."""
-    return claim + _ROUNDING * (1.0 + abs(claim))
+    """A claim with what rounding may add; above that of free GPUs, which are anybody's."""
+    return claim + _ROUNDING * (1.0 + abs(claim)) if math.isfinite(claim) else max(claim, -sys.float_info.max)

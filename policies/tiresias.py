@@ -75,8 +75,9 @@ class Tiresias:
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
     def ranking(self, jobs: Jobs) -> Ranking:
-        """Of jobs that come: they go to the end of the highest queue."""
-        return Ranking(key=np.ones(len(jobs)))
+        """Of jobs that come: each goes to the end of its queue, and nobody is told to displace others before all are looked at."""
+        standing = self.queues.standing(jobs, 0.0, by_service=self.config.priority != "time")
+        return Ranking(key=(standing.queue + 1).astype(np.float64))
 
     def _rank(self, view: View, standing: Standing) -> Floats:
         """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""

@@ -19,9 +19,10 @@ from stoker.policies import registry
 from stoker.policies.cells import Free
 from stoker.policies.contract import Jobs, Phase, Plan, View
 from stoker.policies.fifo import Fifo
+from stoker.policies.line import Line, Waiter
 from stoker.policies.placement import Placement
 from stoker.policies.serving import Ranking, serve
-from stoker.policies.standstill import Standstill, Waiter
+from stoker.policies.standstill import Standstill
 from views import NOW, Job, make_view
 
 NODES = ("2x4", "3x2,1x4", "1x8,2x3", "1x70", "2x5,1x9")
@@ -240,7 +241,7 @@ def test_who_comes_beside_a_gang_that_waits_starts_unasked_and_may_sink() -> Non
     rows: list[Row] = [(0, 100, 3), (1, 50, 4), (2, 30, 1), (40, 1, 1), (40, 2, 1)]
     result = run(rows, "tiresias,threshold_1=1e4", "1x4")
     assert result.fates.started.tolist() == [0, 100, 2, 40, 41]
-    assert result.decisions == 2, "as the gang comes, and as two come for one GPU"
+    assert result.decisions == 3, "as the gang comes, as two come for one GPU, and as that is free; all is free when the gang starts"
 
 
 def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
@@ -301,3 +302,43 @@ def test_a_ranking_that_is_none_ends_the_run_in_a_line(answer: Callable[[Jobs], 
     with pytest.raises(SimulationError, match=r"^policy fifo at 0 s: ranking\(\): ") as caught:
         run([(0, 10, 1), (0, 20, 1)], Wrong(answer), "1x4")
     assert "\n" not in str(caught.value)
+
+
+def test_an_end_in_between_moves_the_moment_at_which_a_turn_comes() -> None:
+    """The job that starts as another ends has a quantum of its own; who was to be displaced before is so no more."""
+    rows: list[Row] = [(0, 2, 7), (1, 2, 7), (2, 2, 1), (2, 1, 14)]
+    spared, asked = (run(rows, "las,quantum=2", "1x8,2x3", observer=look) for look in (None, lambda *_: None))
+    assert outcome(spared) == outcome(asked)
+
+
+def test_the_weakest_claim_of_all_suffices_for_what_is_free() -> None:
+    still = Standstill(free_gpus_but([Job(1, held=(0, 1, 2))]), None, lambda: some_line(claim=-math.inf), ordered=True, blocking=False)
+    assert still.frees([0]) == {2}
+
+
+def some_line(claim: float) -> Line:
+    """One that waits for 2 GPUs."""
+    key, job, gpus = np.array([1.0]), np.array([7]), np.array([2])
+    return Line(key, job, gpus, np.array([claim]), np.array([claim]))
+
+
+waiters = st.tuples(st.integers(0, 9), st.integers(1, 3))  # key, GPUs
+
+
+@given(first=st.lists(waiters, max_size=12), steps=st.lists(st.one_of(waiters, st.none()), max_size=12), sizes=st.sets(st.integers(1, 3)))
+def test_a_line_is_a_sorted_list(first: list[tuple[int, int]], steps: list[tuple[int, int] | None], sizes: set[int]) -> None:
+    """Steps: somebody joins, or (None) the first of a size leaves."""
+    model = sorted(Waiter(float(key), job, gpus, -float(key), 0.0) for job, (key, gpus) in enumerate(first))
+    columns = np.array(model, dtype=np.float64).reshape(-1, 5).T
+    line = Line(columns[0], columns[1].astype(np.int64), columns[2].astype(np.int64), columns[3], columns[4])
+    for number, step in enumerate(steps, len(first)):
+        if step is None and model:
+            line.leave(model.pop(0))
+        elif step is not None:
+            waiter = Waiter(float(step[0]), number, step[1], -float(step[0]), 0.0)
+            line.join(waiter)
+            model = sorted([*model, waiter])
+        there = {waiter.gpus for waiter in model}
+        assert set(line.sizes()) == there
+        assert sorted(line.firsts()) == sorted(next(waiter for waiter in model if waiter.gpus == n) for n in there)
+        assert list(line.turns(sizes & there, (), ())) == [waiter for waiter in model if waiter.gpus in sizes]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import numpy as np
 
 from ...policies.contract import Floats, Ints, Jobs
+from ...policies.line import Waiter
 from ...policies.serving import Ranking
-from ...policies.standstill import Waiter
 from .live import LiveJobs
 from .table import Table
 
@@ -20,22 +21,20 @@ class Arrivals:
 
     def __init__(self, table: Table, ranking: Callable[[Jobs], Ranking]) -> None:
         self._table, self._ranking = table, ranking
-        self._first = 0
-        self._waiters: Sequence[Waiter] | None = ()
+        self._some = lru_cache(maxsize=2)(self._work_out)  # jobs that come late may be of the ones before
 
     def of(self, jobs: Iterable[int]) -> list[Waiter] | None:
         """None: what somebody claims and holds changes without anything happening."""
         waiters = []
         for job in jobs:
-            if self._waiters is not None and not 0 <= job - self._first < len(self._waiters):
-                self._first = job - job % _AT_ONCE
-                self._waiters = self._work_out(self._first)
-            if self._waiters is None:
+            some = self._some(job // _AT_ONCE)
+            if some is None:
                 return None
-            waiters.append(self._waiters[job - self._first])
+            waiters.append(some[job % _AT_ONCE])
         return waiters
 
-    def _work_out(self, first: int) -> list[Waiter] | None:
+    def _work_out(self, part: int) -> list[Waiter] | None:
+        first = part * _AT_ONCE
         jobs = LiveJobs(_Newcomers(self._table, first, first + _AT_ONCE), 0.0)
         ranking, n = self._ranking(jobs), len(jobs)
         if ranking.claim is not None and not ranking.steady:
@@ -53,7 +52,9 @@ def checked(ranking: object, jobs: int) -> Ranking:
         raise ValueError(f"gave {type(ranking).__name__}, not a Ranking")
     for name in ("key", "claim", "hold"):
         column = getattr(ranking, name)
-        if not (column is None or (isinstance(column, np.ndarray) and column.shape == (jobs,) and column.dtype.kind in "fiu")):
+        if column is None:
+            continue
+        if not (isinstance(column, np.ndarray) and column.shape == (jobs,) and column.dtype.kind in "fiu") or np.isnan(column).any():
             raise ValueError(f"{name}: is not an array of one number a job")
     return ranking
 

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 
 from ...policies.cells import Free
 from ...policies.contract import Plan
-from ...policies.standstill import Standstill, Waiter
+from ...policies.line import Waiter
+from ...policies.standstill import Standstill
 from ..guards import Actions, Start
 from .arrivals import Arrivals
 
@@ -17,9 +18,9 @@ from .arrivals import Arrivals
 class Foreseen:
     """``gangs``: GPUs of each job. ``alone``: whether the only job that waits starts where there is room for it (``Policy.starts_alone``).
 
-    ``arrivals``: where jobs stand that come; None: that is not known. ``proofs``: whether what the policy's plans prove (`Standstill`)
-    holds here. ``stops_freely``: whether a stop takes no time and leaves the work of who stops as it is. All are of policies and
-    clusters with ``alone`` only; without it the policy is always to be asked.
+    Without that the policy is always to be asked. ``arrivals``: where jobs stand that come; None: that is not known. ``proofs``: whether
+    what the policy's plans prove (`Standstill`) holds here. ``stops_freely``: whether a stop takes no time and leaves the work of who stops
+    as it is.
     """
 
     def __init__(

@@ -153,6 +153,7 @@ class Table:
         ints[I.CHANGING :], floats[F.CHANGING :] = constant, self._constant_floats[numbers].T
         floats[F.LEFT], floats[F.WORK] = w.duration[numbers], np.maximum(w.duration[numbers], _LEAST_WORK)
         floats[F.LEASE_END], floats[F.BELIEF] = np.inf, self._beliefs[numbers]
+        ints.flags.writeable = floats.flags.writeable = False
         return ints, floats
 
     def _allocate(self, capacity: int) -> None:
