@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Floats, Jobs, Phase, Plan, View, tunable
-from .queues import AT_ONCE, after, waking
+from .contract import Jobs, Phase, Plan, View, tunable
+from .queues import AT_ONCE, after, service_rate, waking
 from .serving import Ranking, serve
 
 
@@ -42,7 +42,7 @@ class Las:
     def ranking(self, jobs: Jobs) -> Ranking:
         attained = jobs.attained
         # So close to the quantum a running job has reached it, whatever the last digits of its service say.
-        hold = np.maximum(self.config.quantum - AT_ONCE * _rate(jobs), 0.0) - attained
+        hold = np.maximum(self.config.quantum - AT_ONCE * service_rate(jobs), 0.0) - attained
         return Ranking(key=attained, claim=-attained, hold=hold, displaceable="jobs that had more GPU-time", steady=True)
 
     def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
@@ -52,12 +52,6 @@ class Las:
         first = np.full(len(sizes), math.inf)
         np.minimum.at(first, size, jobs.attained[waits])
         levels = np.append(np.unique(first) + self.config.quantum, math.inf)
-        attained, rate = jobs.attained[runs], _rate(jobs)[runs]
+        attained, rate = jobs.attained[runs], service_rate(jobs)[runs]
         reached = np.searchsorted(levels, attained + AT_ONCE * rate, side="right")
         return float(((levels[reached] - attained) / rate).min(initial=math.inf))
-
-
-def _rate(jobs: Jobs) -> Floats:
-    """GPU-seconds that a job is served in a second, or would be."""
-    held = jobs.held
-    return np.where(held > 0, held, jobs.gpus_min).astype(np.float64)

@@ -18,6 +18,12 @@ AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so
 ENTERING = 1.0  #: seconds of service for which a job counts as entering its queue
 
 
+def service_rate(jobs: Jobs) -> Floats:
+    """GPU-seconds a second with which a job is served, or would be."""
+    held = jobs.held
+    return np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where jobs stand, one row a job."""
@@ -45,8 +51,7 @@ class Queues:
 
     def standing(self, jobs: Jobs, now: float, *, by_service: bool) -> Standing:
         """``by_service``: levels are GPU-seconds, else seconds."""
-        held = jobs.held
-        rate = np.where(held > 0, held, jobs.gpus_min).astype(np.float64) if by_service else np.ones(len(jobs))
+        rate = service_rate(jobs) if by_service else np.ones(len(jobs))
         level = jobs.attained if by_service else jobs.run_time
         starving = np.zeros(len(jobs), dtype=bool)
         if self.starve_limit > 0:

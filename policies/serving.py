@@ -46,6 +46,13 @@ class Ranking:
     #: claim exceeds a hold that it does not exceed now.
     steady: bool = False
 
+    def columns(self, jobs: int) -> tuple[Floats, Floats, Floats]:
+        """Key, claim and hold of so many jobs, one each, with what stands for None; nobody gives way where nobody claims anything."""
+        key = np.zeros(jobs) if self.key is None else self.key
+        if self.claim is None:
+            return key, np.zeros(jobs), np.full(jobs, np.inf)
+        return key, self.claim, self.claim if self.hold is None else self.hold
+
 
 def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
     """The plan of a ranking: only what changes is named. A function is asked for the ranking of the jobs only if it matters."""
@@ -102,9 +109,7 @@ class _Tick:
     def __init__(self, view: View, ranking: Ranking, pending: Ints, placement: Placement) -> None:
         jobs = view.jobs
         self.view, self.jobs, self.ranking, self.placement = view, jobs, ranking, placement
-        self.key = np.zeros(len(jobs)) if ranking.key is None else ranking.key
-        self.claim = np.zeros(len(jobs)) if ranking.claim is None else ranking.claim
-        self.hold = self.claim if ranking.hold is None else ranking.hold
+        self.key, self.claim, self.hold = ranking.columns(len(jobs))
         rows = pending[self._possible(pending)]
         if ranking.key is not None:
             rows = rows[self.key[rows].argsort(kind="stable")]
@@ -247,8 +252,7 @@ class _Tick:
 
     def _line(self) -> Line:
         rows = self.unserved[self._possible(self.unserved)]
-        hold = np.full(len(rows), np.inf) if self.ranking.claim is None else self.hold[rows]
-        return Line(self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], hold)
+        return Line(self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], self.hold[rows])
 
     def _order(self) -> list[int]:
         return [int(job) for job in self.jobs.id[self.unserved]]

@@ -119,7 +119,7 @@ class Victims:
         return reach
 
     def _owners(self, target: tuple[int, ...]) -> list[int]:
-        return sorted({owner for owner in self._owner_of[list(target)].tolist() if owner >= 0 and self.level[owner] < np.inf})
+        return list({owner for owner in self._owner_of[list(target)].tolist() if owner >= 0 and self.level[owner] < np.inf})
 
     def _in_order(self, rows: list[int]) -> list[int]:
         if len(rows) < 2:

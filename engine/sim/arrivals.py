@@ -13,7 +13,7 @@ from ...policies.serving import Ranking
 from .live import LiveJobs
 from .table import Table
 
-_AT_ONCE = 4096  #: jobs whose places are worked out together: enough to make each cheap, few enough to take little memory
+_PART = 4096  #: jobs whose places are worked out together: enough to make each cheap, few enough to take little memory
 
 
 class Arrivals:
@@ -27,21 +27,19 @@ class Arrivals:
         """None: what somebody claims and holds changes without anything happening."""
         waiters = []
         for job in jobs:
-            some = self._some(job // _AT_ONCE)
+            some = self._some(job // _PART)
             if some is None:
                 return None
-            waiters.append(some[job % _AT_ONCE])
+            waiters.append(some[job % _PART])
         return waiters
 
     def _work_out(self, part: int) -> list[Waiter] | None:
-        first = part * _AT_ONCE
-        jobs = LiveJobs(_Newcomers(self._table, first, first + _AT_ONCE), 0.0)
-        ranking, n = self._ranking(jobs), len(jobs)
+        first = part * _PART
+        jobs = LiveJobs(_Newcomers(self._table, first, first + _PART), 0.0)
+        ranking = self._ranking(jobs)
         if ranking.claim is not None and not ranking.steady:
             return None
-        key = np.zeros(n) if ranking.key is None else ranking.key
-        claim = np.zeros(n) if ranking.claim is None else ranking.claim
-        hold = np.full(n, np.inf) if ranking.claim is None else claim if ranking.hold is None else ranking.hold
+        key, claim, hold = ranking.columns(len(jobs))
         columns = (column.tolist() for column in (key, jobs.id, jobs.gpus_min, claim, hold))
         return [*map(Waiter._make, zip(*columns, strict=True))]
 

@@ -68,8 +68,7 @@ class Table:
         self._stale: dict[int, Job] = {}  #: those whose row is not as they are
         self._gone: list[int] = []  #: numbers that have a row and are not at hand any more
         self._rows: list[int] = []  #: number of the job in each row, ascending
-        self._work, self._profile = workload.duration.tolist(), workload.profile.tolist()
-        self._beliefs, self._belief = belief, belief.tolist()
+        self._work, self._belief, self._profile = workload.duration.tolist(), belief.tolist(), workload.profile.tolist()
         self._constant_ints, self._constant_floats = _constant(workload)
         self._ints, self._floats = np.zeros((I.ROWS, 0), dtype=np.int64), np.zeros((F.ROWS, 0))
         self._allocate(256)
@@ -152,7 +151,7 @@ class Table:
         ints[I.PHASE], ints[I.PROFILE] = Phase.PENDING, w.profile[numbers]
         ints[I.CHANGING :], floats[F.CHANGING :] = constant, self._constant_floats[numbers].T
         floats[F.LEFT], floats[F.WORK] = w.duration[numbers], np.maximum(w.duration[numbers], _LEAST_WORK)
-        floats[F.LEASE_END], floats[F.BELIEF] = np.inf, self._beliefs[numbers]
+        floats[F.LEASE_END], floats[F.BELIEF] = np.inf, self._belief[numbers]
         ints.flags.writeable = floats.flags.writeable = False
         return ints, floats
 
