@@ -81,7 +81,8 @@ def main() -> int:
     if options.child:
         subprocess.Popen(["sleep", "20"], start_new_session=True)
 
-    checkpoint = stoker.checkpoint_dir() / f"chaos.{mine['node_rank']}"
+    # Not chaos.RANK: save() would take the rank for a suffix, and all ranks would share one temporary file.
+    checkpoint = stoker.checkpoint_dir() / f"chaos-{mine['node_rank']}"
     failed = saved(checkpoint.with_suffix(".failed"))
     total = max(1, round(options.seconds / TICK))
     for step in range(saved(checkpoint), total):
