@@ -211,12 +211,21 @@ def test_the_load_is_told_against_a_cluster() -> None:
     assert of.mean_demand == 4.0 and of.load == 0.5
 
 
+@pytest.mark.parametrize("rows", [[(0.0, 1e8, 1), (1.0, 1e8, 1)], [(5.0, 10.0, 2)] * 50])
+def test_a_mean_demand_of_more_than_all_ask_for_is_unknown(rows: list[tuple[float, float, int]], tmp_path: Path) -> None:
+    of = Description(make(rows), capacity=8)
+    assert of.mean_demand is None and of.load is None
+    assert "; the jobs run for longer than they arrive" in write_trace_report(of, tmp_path).read_text()
+
+
 # -- whole traces --------------------------------------------------------------------------------------------------------
 
 TINY = {
     "none": make([]),
     "one": make([(0.0, 10.0, 1)]),
     "at once": make([(5.0, 10.0, 2)] * 50),
+    "hardly any duration": make([(0.0, 1e-310, 1), (10.0, 5e-324, 2), (30.0, 1e8, 1)]),
+    "denormal": make([(0.0, 1e-310, 1), (10.0, 5e-324, 2), (5e-324, 1e-310, 1)]),
     "no duration": make([(0.0, 0.0, 1), (9.0, 0.0, 8)]),
     "flat": make([(hour * HOUR, HOUR, 1) for hour in range(100)]),
     "long": make([(0.0, 1e8, 1000), (3e8, 1.0, 1)]),
@@ -284,6 +293,12 @@ def test_the_command_prints_tables(csv: Path, capsys: pytest.CaptureFixture[str]
     assert "30, submitted within 29m" in out
     assert "2 tasks by user, gpus; 100% of the jobs repeat more than ten times" in out
     assert "no period stands out" in out and "USER" in out
+
+
+def test_the_command_says_why_there_is_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text("key,submitted,duration,gpus_min\na,0,1e8,1\nb,1,1e8,1\n")
+    assert run(["trace", "describe", str(tmp_path / "t.csv"), "--nodes", "1x8"]) == 0
+    assert "GPUs demanded  mean unknown, as the jobs run for longer than they arrive, peak 2\n" in capsys.readouterr().out
 
 
 def test_the_command_prints_json_and_writes_figures(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
 import math
 import os
 import random
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stoker.engine.traces.check import check_jobs, check_name
 from stoker.engine.traces.formats import stoker as own
-from stoker.engine.traces.formats.registry import FAMILIES
+from stoker.engine.traces.formats.registry import FAMILIES, IMPORTED
 from stoker.engine.traces.formats.rows import Tally
 from stoker.engine.traces.models import measured
 from stoker.engine.traces.read import default_name, read
@@ -173,8 +175,8 @@ def test_what_else_the_formats_tell(tmp_path: Path) -> None:
     assert (lucid.user_name, lucid.pool, lucid.status, lucid.model, lucid.batch_size) == ("ua", "vcA", "COMPLETED", "ResNet18", 64)
     assert lucid.raw is not None and lucid.raw["gmem"] == "3000"
     strict, best = read(write(tmp_path, ELASTICFLOW)).jobs
-    assert (strict.demand, strict.deadlines, strict.rewards, strict.iterations) == ("strict", [5896.0], [100.0], 7246.0)
-    assert (best.demand, best.deadlines) == ("best-effort", [])
+    assert (strict.demand, strict.deadlines, strict.rewards, strict.iterations) == ("strict", (5896.0,), (100.0,), 7246.0)
+    assert (best.demand, best.deadlines) == ("best-effort", ())
     muri = read(write(tmp_path, MURI)).jobs[1]
     assert (muri.priority, muri.model, muri.batch_size) == (1, "a2c", 16)
 
@@ -190,16 +192,16 @@ def test_lucid_tells_how_its_models_share_a_gpu(tmp_path: Path) -> None:
 def test_chronus_has_steps_and_minutes(tmp_path: Path) -> None:
     trace = read(write(tmp_path, CHRONUS))
     soft, strict, best = trace.jobs
-    assert (soft.demand, soft.deadlines, soft.rewards) == ("soft", [3600.0, 4320.0, 5160.0], [100.0, 60.0, 20.0])
-    assert (strict.demand, strict.deadlines, strict.rewards) == ("strict", [9000.0], [100.0])
-    assert (best.demand, best.deadlines, best.pool) == ("best-effort", [], "vc_b")
+    assert (soft.demand, soft.deadlines, soft.rewards) == ("soft", (3600.0, 4320.0, 5160.0), (100.0, 60.0, 20.0))
+    assert (strict.demand, strict.deadlines, strict.rewards) == ("strict", (9000.0,), (100.0,))
+    assert (best.demand, best.deadlines, best.pool) == ("best-effort", (), "vc_b")
     assert trace.dropped == {"CPU job (0 GPUs)": 1}
 
 
 def test_a_deadline_before_the_submission_is_left_out(tmp_path: Path) -> None:
     trace = read(write(tmp_path, ITP_MODELS))
     assert [job.demand for job in trace.jobs] == ["best-effort", "strict"]
-    assert trace.jobs[1].deadlines == [300.0]
+    assert trace.jobs[1].deadlines == (300.0,)
     assert trace.repaired["deadline not after the submission, left out"] == 1
 
 
@@ -241,6 +243,45 @@ def test_pai_joins_its_tables(tmp_path: Path) -> None:
         read(jobs)
     with pytest.raises(ValueError, match="is not pai_job_table"):
         read(tasks, join=tasks)
+
+
+def test_pai_keeps_the_columns_of_all_tasks_of_a_job(tmp_path: Path) -> None:
+    raw = read(write(tmp_path, PAI_TASKS)).jobs[0].raw or {}
+    assert (raw["task_name"], raw["inst_num"], raw["plan_gpu"], raw["gpu_type"]) == ("worker", "2.0", "50.0", "T4")
+    assert (raw["task_name.2"], raw["inst_num.2"], raw["plan_gpu.2"], raw["end_time.2"]) == ("ps", "1.0", "", "210.0")
+    assert len(raw) == 20
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("j5,worker,,Terminated,900.0,1000.0,600.0,29.3,100.0,", "no inst_num"),
+        ("j5,worker,two,Terminated,900.0,1000.0,600.0,29.3,100.0,", "inst_num is not a number"),
+        ("j5,worker,1.0,Terminated,900.0,1000.0,600.0,29.3,all,", "plan_gpu is not a number"),
+        ("j5,worker,-1.0,Terminated,900.0,1000.0,600.0,29.3,-100.0,", "GPUs out of range"),
+        ("j5,worker,,Terminated,900.0,1000.0,600.0,29.3,,", "CPU job (0 GPUs)"),
+    ],
+)
+def test_pai_gpus_that_are_not_told_are_not_none(tmp_path: Path, task: str, reason: str) -> None:
+    trace = read(write(tmp_path, PAI_TASKS + task + "\n"))
+    assert (len(trace.jobs), trace.dropped) == (2, {"never started": 1, reason: 1})
+    kept = read(write(tmp_path, PAI_TASKS + task + "\n"), cpu_jobs=True).jobs
+    assert [job.key for job in kept] == ["j1", "j3"] + ["j5"] * (reason == "CPU job (0 GPUs)")
+
+
+def test_rows_of_the_job_table_are_counted_too(tmp_path: Path) -> None:
+    tasks, jobs = (
+        write(tmp_path, PAI_TASKS),
+        write(tmp_path, PAI_JOBS + 'j1,i9,u9,Failed,1,2\nj4,i4,"u4,Failed,1,2\n,i,u,Failed,1,2\n', "jobs.csv"),
+    )
+    tally = Tally("")
+    trace = read(tasks, join=jobs, tally=tally)
+    assert [job.user_name for job in trace.jobs] == ["u1", "u3"]
+    where = ", in the table of --join"
+    assert trace.dropped == {"duplicate id" + where: 1, "wrong number of fields" + where: 1, "no id" + where: 1, "never started": 1}
+    assert tally.first["duplicate id" + where] == "line 3: job 'j1': is there already"
+    with pytest.raises(ValueError, match=r"jobs\.csv:3: job 'j1': is there already"):
+        read(tasks, join=jobs, strict=True)
 
 
 # -- facts of what was published, in rows of our own -----------------------------------------------------------------------
@@ -300,7 +341,7 @@ def test_gavel_needs_throughputs(tmp_path: Path, as_json: bool) -> None:
         table = write(tmp_path, json.dumps(rates | {"k80": {"('Other', 1)": {"null": 0.1}}}), "rates.json")
     trace = read(path, throughputs=table)
     assert brief(trace) == [("0", 0.0, 100.0, 2), ("1", 60.0, 20.0, 1)]
-    assert [(job.demand, job.deadlines) for job in trace.jobs] == [("best-effort", []), ("strict", [30.0])]
+    assert [(job.demand, job.deadlines) for job in trace.jobs] == [("best-effort", ()), ("strict", (30.0,))]
     slow = read(path, throughputs=table, gpu_type="k80")
     assert brief(slow) == [("1", 60.0, 100.0, 1)]
     assert trace.recipe is not None and slow.recipe is not None
@@ -359,7 +400,8 @@ HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
         (ROW.format(2, 1, "soon", 5), "submit_time is not a number", "submit_time: 'soon' is not a number"),
         (ROW.format("", 1, 0, 5), "no id", "job_id: is empty"),
         ("2,1,0\n", "wrong number of fields", "the row has 3 fields, not 7"),
-        ('2,1,0,600,"vgg\n', "wrong number of fields", "the row has 5 fields, not 7"),
+        ('2,1,0,600,"vgg\n', "wrong number of fields", "the row is not CSV: a quote is not closed, or text follows it"),
+        ('2,1,0,600,"vgg"16,5,1\n', "wrong number of fields", "the row is not CSV: a quote is not closed, or text follows it"),
     ],
 )
 def test_a_row_that_is_no_job_is_dropped_by_reason(tmp_path: Path, row: str, reason: str, detail: str) -> None:
@@ -408,6 +450,67 @@ def test_dates_and_numbers_do_not_mix(tmp_path: Path) -> None:
     assert trace.starts_at == 1507532400.0 - 6600  # the zone is heeded: 05:10 UTC
 
 
+def test_a_date_that_no_cluster_trace_can_have_does_not_become_second_0(tmp_path: Path) -> None:
+    rows = [f"{date} 07:10:00,5,1,5,cc\n" for date in ("0001-01-01", "1999-12-31", "2101-01-01", "9999-12-31")]
+    tally = Tally("")
+    trace = read(write(tmp_path, PHILLY_CSV + "".join(rows) + "9999-12-31T23:59:59-12:00,5,1,5,cc\n"), tally=tally)
+    assert (len(trace.jobs), trace.starts_at) == (2, 1507532400.0)
+    assert trace.dropped == {"submission before 2000 or after 2100": 5}
+    assert tally.first["submission before 2000 or after 2100"] == "line 5: job '2': submitted in the year 1"
+
+
+def test_what_no_column_can_hold_costs_its_row_and_not_the_file(tmp_path: Path) -> None:
+    trace = read(write(tmp_path, MURI + "2,1,0,1,a2c,16,281000,1,1,8,1e12\n"))
+    assert [job.priority for job in trace.jobs] == [0, 0, 1]
+    assert trace.repaired["priority is out of range, left out"] == 1
+
+
+# -- quotes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_format", [False, True], ids=["tiresias", "stoker"])
+@pytest.mark.parametrize(("opens", "closes", "dropped"), [(5, 900, 2), (5, None, 1), (5, 6, 2), (1000, None, 1)])
+def test_a_stray_quote_costs_its_own_line(tmp_path: Path, own_format: bool, opens: int, closes: int | None, dropped: int) -> None:
+    """Whatever is read as one field up to the next quote is rows, hundreds of them."""
+    head, row, mark = (OWN_HEADER, OWN_ROW, "u") if own_format else (HEADER, ROW.format("{}", 1, 0, 5), "vgg")
+    lines = [row.format(number) for number in range(1, 1001)]
+    lines[opens - 1] = lines[opens - 1].replace(f",{mark}", f',"{mark}')
+    if closes is not None:
+        lines[closes - 1] = lines[closes - 1].replace(f",{mark}", f',"{mark}')
+    path = write(tmp_path, head + "".join(lines))
+    tally = Tally("")
+    trace = read(path, tally=tally)
+    assert (len(trace.jobs), trace.dropped) == (1000 - dropped, {"wrong number of fields": dropped})
+    first = opens + head.count("\n")
+    assert tally.first["wrong number of fields"].startswith(f"line {first}: the row is not CSV")
+    with pytest.raises(ValueError, match=f":{first}: the row is not CSV"):
+        read(path, strict=True)
+
+
+def test_a_stray_quote_that_seems_to_close_a_name_swallows_nothing(tmp_path: Path) -> None:
+    lines = [OWN_ROW.format(number) for number in range(1, 11)]
+    lines[2], lines[6] = lines[2].replace(",u,", ',"u,'), lines[6].replace(",u,", ',u",')
+    trace = read(write(tmp_path, OWN_HEADER + "".join(lines)))
+    assert (len(trace.jobs), trace.dropped) == (9, {"wrong number of fields": 1})
+    assert trace.jobs[5].user_name == 'u"'
+
+
+@pytest.mark.parametrize("line", ['"job_id,num_gpu', 'job_id",num_gpu', '"job_id"x,num_gpu'])
+def test_a_header_with_a_stray_quote_is_no_format(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ValueError, match="unknown format"):
+        read(write(tmp_path, TIRESIAS.replace("job_id,num_gpu", line)))
+    with pytest.raises(ValueError, match="format tiresias needs the columns"):
+        read(write(tmp_path, TIRESIAS.replace("job_id,num_gpu", line)), "tiresias")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER.replace("interval", "interval,Duration") + "1,1,0,600,vgg16,5,1,6\n")
+    with pytest.raises(ValueError, match="the column 'duration' is there twice: take one out, or give it another name"):
+        read(path)
+    lines = [line + ",," for line in TIRESIAS.splitlines()]
+    assert read(write(tmp_path, "\n".join(lines))).jobs[0].duration == 160.0
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -418,7 +521,14 @@ def test_an_unknown_format_names_the_nearest_and_the_known(tmp_path: Path) -> No
     said = str(error.value)
     assert said.startswith(f"{path}: unknown format, its first line is job_id, user, vc, gpus,")
     assert "the nearest is helios, which also needs gpu_num, queue; formats: philly, " in said
-    assert "\n" not in said and all(name in said for name in FAMILIES)
+    assert "\n" not in said and all(name in said for name in IMPORTED) and "pai-jobs" not in said
+
+
+def test_the_nearest_format_is_the_one_that_lacks_the_smallest_share(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the nearest is itp, which also needs submission_time, duration, num_gpu; "):
+        read(write(tmp_path, "job_id,priority\n1,2\n"))
+    with pytest.raises(ValueError, match=r"its first line is not CSV; formats: philly, "):
+        read(write(tmp_path, '"job_id,priority\n1,2\n'))
 
 
 def test_a_format_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
@@ -489,10 +599,10 @@ def test_names(tmp_path: Path) -> None:
         ({"iterations": -1.0}, "iterations"),
         ({"demand": "urgent"}, "demand: 'urgent' is not one of"),
         ({"stop": "never"}, "stop"),
-        ({"deadlines": [5.0]}, "differ in number"),
+        ({"deadlines": (5.0,)}, "differ in number"),
         ({"demand": "strict"}, "a strict job has 0"),
-        ({"demand": "soft", "deadlines": [9.0, 5.0], "rewards": [1.0, 1.0]}, "earliest first"),
-        ({"demand": "soft", "deadlines": [5.0], "rewards": [101.0]}, "rewards: must be 0 to 100"),
+        ({"demand": "soft", "deadlines": (9.0, 5.0), "rewards": (1.0, 1.0)}, "earliest first"),
+        ({"demand": "soft", "deadlines": (5.0,), "rewards": (101.0,)}, "rewards: must be 0 to 100"),
     ],
 )
 def test_what_a_trace_must_be(change: dict[str, object], message: str) -> None:
@@ -520,7 +630,7 @@ def jobs_of_a_trace(draw: st.DrawFn) -> list[TraceJob]:
     jobs = []
     for key in keys:
         demand = draw(st.sampled_from(["best-effort", "soft", "strict"]))
-        deadlines = [] if demand == "best-effort" else sorted(draw(st.lists(seconds, min_size=1, max_size=3)))
+        deadlines = () if demand == "best-effort" else tuple(sorted(draw(st.lists(seconds, min_size=1, max_size=3))))
         gpus = draw(st.integers(1, 512))
         jobs.append(
             TraceJob(
@@ -539,7 +649,7 @@ def jobs_of_a_trace(draw: st.DrawFn) -> list[TraceJob]:
                 estimate=draw(st.none() | seconds),
                 demand=demand,
                 deadlines=deadlines,
-                rewards=[draw(st.floats(0, 100)) for _ in deadlines],
+                rewards=tuple(draw(st.floats(0, 100)) for _ in deadlines),
                 stop=draw(st.sampled_from([None, "iterations", "performance"])),
                 scale=draw(st.sampled_from([None, "small", "medium", "large"])),
                 raw=draw(st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3)),
@@ -580,10 +690,57 @@ def test_what_is_exported_is_read_back_without_loss(
 def test_our_format_can_be_written_by_hand(tmp_path: Path) -> None:
     text = own.MARK + "{}\nduration,key,gpus_min,submitted,demand,deadlines,rewards\n5,a,2,1.5,strict,9.0,100\n5,b,2,1.5,soft,9.0 12,100\n"
     trace = read(write(tmp_path, text))
-    assert [(job.key, job.demand, job.deadlines) for job in trace.jobs] == [("a", "strict", [9.0])]
+    assert [(job.key, job.demand, job.deadlines) for job in trace.jobs] == [("a", "strict", (9.0,))]
     assert trace.dropped == {"deadlines and rewards differ in number": 1}
     plain = read(write(tmp_path, "key,submitted,duration,gpus_min\na,0,5,1\n"))
     assert (plain.format, brief(plain)) == ("stoker", [("a", 0.0, 5.0, 1)])
+
+
+OWN_HEADER = own.MARK + '{"name": "n"}\n' + ",".join(own.COLUMNS) + "\n"
+OWN_ROW = '{},1.0,5.0,2,4,u,p,m,64,10.0,ok,1,6.0,strict,9.0,100.0,iterations,small,"{{""x"": ""y""}}"\n'
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("gpus_max", "1", "gpus_max: must be at least gpus_min, or 0"),
+        ("deadlines", "5.0 4.0", "deadlines and rewards differ in number"),
+        ("rewards", "1000", "rewards: must be 0 to 100"),
+        ("deadlines", "-1", "deadlines: must be numbers of seconds from the submission, earliest first"),
+        ("deadlines", "nan", "deadlines: must be numbers of seconds from the submission, earliest first"),
+        ("demand", "", "deadlines: a best-effort job has 1"),
+        ("demand", "urgent", "unknown demand"),
+        ("key", "", "no id"),
+        ("gpus_max", "many", "gpus_max is not a whole number"),
+    ],
+)
+def test_a_wrong_row_of_our_format_is_dropped_and_not_the_file(tmp_path: Path, column: str, value: str, reason: str) -> None:
+    fields = next(csv.reader([OWN_ROW.format("b")]))
+    fields[own.COLUMNS.index(column)] = value
+    path = write(tmp_path, OWN_HEADER + OWN_ROW.format("a") + ",".join(fields[:-1]) + ",\n" + OWN_ROW.format("c"))
+    trace = read(path)
+    assert ([job.key for job in trace.jobs], trace.dropped) == (["a", "c"], {reason: 1})
+    with pytest.raises(ValueError, match=rf"t\.csv:4: .*{column if value else ''}"):
+        read(path, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("batch_size", "x", "batch_size is not a whole number, left out"),
+        ("batch_size", "-1", "batch_size is out of range, left out"),
+        ("batch_size", str(2**63), "batch_size is out of range, left out"),
+        ("priority", "high", "priority is not a whole number, left out"),
+        ("priority", "1.5", "priority is not a whole number, left out"),
+        ("priority", str(2**31), "priority is out of range, left out"),
+    ],
+)
+def test_what_a_job_of_our_format_can_do_without_is_left_out(tmp_path: Path, column: str, value: str, reason: str) -> None:
+    fields = next(csv.reader([OWN_ROW.format("b")]))
+    fields[own.COLUMNS.index(column)] = value
+    trace = read(write(tmp_path, OWN_HEADER + ",".join(fields[:-1]) + ",\n"))
+    assert (trace.dropped, trace.repaired, len(trace.jobs)) == ({}, {reason: 1}, 1)
+    assert getattr(trace.jobs[0], column) == (0 if column == "priority" else None)
 
 
 # -- fuzz -----------------------------------------------------------------------------------------------------------------
@@ -605,13 +762,7 @@ SAMPLES = [
     ELASTICFLOW,
     SIDE,
 ]
-OWN = (
-    own.MARK
-    + '{"name": "n"}\n'
-    + ",".join(own.COLUMNS)
-    + "\n"
-    + 'a,1.0,5.0,2,4,u,p,m,64,10.0,ok,1,6.0,strict,9.0,100.0,iterations,small,"{""x"": ""y""}"\n'
-)
+OWN = OWN_HEADER + OWN_ROW.format("a")
 NASTY = [
     "",
     "NaN",
@@ -676,6 +827,35 @@ def test_fields_of_every_format_replaced(tmp_path: Path, sample: str, at: list[t
     path = tmp_path / "f"
     path.write_bytes(text.encode()[: at[0][0] % (len(text) + 1)] if tear else text.encode())
     tried(path)
+
+
+@fuzzing
+@given(
+    sample=st.sampled_from([sample for sample in SAMPLES if sample not in (PHILLY, PAI_TASKS)] + [OWN]),
+    edits=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.booleans(), st.sampled_from(['"', ",", "\t", "\n", "\r", "'", None])), max_size=2
+    ),
+)
+def test_every_line_is_a_job_or_counted(tmp_path: Path, sample: str, edits: list[tuple[float, bool, str | None]]) -> None:
+    """A character too much or too few: no row goes missing without a count."""
+    lines = sample.splitlines(keepends=True)
+    head = 2 if sample == OWN else 0 if sample == SHOCKWAVE else 1
+    text = "".join(lines[head:]) * 5
+    for share, before_a_field, mark in edits:
+        at = int(share * len(text))
+        if before_a_field:  # a quote elsewhere is no more than a character
+            at = max(text.rfind(separator, 0, at) for separator in (",", "\t", "\n")) + 1
+        text = text[:at] + (mark or "") + text[at + (mark is None) :]
+    path = tmp_path / "f"
+    path.write_text("".join(lines[:head]) + text, newline="")
+    try:
+        trace = read(path)
+    except ValueError as error:
+        assert "no job is left of it" in str(error) or head == 0, error
+        return
+    there = sum(bool(line.strip("\r\n")) for line in re.split("\r\n|\r|\n", text))
+    within = sum(mark in ("\n", "\r") for _, _, mark in edits) if sample == OWN else 0  # there a quoted field may go on in the next line
+    assert there - within <= len(trace.jobs) + sum(trace.dropped.values()) <= there
 
 
 @fuzzing

@@ -40,7 +40,7 @@ def make_trace(name: str, jobs: int = 3, sha256: str = "a") -> Trace:
         TraceJob(
             key=f"{name}-{i}", submitted=i / 3, duration=1.5 + i, gpus_min=1 + i % 4, gpus_max=8, user_name=f"u{i % 2}", pool="é\u2028\x00",
             model="bert", batch_size=64, iterations=1e9 + 0.5, status="Pass", priority=-i, estimate=0.1 + 0.2, demand="soft",
-            deadlines=[10.0, 20.5], rewards=[80.0, 50.0], stop="performance", scale="small", raw={"a,b": 'x"y', "line": str(i)},
+            deadlines=(10.0, 20.5), rewards=(80.0, 50.0), stop="performance", scale="small", raw={"a,b": 'x"y', "line": str(i)},
         )
         for i in range(jobs)
     ]  # fmt: skip
@@ -398,6 +398,48 @@ def test_export_writes_to_a_pipe(stoker: Callable[..., Any], tmp_path: Path) -> 
     code, out, _ = stoker("trace", "export", "side.csv")
     (tmp_path / "again.csv").write_text(out, newline="")
     assert code == 0 and [job.key for job in read(tmp_path / "again.csv").jobs] == ["k1", "k2"]
+
+
+def test_export_tells_programs_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, to = tmp_path / "side.csv", tmp_path / "own.csv"
+    file.write_text(CSV)
+    assert run(["trace", "export", str(file), "--to", str(to), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "side", "file": str(to), "jobs": 2}
+    assert run(["trace", "export", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], [job["key"] for job in found["jobs"]]) == ("side", ["k1", "k2"])
+
+
+def test_a_folder_shadows_no_trace(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`describe philly --out philly/` makes a folder of the trace's name."""
+    monkeypatch.chdir(tmp_path)
+    trace = make_trace("shadowed")
+    send_trace(client, trace)
+    (tmp_path / "shadowed").mkdir()
+    assert load_trace("shadowed", lambda: client) == trace
+    (tmp_path / "a-folder").mkdir()
+    with pytest.raises(NotFound, match="neither a file nor a trace 'a-folder'; 'stoker trace list'"):
+        load_trace("a-folder", lambda: client)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["import", "{}"], ["import", "--dry-run", "{}"], ["export", "{}.csv"], ["export", "side.csv", "--to", "{}"]]
+)
+def test_a_name_that_no_file_can_have_gets_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "side.csv").write_text(CSV)
+    assert run(["trace", *(word.format("a" * 300) for word in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert "File name too long" in said and said.count("\n") == 1 and "unexpected" not in said
+
+
+def test_an_import_says_where_years_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(f"{year}-10-09 07:00:00,5,1,5,a\n" for year in (2007, 2017)))
+    assert run(["trace", "import", str(file), "--dry-run"]) == 0
+    assert "no job was submitted for 3653d after 2007-10-09 07:00:00 UTC: is a moment of submission wrong?" in capsys.readouterr().err
 
 
 def test_a_file_needs_no_daemon(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def check_deadlines(job: TraceJob) -> None:
     assert len(job.deadlines) == len(job.rewards) == count
     if count:
         assert 1.1 * job.duration * (1 - 1e-12) <= job.deadlines[0] <= 2 * job.duration * (1 + 1e-12)
-        assert job.rewards == [100.0, 80.0, 50.0, 20.0][:count]
+        assert job.rewards == (100.0, 80.0, 50.0, 20.0)[:count]
         assert [after / job.deadlines[0] for after in job.deadlines] == pytest.approx([1.0, 1.1, 1.2, 1.5][:count])
 
 
@@ -473,6 +473,7 @@ def test_a_workload_survives_its_file(make: Callable[[], Trace], tmp_path: Path)
         (lambda: sample(SOURCE, "w", choice=Choice(window=(5.0, 5.0))), "window: .* is empty"),
         (lambda: sample(SOURCE, "w", choice=Choice(window=(float("nan"), 5.0))), "window: .* is empty"),
         (lambda: sample(SOURCE, "w", choice=Choice(window=(9 * DAY, 10 * DAY))), "window: no job of 'src' was submitted in 9 to 10 days"),
+        (lambda: sample(SOURCE, "w", choice=Choice(window=(-5 * DAY, 0.0))), "window: no job of 'src' was submitted in -5 to 0 days"),
         (lambda: sample(SOURCE, "w", choice=Choice(scales=(0.3, 0.6, 0.1))), "scales: say how many jobs"),
         (lambda: sample(SOURCE, "w", choice=Choice(scales=(0.3, 0.6, 0.6), jobs=3)), "scales: .* that add to 1"),
         (lambda: sample(SOURCE, "w", choice=Choice(scales=(0.0, 0.0, 1.0), jobs=390)), "jobs: the jobs of one scale are used up"),
@@ -487,13 +488,28 @@ def test_a_workload_survives_its_file(make: Callable[[], Trace], tmp_path: Path)
         (lambda: from_nothing("w", Shape(jobs=3, rate=1.0, requests={0: 1.0})), "requests: write GPUs:WEIGHT"),
         (lambda: from_nothing("w", Shape(jobs=3, load=1.0, gpus=4, requests={8: 1.0})), "requests: 8 GPUs are more than"),
         (lambda: from_nothing("w", Shape(jobs=3, rate=1.0, sigma=float("inf"))), "sigma: inf is outside"),
+        (lambda: from_nothing("w", Shape(jobs=3, rate=1.0, requests={10**9: 1.0})), "requests: 1000000000 GPUs are more than a trace"),
         (lambda: from_nothing("w", Shape(jobs=1, load=1.0, gpus=16)), "load: one job has no rate"),
+        (lambda: from_nothing("w", Shape(jobs=9, load=1e-300, gpus=16)), "load: is so little that .* over more than 3000 years"),
+        (lambda: from_nothing("w", Shape(jobs=9, rate=5e-324)), "rate: is so little that .* over more than 3000 years"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(make: Callable[[], Trace], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_window_of_dates_that_begins_before_the_trace_is_cut_to_it() -> None:
+    assert sample(SOURCE, "w", choice=Choice(window=(-DAY, DAY))).jobs == sample(SOURCE, "w", choice=Choice(window=(0.0, DAY))).jobs
+
+
+def test_a_window_beside_the_trace_says_when_the_trace_was() -> None:
+    dated = msgspec.structs.replace(SOURCE, starts_at=1506062877.0)
+    with pytest.raises(ValueError, match=r"its jobs came in 0.* to .* days, which is 2017-09-22 \d\d:\d\d to 2017-\d\d-\d\d \d\d:\d\d UTC"):
+        sample(dated, "w", choice=Choice(window=(-9 * DAY, -8 * DAY)))
+    with pytest.raises(ValueError, match=r"its jobs came in 0.* days$"):
+        sample(msgspec.structs.replace(SOURCE, starts_at=1e300), "w", choice=Choice(window=(-9 * DAY, -8 * DAY)))
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------

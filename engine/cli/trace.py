@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
+import os
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
@@ -12,12 +15,13 @@ import click
 
 from .. import format as fmt
 from .command import App, Group, Lazy, examples, pass_app
-from .output import Answer, Column, json_option, note, print_facts, print_table, section, write
+from .output import Answer, Column, json_option, note, print_facts, print_table, section, write, write_json
 
 if TYPE_CHECKING:
     from ..traces.formats.rows import Tally
-    from ..traces.trace import Trace
+    from ..traces.trace import Trace, TraceJob
 
+LONG_GAP = 365 * 86_400.0  #: seconds; no trace pauses for a year
 FILE = click.Path(path_type=Path)
 
 
@@ -83,9 +87,9 @@ def import_(
     """
     from ..traces.formats.rows import Tally
     from .trace_send import progress_bar, send_trace
-    from .trace_source import read_file
+    from .trace_source import is_file, read_file
 
-    if not dry_run and file.exists():
+    if not dry_run and is_file(file):
         app.client.get("/v1/status")  # whoever has no daemon is told so before a minute's reading, not after it
     tally = Tally(str(file))
     with progress_bar(f"reading {file.name}") as progress:
@@ -111,10 +115,18 @@ def _show_import(found: Trace, tally: Tally, existing: bool, dry_run: bool) -> N
     write(f"{found.name}: {len(found.jobs)} jobs {done} (format {found.format})\n")
     if found.starts_at is not None:
         note(f"second 0 is {_date(found.starts_at)}; dates without a zone are taken for UTC")
+    if (gap := max((_gap(*pair) for pair in pairwise(found.jobs)), default=(0.0, 0.0)))[0] > LONG_GAP:
+        at = f"{fmt.duration(gap[1])} from second 0" if found.starts_at is None else _date(found.starts_at + gap[1])
+        note(f"no job was submitted for {fmt.duration(gap[0])} after {at}: is a moment of submission wrong?")
     for what, counts in (("dropped", found.dropped), ("repaired", found.repaired)):
         for reason, count in counts.items():
             first = f"; first: {fmt.clean(tally.first[reason])}" if reason in tally.first else ""
             write(f"  {what} {count}: {fmt.clean(reason)}{first}\n")
+
+
+def _gap(job: TraceJob, after: TraceJob) -> tuple[float, float]:
+    """Seconds between two submissions, and where they begin."""
+    return after.submitted - job.submitted, job.submitted
 
 
 def _date(seconds: float | None) -> str:
@@ -218,9 +230,10 @@ def drop(app: App, name: tuple[str, ...]) -> Answer:
 @click.argument("trace", metavar="TRACE")
 @click.option("--to", type=FILE, help="File to write, gzipped where its name ends in .gz (default: standard output).")
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was written with --to, else the trace itself in place of CSV.")
 @pass_app
 @examples("stoker trace export helios --to helios.csv.gz", "stoker trace export philly.csv")
-def export(app: App, trace: str, to: Path | None, force: bool) -> None:
+def export(app: App, trace: str, to: Path | None, force: bool, as_json: bool) -> None:
     """Write a trace as CSV in our own format, which 'import' reads back without loss.
 
     TRACE is the name of a trace that the daemon has, or a file of any known format.
@@ -228,11 +241,16 @@ def export(app: App, trace: str, to: Path | None, force: bool) -> None:
     from .trace_source import load_trace
 
     found = load_trace(trace, lambda: app.client)
-    if to is None:
-        _print_csv(found)
-    else:
+    if to is not None:
         write_file(found, to, force)
-        note(f"{len(found.jobs)} jobs are written to {to}")
+        written = {"name": found.name, "file": str(to), "jobs": len(found.jobs)}
+        write_json(written) if as_json else note(f"{len(found.jobs)} jobs are written to {to}")
+    elif as_json:
+        import msgspec
+
+        write_json(msgspec.to_builtins(found))
+    else:
+        _print_csv(found)
 
 
 def _print_csv(found: Trace) -> None:
@@ -248,15 +266,14 @@ def _print_csv(found: Trace) -> None:
 def write_file(found: Trace, to: Path, force: bool) -> None:
     """All of it or nothing: a file that is cut off would be read as a shorter trace."""
     import gzip
-    import os
 
     from ..errors import UsageError
     from ..traces.formats.stoker import write as write_csv
 
-    if to.exists() and not force:
-        raise UsageError(f"--to: {to} exists: name another file, or give --force")
     temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
+        if to.exists() and not force:
+            raise UsageError(f"--to: {to} exists: name another file, or give --force")
         opened = gzip.open if to.suffix == ".gz" else open
         with opened(temporary, "wt", encoding="utf-8", newline="") as file:
             write_csv(found, file)
@@ -264,4 +281,5 @@ def write_file(found: Trace, to: Path, force: bool) -> None:
     except OSError as error:
         raise UsageError(f"--to: {to}: cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

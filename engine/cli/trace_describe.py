@@ -127,7 +127,8 @@ def _facts(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "service", f"{of['gpu_hours']:,.0f} GPU-hours"
     demand = of["demand"]
     load = f"; a load of {demand['load']:.2f} for {demand['capacity']} GPUs" if demand["load"] is not None else ""
-    yield "GPUs demanded", f"mean {fmt.number(demand['mean'])}, peak {demand['peak']:,.0f}{load}" if demand["mean"] is not None else ""
+    mean = fmt.number(demand["mean"]) if demand["mean"] is not None else "unknown, as the jobs run for longer than they arrive"
+    yield "GPUs demanded", f"mean {mean}, peak {demand['peak']:,.0f}{load}" if of["jobs"] else ""
     yield "arrivals", _arrivals(of["arrivals"]) if of["jobs"] else ""
     yield "recurrence", _recurrence(of["recurrence"])
     for key, name in (("demands", "demands"), ("stops", "stop at"), ("scales", "scales")):

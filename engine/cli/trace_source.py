@@ -21,19 +21,34 @@ def load_trace(text: str, client_factory: Callable[[], Client], **options: Any) 
     of `engine.traces.read.read` and hold for files only. Raises UsageError for a file that cannot be read, NotFound with the
     nearest name for what is neither.
     """
+    return find_trace(text, client_factory, **options)[0]
+
+
+def find_trace(text: str, client_factory: Callable[[], Client], **options: Any) -> tuple[Trace, int | None]:
+    """The same with the number of the daemon's trace; a file has none."""
     path = Path(text).expanduser()
-    if path.exists() or _looks_like_a_file(text):
-        return read_file(path, **options)
-    return fetch(client_factory(), text)
+    if is_file(path) or _looks_like_a_file(text):  # a folder shadows no trace: `describe philly --out philly/` makes one
+        return read_file(path, **options), None
+    client = client_factory()
+    about = _about(client, text)
+    return _fetched(client, about), int(about["id"])
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that the system takes for none, as it is too long, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def read_file(path: Path, **options: Any) -> Trace:
     """The trace in a file; UsageError says what is wrong with it, and where."""
     from ..traces.read import read
 
-    if not path.exists():
-        raise NotFound(f"{path}: there is no such file{_near_files(path)}")
     try:
+        if not path.exists():
+            raise NotFound(f"{path}: there is no such file{_near_files(path)}")
         return read(path, **options)
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -42,13 +57,17 @@ def read_file(path: Path, **options: Any) -> Trace:
 
 
 def fetch(client: Client, name: str) -> Trace:
-    """The trace that the daemon has by this name, fetched slice by slice."""
+    """The trace that the daemon has by this name."""
+    return _fetched(client, _about(client, name))
+
+
+def _fetched(client: Client, about: dict[str, Any]) -> Trace:
+    """A trace of the daemon's, slice by slice."""
     import msgspec
 
     from ..traces.formats.rows import Repeated
     from ..traces.trace import Trace, TraceJob
 
-    about = _about(client, name)
     jobs: list[TraceJob] = []
     repeated = Repeated()
     while len(jobs) < about["jobs"]:
@@ -56,7 +75,7 @@ def fetch(client: Client, name: str) -> Trace:
         body = client.fetch("GET", path, query={"offset": len(jobs), "id": about["id"]})
         some = msgspec.json.decode(body, type=dict[str, list[TraceJob]])["jobs"]
         if not some:
-            raise Conflict(f"trace {name!r} was dropped while it was read")
+            raise Conflict(f"trace {about['name']!r} was dropped while it was read")
         for job in some:
             job.raw = None if job.raw is None else repeated.shared(job.raw.items())
         jobs += some
@@ -81,7 +100,7 @@ def _looks_like_a_file(text: str) -> bool:
 def _near_files(path: Path) -> str:
     """' (did you mean X?)' for a file of the same folder with a name like it."""
     try:
-        names = [one.name for one in path.parent.iterdir()]
+        names = [one.name for one in path.parent.iterdir() if one.name != path.name]  # its own is there where it is a folder
     except OSError:
         return ""
     return nearest(path.name, names)

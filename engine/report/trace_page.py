@@ -53,8 +53,9 @@ def _tiles(of: Description) -> Iterator[str]:
     yield tile("Submitted within", fmt.duration(of.span))
     yield tile("Duration, median", fmt.duration(length["p50"]), f"mean {fmt.duration(length['mean'])}, p99 {fmt.duration(length['p99'])}")
     yield tile("GPU-hours", f"{of.service.sum() / _HOUR:,.0f}")
-    load = f"{fmt.percent(of.load)} of {of.capacity}" if of.load is not None else ""
-    yield tile("GPUs demanded, mean", fmt.number(of.mean_demand), f"peak {of.demand.peak:,.0f}{', ' if load else ''}{load}")
+    load = f", {fmt.percent(of.load)} of {of.capacity}" if of.load is not None else ""
+    why = "" if of.mean_demand is not None else "; the jobs run for longer than they arrive"
+    yield tile("GPUs demanded, mean", fmt.number(of.mean_demand), f"peak {of.demand.peak:,.0f}{load}{why}")
     period = "none" if found.period is None else f"{found.period / _HOUR:.3g} h"
     yield tile("Period of arrivals", period, f"{fmt.percent(found.share)} of the variance is periodic")
     if of.recurrence.often is not None:

@@ -97,7 +97,8 @@ def requests(of: Description) -> Figure | None:
 
 def service(of: Description) -> Figure | None:
     """Distribution of the service by GPU request (Figure 6.1b)."""
-    found = [(name, np.log10(one.service[one.service > 0] / _HOUR)) for name, one in _requests(of)]
+    hours = [(name, one.service / _HOUR) for name, one in _requests(of)]
+    found = [(name, np.log10(some[some > 0])) for name, some in hours]
     found = [(name, values) for name, values in found if len(values)]
     if not found:
         return None

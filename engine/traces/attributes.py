@@ -146,7 +146,7 @@ def _with_demands(jobs: list[TraceJob], shares: Mapping[str, float], rng: np.ran
     made = []
     for job, row, factor in zip(jobs, drawn, factors, strict=True):
         tiers, first = TIERS[names[row]], job.duration * factor
-        deadlines, rewards = [first * times for times, _ in tiers], [reward for _, reward in tiers]
+        deadlines, rewards = tuple(first * times for times, _ in tiers), tuple(reward for _, reward in tiers)
         made.append(replace(job, demand=names[row], deadlines=deadlines, rewards=rewards))
     return made
 

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from .formats.rows import BIG, SMALL
 from .formats.stoker import SCALES, STOPS
 from .trace import DEMANDS, TraceJob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FILE_ENDINGS = (".csv", ".gz", ".json", ".trace")
 _NO_SECONDS = "{}: must be a number of seconds from 0 on"
-SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
 
 
 def check_name(name: str) -> str:
@@ -26,15 +26,15 @@ def check_name(name: str) -> str:
 def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
     """Check jobs that follow one submitted at ``after``; the submission of the last."""
     for job in jobs:
-        if wrong := _wrong(job):
-            raise ValueError(f"job {job.key[:60]!r}: {wrong}")
+        if what := wrong(job):
+            raise ValueError(f"job {job.key[:60]!r}: {what}")
         if job.submitted < after:
             raise ValueError(f"job {job.key[:60]!r}: submitted: {job.submitted:g} is before the job ahead of it; sort them")
         after = job.submitted
     return after
 
 
-def _wrong(job: TraceJob) -> str:
+def wrong(job: TraceJob) -> str:
     """What is wrong with a job, '' when nothing is."""
     if not 0 <= job.submitted < math.inf:
         return _NO_SECONDS.format("submitted")
@@ -72,7 +72,7 @@ def _wrong_deadlines(job: TraceJob) -> str:
         return f"deadlines: a {job.demand} job has {len(job.deadlines)}"
     if not job.deadlines:
         return ""
-    if not all(0 <= deadline < math.inf for deadline in job.deadlines) or job.deadlines != sorted(job.deadlines):
+    if not all(0 <= deadline < math.inf for deadline in job.deadlines) or list(job.deadlines) != sorted(job.deadlines):
         return "deadlines: must be numbers of seconds from the submission, earliest first"
     if not all(0 <= reward <= 100 for reward in job.rewards):
         return "rewards: must be 0 to 100"

@@ -211,8 +211,13 @@ class Description:
 
     @property
     def mean_demand(self) -> float | None:
-        """GPUs that the jobs would keep busy while they arrive; None when they all arrive at once."""
-        return float(self.service.sum()) / self.span if self.span else None
+        """GPUs that the jobs would keep busy while they arrive; None when they do not arrive for long enough to tell.
+
+        That is so when they run, on average over the GPUs that they ask for, for longer than they arrive: the quotient would be more GPUs
+        than all of them ask for together.
+        """
+        service = float(self.service.sum())
+        return service / self.span if self.span and service <= float(self.gpus.sum()) * self.span else None
 
     @property
     def load(self) -> float | None:

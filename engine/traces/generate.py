@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .formats.rows import LATEST, MOST_GPUS
 from .sampling import MOST_JOBS
 from .trace import TraceJob
 
@@ -54,6 +55,8 @@ def check(shape: Shape) -> None:
         raise ValueError(f"sigma: {shape.sigma:g} is outside 0 to 5")
     if not shape.requests or any(gpus < 1 or not (math.isfinite(weight) and weight > 0) for gpus, weight in shape.requests.items()):
         raise ValueError("requests: write GPUs:WEIGHT pairs, such as 1:0.7,2:0.2,8:0.1, with at least 1 GPU and weights above 0")
+    if max(shape.requests) > MOST_GPUS:
+        raise ValueError(f"requests: {max(shape.requests)} GPUs are more than a trace can have, {MOST_GPUS}")
     if shape.gpus and max(shape.requests) > shape.gpus:
         raise ValueError(f"requests: {max(shape.requests)} GPUs are more than the cluster's {shape.gpus}")
 
@@ -68,7 +71,11 @@ def generate(shape: Shape, rng: np.random.Generator) -> list[TraceJob]:
     gaps = rng.exponential(1.0, size=shape.jobs)
     gaps[0] = 0.0
     arrivals = np.cumsum(gaps)
-    submitted = np.round(arrivals * _mean_gap(shape, float((duration * gpus).sum()), float(arrivals[-1])), 3)
+    gap = _mean_gap(shape, float((duration * gpus).sum()), float(arrivals[-1]))
+    if not float(arrivals[-1]) * gap <= LATEST:
+        field = "load" if shape.rate is None else "rate"
+        raise ValueError(f"{field}: is so little that the jobs would arrive over more than 3000 years; ask for more")
+    submitted = np.round(arrivals * gap, 3)
     return [
         TraceJob(key=str(row), submitted=moment, duration=took, gpus_min=asked, gpus_max=asked)
         for row, (moment, took, asked) in enumerate(zip(submitted.tolist(), duration.tolist(), gpus.tolist(), strict=True))

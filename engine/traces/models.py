@@ -58,7 +58,7 @@ class Model:
         return self.batch_size if self.whole else self.batch_size * gpus
 
     def profile(self) -> Profile | None:
-        """Work a second by number of GPUs, in iterations of one GPU; None when unknown."""
+        """Work a second by number of GPUs, on one node and over several, in iterations of one GPU; None when unknown."""
         counts = range(1, MOST_GPUS + 1)
         # With a batch size of each GPU, an iteration on n GPUs does the work of n.
         work = {gpus: 1.0 if self.whole else float(gpus) for gpus in counts}

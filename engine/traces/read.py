@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .check import FILE_ENDINGS, check_jobs, check_name
+from .check import FILE_ENDINGS, check_name, wrong
 from .formats.family import Family
 from .formats.registry import choose
-from .formats.rows import LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
+from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
 from .formats.tables import read_durations, read_throughputs
 from .trace import Trace, TraceJob
 
+YEAR = 365.2425 * 86_400.0
 GPU_TYPE = "v100"  #: of Gavel's tables of throughputs, the one that its evaluation starts from
 
 
@@ -61,7 +63,6 @@ def read(
         counts = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items()) or "it has no rows"
         raise ValueError(f"{path}: no job is left of it: {counts}")
     starts_at = _set_zero(jobs) if context.dated else context.starts_at
-    check_jobs(jobs)
     return Trace(
         name=check_name(name or context.name or default_name(path)),
         format=family.name,
@@ -114,7 +115,8 @@ def _collect(found: Iterable[tuple[int, TraceJob]], context: Context) -> list[Tr
             continue
         if job.submitted < latest:
             context.tally.repair(line, "out of order, sorted", f"job {shown(job.key)}: submitted before a job ahead of it")
-        latest = max(latest, job.submitted)
+        else:
+            latest = job.submitted
         context.tally.keep()
         keys.add(job.key)
         kept.append(job)
@@ -129,8 +131,13 @@ def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
         raise Drop("zero duration" if job.duration == 0 else "negative duration", f"job {shown(job.key)}: duration is {job.duration:g} s")
     if job.duration > LONGEST_JOB:
         raise Drop("duration beyond 30 years", f"job {shown(job.key)}: duration is {job.duration:g} s")
-    if job.submitted > LATEST or job.submitted < (-LATEST if dated else 0):
+    if dated and not FIRST_DATE <= job.submitted < LAST_DATE:
+        year = math.floor(1970 + job.submitted / YEAR)
+        raise Drop("submission before 2000 or after 2100", f"job {shown(job.key)}: submitted in the year {year}")
+    if not 0 <= job.submitted <= LATEST:
         raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {job.submitted:g} s")
+    if what := wrong(job):
+        raise Drop(what, f"job {shown(job.key)}: {what}")
 
 
 def _set_zero(jobs: list[TraceJob]) -> float:

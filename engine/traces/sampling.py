@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...policies.contract import Bools, Floats, Ints
+from .formats.rows import EPOCH
 from .formats.stoker import SCALES
 from .trace import Trace, TraceJob
 
@@ -60,7 +62,7 @@ def choose(source: Trace, choice: Choice, rng: np.random.Generator) -> Chosen:
     submitted = np.array([job.submitted for job in source.jobs], dtype=np.float64)
     gpus = np.array([job.gpus_min for job in source.jobs], dtype=np.int64)
     duration = np.array([job.duration for job in source.jobs], dtype=np.float64)
-    start, end = _window(source.name, submitted, choice)
+    start, end = _window(source, submitted, choice)
     left_out = _left_out(choice, submitted, duration, gpus, start, end)
     keep = np.ones(len(submitted), dtype=bool)
     dropped = {}
@@ -107,19 +109,34 @@ def _check_scales(choice: Choice) -> None:
         raise ValueError("scales: say how many jobs to draw (jobs), or how much load")
 
 
-def _window(name: str, submitted: Floats, choice: Choice) -> tuple[float, float]:
-    """When jobs may have been submitted (s): the first moment, and the one that ends it; as the trace's own jobs were without a window."""
+def _window(source: Trace, submitted: Floats, choice: Choice) -> tuple[float, float]:
+    """Start and end: those of the wanted window, no further than the trace goes."""
     first, last = (float(submitted[0]), float(submitted[-1])) if len(submitted) else (0.0, 0.0)
     if choice.window is None:
         return first, math.nextafter(last, math.inf)
     start, end = choice.window
-    asked = f"{start / DAY:g} to {end / DAY:g} days"
-    if not 0 <= start < end:
-        raise ValueError(f"window: {asked} is empty: its end must come after its start, and neither before 0")
+    if not start < end:
+        raise ValueError(f"window: {_days(start, end)} is empty: its end must come after its start")
+    start = max(start, 0.0)  # a window of dates may begin before second 0: on the day of the first submission, say
     if not ((submitted >= start) & (submitted < end)).any():
-        there = f"{first / DAY:.4g} to {last / DAY:.4g} days"
-        raise ValueError(f"window: no job of {name!r} was submitted in {asked} from its start; its jobs came in {there}")
+        asked = f"no job of {source.name!r} was submitted in {_days(*choice.window)} from its start"
+        raise ValueError(f"window: {asked}; its jobs came in {_days(first, last)}{_dates(source, first, last)}")
     return start, min(end, math.nextafter(last, math.inf))
+
+
+def _days(start: float, end: float) -> str:
+    return f"{start / DAY:.4g} to {end / DAY:.4g} days"
+
+
+def _dates(source: Trace, first: float, last: float) -> str:
+    """The same as dates, where the trace tells them."""
+    if source.starts_at is None:
+        return ""
+    try:
+        begin, end = (EPOCH + datetime.timedelta(seconds=source.starts_at + moment) for moment in (first, last))
+    except OverflowError:
+        return ""
+    return f", which is {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
 
 
 def _left_out(choice: Choice, submitted: Floats, duration: Floats, gpus: Ints, start: float, end: float) -> Iterator[tuple[str, Bools]]:

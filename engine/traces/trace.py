@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ...policies.contract import Demand, Profile
 from ..sim.workload import Workload, make_workload
@@ -13,7 +15,7 @@ from ..sim.workload import Workload, make_workload
 DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
 
 
-class TraceJob(msgspec.Struct, kw_only=True):
+class TraceJob(msgspec.Struct, kw_only=True, gc=False):  # in no cycle: the garbage collector need not walk a million of them
     """One job; the fields are the columns of `trace_jobs`, where they are explained. Times are seconds."""
 
     key: str
@@ -30,8 +32,8 @@ class TraceJob(msgspec.Struct, kw_only=True):
     priority: int = 0
     estimate: float | None = None
     demand: str = "best-effort"
-    deadlines: list[float] = []
-    rewards: list[float] = []
+    deadlines: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
     stop: str | None = None
     scale: str | None = None
     raw: dict[str, str] | None = None
@@ -54,25 +56,32 @@ class Trace(msgspec.Struct, kw_only=True):
 def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
     """The trace as columns for the simulator; jobs whose model has a profile of that name get it."""
     jobs = trace.jobs
-    estimates = [float("nan") if job.estimate is None else job.estimate for job in jobs]
+    duration = np.array([job.duration for job in jobs], dtype=np.float64)
+    gpus = np.array([job.gpus_min for job in jobs], dtype=np.int64)
+    estimate = np.array([math.nan if job.estimate is None else job.estimate for job in jobs], dtype=np.float64)
+    stops = np.array([job.stop == "performance" for job in jobs], dtype=bool)
     # Who stops at a metric's target is submitted with a maximum of iterations, which is its estimate (traces/attributes.py).
-    bounded = [job.stop == "performance" and estimate >= job.duration for job, estimate in zip(jobs, estimates, strict=True)]
+    bounded = stops & (estimate >= duration)
     return make_workload(
         trace.name,
         [job.submitted for job in jobs],
-        [job.duration for job in jobs],
-        [job.gpus_min for job in jobs],
+        duration,
+        gpus,
         key=[job.key for job in jobs],
-        gpus_max=[max(job.gpus_max, job.gpus_min) for job in jobs],
+        gpus_max=np.maximum([job.gpus_max for job in jobs], gpus),
         priority=[job.priority for job in jobs],
         demand=[DEMANDS[job.demand] for job in jobs],
         users=[job.user_name or "" for job in jobs],
         models=[job.model or "" for job in jobs],
-        tiers=[[(job.submitted + after, reward) for after, reward in zip(job.deadlines, job.rewards, strict=True)] for job in jobs],
-        estimate=[float("nan") if bound else estimate for bound, estimate in zip(bounded, estimates, strict=True)],
-        iterations=[float("nan") if job.iterations is None else job.iterations for job in jobs],
+        tiers=[_tiers(job) for job in jobs] if any(job.deadlines for job in jobs) else None,
+        estimate=np.where(bounded, math.nan, estimate),
+        iterations=[math.nan if job.iterations is None else job.iterations for job in jobs],
         batch_size=[job.batch_size or 0 for job in jobs],
         profiles=profiles,
-        by_performance=[job.stop == "performance" for job in jobs],
-        most=[estimate if bound else job.duration for job, bound, estimate in zip(jobs, bounded, estimates, strict=True)],
+        by_performance=stops.tolist(),
+        most=np.where(bounded, estimate, duration),
     )
+
+
+def _tiers(job: TraceJob) -> list[tuple[float, float]]:
+    return [(job.submitted + after, reward) for after, reward in zip(job.deadlines, job.rewards, strict=True)]

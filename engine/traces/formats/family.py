@@ -22,6 +22,7 @@ class Family:
     columns: tuple[str, ...]  #: its header must have them; where there is no header, what its fields are
     jobs: Reader
     options: tuple[str, ...] = ()  #: of `throughputs`, `durations` and `join`: those that mean something here
+    has_jobs: bool = True  #: False: it only completes another table, and is known so that it can be told
 
 
 def each_row(job: Callable[[Row], TraceJob], rows: Callable[[Source, Context], Iterator[Row]] = csv_rows) -> Reader:
@@ -44,7 +45,7 @@ def with_deadline(job: TraceJob, row: Row, column: str) -> TraceJob:
     if row.text(column) is not None:
         after = row.number(column) - job.submitted
         if after > 0:
-            job.demand, job.deadlines, job.rewards = "strict", [after], [100.0]
+            job.demand, job.deadlines, job.rewards = "strict", (after,), (100.0,)
         else:
             row.repair("deadline not after the submission, left out", f"{column}: {row.values[column]}")
     return job

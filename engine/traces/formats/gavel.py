@@ -44,7 +44,7 @@ def _with_slo(job: TraceJob, row: Row) -> TraceJob:
     """Gavel's SLO is a multiple of the duration; -1 is none."""
     slo = row.number("slo")
     if slo > 0:
-        job.demand, job.deadlines, job.rewards = "strict", [slo * job.duration], [100.0]
+        job.demand, job.deadlines, job.rewards = "strict", (slo * job.duration,), (100.0,)
     return job
 
 

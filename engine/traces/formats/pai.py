@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..trace import TraceJob
 from .family import Family, Jobs, each_row
-from .rows import Context, Drop, Row, Source, csv_rows, header, shown
+from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
 
 TASK = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
 JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
@@ -18,7 +19,8 @@ STATES = frozenset({"terminated", "failed", "running", "waiting", "interrupted"}
 class _Job:
     """A job as its tasks tell it."""
 
-    row: Row  #: of its first task
+    row: Row  #: of its first task; its values get those of the others
+    tasks: int = 0
     gpus: float = 0.0
     began: float | None = None
     ended: float | None = None
@@ -53,13 +55,16 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
     for row in rows:
         try:
             name = row.key("job_name")
-            gpus = (row.optional("plan_gpu") or 0.0) / 100 * (row.optional("inst_num") or 0.0)  # plan_gpu is per cent of one GPU
+            gpus = _gpus(row)
             began, ended = _moment(row, "start_time"), _moment(row, "end_time")
         except Drop as drop:
             context.tally.drop(row.line, drop.reason, drop.detail)
             continue
         context.tally.keep()
         job = jobs.setdefault(name, _Job(row))
+        job.tasks += 1
+        if job.tasks > 1:
+            job.row.values.update({sys.intern(f"{column}.{job.tasks}"): value for column, value in row.values.items()})
         job.gpus += gpus
         if (state := row.text("status") or "") not in job.states:
             job.states += (state,)
@@ -69,6 +74,17 @@ def _gather(rows: Iterator[Row], context: Context) -> dict[str, _Job]:
         if ended is not None:
             job.ended = ended if job.ended is None else max(job.ended, ended)
     return jobs
+
+
+def _gpus(row: Row) -> float:
+    """plan_gpu is per cent of one GPU for each instance. It is empty where a task needs none: then their number means nothing."""
+    percent = 0.0 if row.text("plan_gpu") is None else row.number("plan_gpu")
+    if not percent:
+        return 0.0
+    instances = row.number("inst_num")
+    if percent < 0 or instances < 0:
+        raise Drop("GPUs out of range", f"plan_gpu: {percent:g} for each of {instances:g} instances")
+    return percent / 100 * instances
 
 
 def _moment(row: Row, column: str) -> float | None:
@@ -115,7 +131,17 @@ def _submissions(context: Context) -> dict[str, Row]:
     fields = source.head().rstrip("\r\n").split(",")
     if not looks_like(fields, JOB) and header(fields) != list(JOB):
         raise ValueError(f"{context.join}: is not pai_job_table: its columns are {', '.join(JOB)}")
-    return {row.key("job_name"): row for row in _rows(source, context, JOB) if row.text("job_name") is not None}
+    tally, found = Tally(str(context.join), context.tally.strict), dict[str, Row]()
+    for row in _rows(source, Context(tally), JOB):
+        name = row.text("job_name")
+        if name is None:
+            tally.drop(row.line, "no id", "job_name: is empty")
+        elif name in found:
+            tally.drop(row.line, "duplicate id", f"job {shown(name)}: is there already")
+        else:
+            found[name] = row
+    context.tally.add(tally, ", in the table of --join")
+    return found
 
 
 def _job_table(source: Source, _: Context) -> Jobs:
@@ -141,7 +167,7 @@ def _simulated(row: Row) -> TraceJob:
 
 HEADLESS = (
     Family("pai", "Alibaba PAI 2020 as published: pai_task_table", TASK, _tasks, ("join",)),
-    Family("pai-jobs", "Alibaba PAI 2020: pai_job_table, to be joined", JOB, _job_table),
+    Family("pai-jobs", "Alibaba PAI 2020: pai_job_table, to be joined", JOB, _job_table, has_jobs=False),
 )
 FAMILIES = (
     *HEADLESS,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 
 from . import elasticflow, gavel, helios, neutral, pai, philly, pollux, stoker, tiresias
 from .family import Family
-from .rows import Source, header
+from .rows import Source, Splitter, header
 
 _MODULES = (philly, helios, pai, pollux, gavel, tiresias, elasticflow, neutral, stoker)
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}
+IMPORTED = tuple(name for name, family in FAMILIES.items() if family.has_jobs)  #: those that a trace can be read from
 
 
 def choose(source: Source, name: str | None) -> Family:
     """The format of that name, else the one that the file's first line shows; ValueError says what is known and what is lacking."""
     if name is not None and name not in FAMILIES:
-        near = difflib.get_close_matches(name, FAMILIES, n=1)
+        near = difflib.get_close_matches(name, IMPORTED, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"--format: there is no format {name!r}{hint}; formats: {', '.join(FAMILIES)}")
+        raise ValueError(f"--format: there is no format {name!r}{hint}; formats: {', '.join(IMPORTED)}")
     head = source.head()
     if not head:
         raise ValueError(f"{source.path}: is empty")
@@ -45,10 +45,7 @@ def _without_header(head: str) -> Family | None:
 
 
 def _columns(head: str) -> list[str]:
-    try:
-        return header(next(csv.reader([head]), []))
-    except csv.Error:
-        return []
+    return header(Splitter().split(head) or [])
 
 
 def _given(source: Source, head: str, name: str) -> Family:
@@ -67,15 +64,17 @@ def _by_header(source: Source, there: list[str]) -> Family:
     fitting = [family for family in FAMILIES.values() if set(family.columns) <= set(there)]
     if fitting:
         return max(fitting, key=lambda family: len(family.columns))
-    near = max(FAMILIES.values(), key=lambda family: _likeness(family, there))
+    near = max((FAMILIES[name] for name in IMPORTED), key=lambda family: _likeness(family, there))
     lacking = [column for column in near.columns if column not in there]
-    hint = f"; the nearest is {near.name}, which also needs {', '.join(lacking)}" if _likeness(near, there) > 0 else ""
-    raise ValueError(f"{source.path}: unknown format, its first line is {_some(there)}{hint}; formats: {', '.join(FAMILIES)}")
+    hint = f"; the nearest is {near.name}, which also needs {', '.join(lacking)}" if len(lacking) < len(near.columns) else ""
+    first = f"its first line is {_some(there)}" if there else "its first line is not CSV"
+    raise ValueError(f"{source.path}: unknown format, {first}{hint}; formats: {', '.join(IMPORTED)}")
 
 
-def _likeness(family: Family, there: list[str]) -> float:
-    """Jaccard: columns in common over columns of either."""
-    return len(set(family.columns) & set(there)) / len(set(family.columns) | set(there))
+def _likeness(family: Family, there: list[str]) -> tuple[float, int]:
+    """Share of the format's columns that are there, and how many these are."""
+    common = len(set(family.columns) & set(there))
+    return common / len(family.columns), common
 
 
 def _some(columns: list[str]) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 if TYPE_CHECKING:
     from .tables import Durations, Throughputs
 
@@ -22,13 +24,20 @@ LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
 LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months
 LATEST = 1e11  #: seconds, 3000 years: larger is in milliseconds, or nonsense
 MOST_GPUS = 1_000_000
-LARGEST_COUNT = 1e15  #: of iterations and batch sizes; a float counts exactly up to here
+LARGEST_COUNT = 10**15  #: of iterations and batch sizes; a float counts exactly up to here
+SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
 NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: what the sources write for no value
 LONGEST_NOTHING = 4
 
 GZIP, ZIP, TAR, TAR_MARK_AT = b"\x1f\x8b", b"PK\x03\x04", b"ustar", 257  #: how files begin, and where a tar archive says that it is one
 
+EPOCH = datetime.datetime.fromisoformat("1970-01-01")  #: UTC, as dates without a zone are
+#: Seconds. A date from outside is a slip: one of them in the year 1 would make a trace of 2000 years.
+FIRST_DATE = (datetime.datetime.fromisoformat("2000-01-01") - EPOCH).total_seconds()
+LAST_DATE = (datetime.datetime.fromisoformat("2101-01-01") - EPOCH).total_seconds()
+
 Progress = Callable[[int, int], None]  #: bytes read, of so many
+Numbered = Iterator[tuple[int, str]]  #: lines with their numbers, from 1
 
 
 class Drop(Exception):
@@ -61,6 +70,12 @@ class Tally:
     def repair(self, line: int, reason: str, detail: str = "") -> None:
         """Counted once the row is kept."""
         self._pending.append((line, reason, detail))
+
+    def add(self, other: Tally, where: str) -> None:
+        """What was dropped of another file, under its reason and ``where``."""
+        for reason, count in other.dropped.items():
+            self.dropped[reason + where] = count
+            self.first.setdefault(reason + where, other.first[reason])
 
     def keep(self) -> None:
         """The row is a job: its repairs count."""
@@ -95,23 +110,20 @@ class Repeated:
 
     def shared(self, values: Iterable[tuple[str, str]]) -> dict[str, str]:
         """The values by their columns."""
-        found = {}
-        for column, value in values:
-            seen = self._seen[column]
-            found[column] = seen.setdefault(value, value) if len(seen) < self.MOST else seen.get(value, value)
-        return found
+        known, most = self._seen, self.MOST
+        return {
+            column: seen.setdefault(value, value) if len(seen := known[column]) < most else seen.get(value, value)
+            for column, value in values
+        }
 
 
-class Row:
+class Row(msgspec.Struct, gc=False):  # nothing that it holds knows of it
     """One row; what its columns hold is converted on request, and what does not fit drops or repairs the row."""
 
-    __slots__ = ("context", "index", "line", "values")
-
-    def __init__(self, line: int, values: dict[str, str], context: Context, index: int = 0) -> None:
-        self.line = line
-        self.index = index  #: position in the file, from 0: the id of jobs that have none
-        self.values = values
-        self.context = context
+    line: int
+    values: dict[str, str]
+    context: Context
+    index: int = 0  #: position in the file, from 0: the id of jobs that have none
 
     def text(self, column: str) -> str | None:
         value = self.values.get(column, "").strip()
@@ -124,19 +136,16 @@ class Row:
         return value
 
     def number(self, column: str) -> float:
-        value = self.text(column)
-        if value is None:
-            raise Drop(f"no {column}", f"{column}: is empty")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number) or "_" in value:
+        value = self.values.get(column, "").strip()
+        number = finite(value)
+        if number is None:
+            if self.text(column) is None:
+                raise Drop(f"no {column}", f"{column}: is empty")
             raise Drop(f"{column} is not a number", f"{column}: {shown(value)} is not a number")
         return number
 
-    def optional(self, column: str) -> float | None:
-        """A column that a job can do without: what is no number from 0 on is left out and counted as repaired."""
+    def optional(self, column: str, most: int = LARGEST_COUNT) -> float | None:
+        """A column that a job can do without: what is no number from 0 to ``most`` is left out and counted as repaired."""
         if self.text(column) is None:
             return None
         try:
@@ -144,13 +153,13 @@ class Row:
         except Drop as drop:
             self.repair(f"{drop.reason}, left out", drop.detail)
             return None
-        if not 0 <= number <= LARGEST_COUNT:
-            self.repair(f"{column} is out of range, left out", f"{column}: {number:g} is not between 0 and {LARGEST_COUNT:g}")
+        if not 0 <= number <= most:
+            self.repair(f"{column} is out of range, left out", f"{column}: {number:g} is not between 0 and {most:g}")
             return None
         return number
 
-    def count(self, column: str) -> int | None:
-        number = self.optional(column)
+    def count(self, column: str, most: int = LARGEST_COUNT) -> int | None:
+        number = self.optional(column, most)
         return None if number is None else round(number)
 
     def gpus(self, column: str) -> int:
@@ -165,9 +174,10 @@ class Row:
                 raise Drop("CPU job (0 GPUs)", f"{column}: is 0, a CPU job")
             self.repair("CPU job taken for one GPU", f"{column}: is 0")
             return 1
-        if number != int(number):
+        whole = math.ceil(number)
+        if whole != number:
             self.repair("fraction of a GPU rounded up", f"{column}: {number:g}")
-        return math.ceil(number)
+        return whole
 
     def moment(self, column: str) -> float:
         """A submission: a date (UTC unless it says otherwise; epoch seconds) or seconds; all rows of a file must agree."""
@@ -194,6 +204,15 @@ class Row:
         self.context.tally.repair(self.line, reason, detail)
 
 
+def finite(value: str) -> float | None:
+    """The number that it is, None when it is none; Python would take 1_000, too."""
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in value else None
+
+
 def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
     """Whether it is a date, and its seconds."""
     if value is None:
@@ -201,16 +220,11 @@ def parse_moment(column: str, value: str | None) -> tuple[bool, float]:
     if "-" in value[1:] and "e-" not in value.lower():
         try:
             date = datetime.datetime.fromisoformat(value)
-            return True, (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+            return True, date.timestamp() if date.tzinfo else (date - EPOCH).total_seconds()
         except (ValueError, OverflowError):
             pass
-    else:
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number) and "_" not in value:
-            return False, number
+    elif (number := finite(value)) is not None:
+        return False, number
     raise Drop(f"{column} is neither a date nor a number", f"{column}: {shown(value)} is neither a date nor a number")
 
 
@@ -250,22 +264,8 @@ class Source:
         """The first line that is not blank."""
         return next((line for line in self.lines() if line.strip()), "")
 
-    def table(self, delimiter: str = ",", skip: int = 0) -> Iterator[tuple[int, list[str] | None]]:
-        """Line number and fields of every row that is not blank, after ``skip`` lines; None in place of fields that are not CSV."""
-        lines = self.lines()
-        for _ in range(skip):
-            next(lines, None)
-        reader = csv.reader(lines, delimiter=delimiter)
-        while True:
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error:
-                yield reader.line_num + skip, None
-                continue
-            if fields:
-                yield reader.line_num + skip, fields
+    def numbered(self) -> Numbered:
+        return enumerate(self.lines(), 1)
 
 
 @contextlib.contextmanager
@@ -288,18 +288,74 @@ def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedReader[Any]:
     return stream
 
 
-def csv_rows(source: Source, context: Context, columns: Sequence[str] | None = None, delimiter: str = ",", skip: int = 0) -> Iterator[Row]:
-    """The rows of a table as `Row`; ``columns`` where the file has no header. Rows with other than its number of fields are dropped."""
-    table = source.table(delimiter, skip)
+def csv_rows(
+    source: Source,
+    context: Context,
+    columns: Sequence[str] | None = None,
+    delimiter: str = ",",
+    skip: int = 0,
+    joined: Callable[[Numbered, int], Numbered] | None = None,
+) -> Iterator[Row]:
+    """The rows of a table as `Row`; ``columns`` where the file has no header, ``skip`` lines at its start that are no rows.
+
+    Every line is a row: none of the published formats has a field with a line break in it, so that a quote that is opened and not closed
+    costs its own line and no other. ``joined`` makes one line of several where a format may have such fields (`stoker`); it is told how
+    many columns there are. Rows with other than their number of fields are dropped.
+    """
+    lines, split = source.numbered(), Splitter(delimiter).split
+    for _ in range(skip):
+        next(filter(_is_no_blank, lines), None)
     if columns is None:
-        columns = header(next(table, (0, None))[1] or [])
-    repeated = Repeated()
-    for index, (line, fields) in enumerate(table):
-        if fields is None or len(fields) != len(columns):
-            there = "is not CSV" if fields is None else f"has {len(fields)} fields, not {len(columns)}"
-            context.tally.drop(line, "wrong number of fields", f"the row {there}")
+        columns = header(split(next(filter(_is_no_blank, lines), (0, ""))[1]) or [])
+        _refuse_doubles(source, columns)
+    repeated, expected = Repeated(), len(columns)
+    index = 0
+    for line, text in lines if joined is None else joined(lines, expected):
+        fields = split(text)
+        if fields is not None and len(fields) == expected:
+            values = repeated.shared(zip(columns, fields))  # noqa: B905 - they are as many, and zip takes half as long if it need not ask
+            yield Row(line, values, context, index)
+        elif fields == []:
+            continue
         else:
-            yield Row(line, repeated.shared(zip(columns, fields, strict=True)), context, index)
+            there = (
+                "is not CSV: a quote is not closed, or text follows it" if fields is None else f"has {len(fields)} fields, not {expected}"
+            )
+            context.tally.drop(line, "wrong number of fields", f"the row {there}")
+        index += 1
+
+
+def _is_no_blank(numbered: tuple[int, str]) -> bool:
+    return not numbered[1].isspace()
+
+
+class Splitter:
+    """The fields of lines, each a row of its own. There is one reader for all of them: to make one takes half as long as to use it."""
+
+    def __init__(self, delimiter: str = ",") -> None:
+        self._delimiter = delimiter
+        self._given: list[str] = []
+        self._reader = csv.reader(iter(self._given.pop, None), delimiter=delimiter, strict=True)
+
+    def split(self, line: str) -> list[str] | None:
+        """[] of a blank line, None where it is not CSV."""
+        if '"' not in line:  # then CSV means no more than this, which takes half as long
+            bare = line.rstrip("\r\n")
+            return bare.split(self._delimiter) if bare else []
+        self._given.append(line)
+        try:
+            return next(self._reader)
+        except (csv.Error, IndexError):  # IndexError: a quote is open, so that it asked for another line
+            return None
+
+
+def _refuse_doubles(source: Source, columns: Sequence[str]) -> None:
+    """Of two columns of one name only one could be read, and nobody can tell which is right. Nameless ones mean nothing to any format."""
+    seen: set[str] = set()
+    for name in filter(None, columns):
+        if name in seen:
+            raise ValueError(f"{source.path}: the column {shown(name)} is there twice: take one out, or give it another name")
+        seen.add(name)
 
 
 def header(fields: Sequence[str]) -> list[str]:

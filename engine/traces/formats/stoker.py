@@ -6,6 +6,7 @@ The first line is a comment with what holds for the whole trace; then a header w
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from ..trace import DEMANDS, Trace, TraceJob
 from .family import Family, Jobs
-from .rows import Context, Drop, Row, Source, csv_rows, shown
+from .rows import BIG, LONGEST_LINE, SMALL, Context, Drop, Numbered, Row, Source, Splitter, csv_rows, shown
 
 MARK = "# stoker trace "
 COLUMNS = tuple(field.name for field in msgspec.structs.fields(TraceJob))
@@ -41,7 +42,7 @@ def write(trace: Trace, file: IO[str]) -> None:
 
 
 def _fields(jobs: Iterable[TraceJob]) -> Iterator[list[str]]:
-    """None is an empty field; lists are numbers with blanks between them; ``repr`` gives back the same float."""
+    """None is an empty field; tuples are numbers with blanks between them; ``repr`` gives back the same float."""
     for job in jobs:
         yield [_field(getattr(job, column)) for column in COLUMNS]
 
@@ -49,7 +50,7 @@ def _fields(jobs: Iterable[TraceJob]) -> Iterator[list[str]]:
 def _field(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return " ".join(map(repr, value))
     if isinstance(value, dict):
         return msgspec.json.encode(value).decode()
@@ -62,7 +63,7 @@ def _jobs(source: Source, context: Context) -> Jobs:
     if has_about:
         _read_about(source, head, context)
     context.dated = False
-    for row in csv_rows(source, context, skip=int(has_about)):
+    for row in csv_rows(source, context, skip=int(has_about), joined=_joined):
         lacking = [column for column in NEEDED if column not in row.values]
         if lacking:
             raise ValueError(f"{source.path}: has no column {', '.join(lacking)}")
@@ -70,6 +71,55 @@ def _jobs(source: Source, context: Context) -> Jobs:
             yield row.line, _job(row)
         except Drop as drop:
             context.tally.drop(row.line, drop.reason, drop.detail)
+
+
+def _joined(lines: Numbered, columns: int) -> Numbered:
+    """Lines, those of one row put together: in a name here a line may break, and then the name stands in quotes."""
+    ahead: deque[tuple[int, str]] = deque()
+    both = _first(ahead, lines)
+    for number, text in both:
+        if not _opens(text):
+            yield number, text
+            continue
+        taken: list[tuple[int, str]] = []
+        whole = _whole(text, taken, both, columns)
+        if whole is None:
+            ahead.extendleft(reversed(taken))
+        yield number, whole or text
+
+
+def _first(ahead: deque[tuple[int, str]], lines: Numbered) -> Numbered:
+    while (one := ahead.popleft() if ahead else next(lines, None)) is not None:
+        yield one
+
+
+def _opens(text: str) -> bool:
+    """Whether a quote is left open: those within a quoted field are doubled."""
+    return text.count('"') % 2 == 1
+
+
+def _whole(text: str, taken: list[tuple[int, str]], lines: Numbered, columns: int) -> str | None:
+    """The line with those up to the one that closes its quote; None where that is no row.
+
+    Another quote may stray hundreds of rows further on, and what lies between them is no name: that is so where two of the lines have
+    the separators of a row. ``taken`` gets the lines that were read for this.
+    """
+    parts, length, rows = [text], len(text), int(_has_all(text, columns))
+    for number, more in lines:
+        taken.append((number, more))
+        parts.append(more)
+        length += len(more)
+        rows += _has_all(more, columns)
+        if rows > 1 or length > LONGEST_LINE:
+            return None
+        if _opens(more):
+            whole = "".join(parts)
+            return None if Splitter().split(whole) is None else whole
+    return None
+
+
+def _has_all(text: str, columns: int) -> bool:
+    return text.count(",") >= columns - 1
 
 
 def _read_about(source: Source, head: str, context: Context) -> None:
@@ -87,6 +137,8 @@ def _job(row: Row) -> TraceJob:
     deadlines, rewards = _numbers(row, "deadlines"), _numbers(row, "rewards")
     if len(deadlines) != len(rewards):
         raise Drop("deadlines and rewards differ in number", f"deadlines has {len(deadlines)}, rewards {len(rewards)}")
+    if not row.values["key"]:
+        raise Drop("no id", "key: is empty")
     return TraceJob(
         key=row.values["key"],
         submitted=row.number("submitted"),
@@ -96,10 +148,10 @@ def _job(row: Row) -> TraceJob:
         user_name=_word(row, "user_name"),
         pool=_word(row, "pool"),
         model=_word(row, "model"),
-        batch_size=_integer(row, "batch_size"),
+        batch_size=_spared(row, "batch_size", 0, BIG),
         iterations=row.optional("iterations"),
         status=_word(row, "status"),
-        priority=_integer(row, "priority") or 0,
+        priority=_spared(row, "priority", -SMALL, SMALL) or 0,
         estimate=row.optional("estimate"),
         demand=_one_of(row, "demand", tuple(DEMANDS)) or "best-effort",
         deadlines=deadlines,
@@ -132,9 +184,22 @@ def _integer(row: Row, column: str) -> int | None:
         raise Drop(f"{column} is not a whole number", f"{column}: {shown(word)} is not a whole number") from None
 
 
-def _numbers(row: Row, column: str) -> list[float]:
+def _spared(row: Row, column: str, least: int, most: int) -> int | None:
+    """A whole number that a job can do without: what is none is left out and counted as repaired."""
     try:
-        return [float(word) for word in row.values.get(column, "").split()]
+        number = _integer(row, column)
+    except Drop as drop:
+        row.repair(f"{drop.reason}, left out", drop.detail)
+        return None
+    if number is not None and not least <= number <= most:
+        row.repair(f"{column} is out of range, left out", f"{column}: {shown(str(number))} is not between {least} and {most}")
+        return None
+    return number
+
+
+def _numbers(row: Row, column: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in row.values.get(column, "").split())
     except ValueError:
         raise Drop(f"{column} is not a list of numbers", f"{column}: {shown(row.values[column])} is not like 60.0 90.0") from None
 

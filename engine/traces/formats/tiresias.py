@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trace import TraceJob
 from .family import Family, each_row
-from .rows import Drop, Row, shown
+from .rows import SMALL, Drop, Row, shown
 
 MINUTE = 60.0
 MILLISECOND = 1e-3
@@ -30,7 +30,7 @@ def _muri(row: Row) -> TraceJob:
     """Gu et al. use times in ms as ints: 1534000 is 1534 s."""
     job = _scaled(row, MILLISECOND)
     job.batch_size = row.count("batch_size")
-    job.priority = row.count("priority") or 0
+    job.priority = row.count("priority", SMALL) or 0
     return job
 
 
@@ -45,8 +45,8 @@ def _chronus(row: Row) -> TraceJob:
         raise Drop("unknown job_type", f"job_type: {shown(kind)} is not strict, soft or best")
     steps = _steps(row)
     job.demand = kind
-    job.deadlines = [after for after, _ in steps]
-    job.rewards = [reward for _, reward in steps] if kind == "soft" else [100.0] * len(steps)
+    job.deadlines = tuple(after for after, _ in steps)
+    job.rewards = tuple(reward for _, reward in steps) if kind == "soft" else (100.0,) * len(steps)
     return job
 
 
