@@ -5,7 +5,7 @@
 Queues: the simulator runs FIFO on so many ``--jobs``; "largest difference" is that of a job's waiting time from the exact recursion on the
 same jobs. An average of so few jobs is far from the mean by chance alone, so the recursion is gone through ``--long`` times and its average
 compared with the closed form ("error %"). Peers: average job completion times, with the peers' simplifications. ``--traces`` (or the
-environment variable STOKER_TRACES) names the directory that has ``side_by_side/``; without it that table is left out.
+environment variable STOKER_TRACES) names the directory that has ``side_by_side/`` and ``titan/``; without it that table is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from common import arguments, machine, progress, show
-from expected import PEERS, Peer, exponential, first_free, lindley, mean_wait, mean_wait_of_one, poisson, side_by_side
+from expected import PEERS, Peer, exponential, first_free, lindley, mean_wait, mean_wait_of_one, peer_workload, poisson
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.options import Options
 from stoker.engine.sim.simulator import simulate
@@ -92,7 +92,7 @@ def measure_queue(queue: Queue, jobs: int, long: int) -> dict[str, Any]:
 
 
 def measure_peer(peer: Peer, traces: Path) -> dict[str, Any]:
-    workload = side_by_side(traces, peer.trace)
+    workload = peer_workload(traces, peer.trace)
     _, ended = simulated(workload, peer.nodes, peer.policy, peer.options)
     average = float((ended - workload.submitted).mean())
     return {

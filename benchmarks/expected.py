@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import heapq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def mean_wait_of_one(load: float, second_moment: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The average job completion time (s) that another simulator prints: no placement, exact durations, its costs in ``options``."""
+    """The average job completion time (s) that another simulator prints, with its model in ``nodes`` and ``options``."""
 
     trace: str
     nodes: str
@@ -78,6 +79,7 @@ class Peer:
 _ITP, _PHILLY = ("itp06", "1x128"), ("philly_11cb48_2w", "1x8")
 _TIRESIAS, _LUCID, _REFERENCE = "Tiresias' simulator", "Lucid's simulator", "independent reference"
 _AS_LUCID = Options(Costs(resume=40.0))  #: what a preempted job of up to 8 GPUs has to do more
+_TITAN, _ROUNDS = "Titan's simulator", Options(interval=300.0)
 PEERS = (
     Peer(*_ITP, "fifo", 81_209.76, _TIRESIAS),
     Peer(*_ITP, "fifo,backfill=true", 42_499.73, _TIRESIAS),
@@ -96,7 +98,16 @@ PEERS = (
     Peer(*_PHILLY, "tiresias", 2_468.61, _TIRESIAS),
     Peer(*_PHILLY, "srtf,hysteresis=1", 2_324.58, _LUCID, _AS_LUCID),
     Peer(*_PHILLY, "tiresias,queues=2,threshold_1=18000", 2_512.15, _LUCID, replace(_AS_LUCID, interval=60.0)),
+    Peer("FM-1-roberta-base", "8x4", "sjf,backfill=true", 1_278.42, _TITAN, _ROUNDS),  # what it calls srtf displaces nobody
+    Peer("FM-1-roberta-large", "8x4", "sjf,backfill=true", 1_770.85, _TITAN, _ROUNDS),
+    Peer("FM-2-roberta-base", "8x4", "sjf,backfill=true", 3_179.67, _TITAN, _ROUNDS),
+    Peer("FM-1-roberta-base", "8x4", "tiresias", 1_288.94, _TITAN, _ROUNDS),
+    Peer("FM-1-roberta-large", "8x4", "tiresias", 1_790.85, _TITAN, _ROUNDS),
 )
+
+
+def peer_workload(traces: Path, name: str) -> Workload:
+    return fine_tuning(traces, name) if name.startswith("FM-") else side_by_side(traces, name)
 
 
 def side_by_side(traces: Path, name: str) -> Workload:
@@ -105,3 +116,18 @@ def side_by_side(traces: Path, name: str) -> Workload:
         rows = list(csv.DictReader(file))
     submitted, duration = ([float(row[column]) for row in rows] for column in ("submit", "duration"))
     return make_workload(name, submitted, duration, [int(row["num_gpu"]) for row in rows])
+
+
+def fine_tuning(traces: Path, name: str) -> Workload:
+    """One of Titan's workloads, which have no durations; jobs take what its ``srtf``, which displaces nobody, records that they took."""
+    with (traces / "titan" / "traces" / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    took = {row["name"]: float(row["staying_time"]) - float(row["pending_time"]) for row in titan_recorded(traces, name)}
+    submitted, gpus = [float(row["submission_time"]) for row in rows], [int(row["num_gpus"]) for row in rows]
+    return make_workload(name, submitted, [took[row["name"]] for row in rows], gpus, key=[row["name"] for row in rows])
+
+
+def titan_recorded(traces: Path, name: str) -> list[dict[str, str]]:
+    """What it recorded of each job of a workload under its ``srtf``."""
+    with gzip.open(traces / "titan" / "titan_recorded_jobs.csv.gz", "rt") as file:
+        return [row for row in csv.DictReader(file) if (row["scheduler"], row["trace_setting"]) == ("srtf", name)]

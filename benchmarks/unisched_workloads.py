@@ -113,8 +113,8 @@ def _of_chronus(row: Mapping[str, str]) -> TraceJob:
         user_name=row["user"],
         model=row["model_name"],
         demand="strict" if strict else "best-effort",
-        deadlines=[float(row["expect_time_list"].split("-")[0]) * MINUTE] if strict else [],
-        rewards=[100.0] if strict else [],
+        deadlines=(float(row["expect_time_list"].split("-")[0]) * MINUTE,) if strict else (),
+        rewards=(100.0,) if strict else (),
     )
 
 

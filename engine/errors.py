@@ -68,8 +68,7 @@ KINDS: dict[str, type[StokerError]] = {
 
 def nearest(word: str, known: object) -> str:
     """' (did you mean X?)' when a known name is near ``word``, else ''."""
-    import difflib
+    from ..policies.names import meant
 
-    names = [str(name) for name in known]  # type: ignore[attr-defined]
-    near = difflib.get_close_matches(word, names, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = meant(word, [str(name) for name in known])  # type: ignore[attr-defined]
+    return f" (did you mean {near!r}?)" if near else ""

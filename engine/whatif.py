@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ..policies.contract import Bools, Floats, Ints, Phase, View
+from ..policies.placement import Placement
 from .durations import Durations
 from .forecast import estimate_starts
 from .sim.ongoing import OutOfTime, Watched
@@ -183,6 +184,8 @@ def quickest(view: View, row: int) -> tuple[float, int]:
     profile = view.profiles[jobs.profile[row]] if jobs.profile is not None and jobs.profile[row] >= 0 else None
     if profile is None or profile.throughput is None:
         return 1.0, least
-    rates = {count: profile.throughput.rate(count) for count in range(least, max(min(most, len(view.gpus)), least) + 1)}
+    node = Placement(view).largest_node(memory=float(jobs.gpu_memory[row]))
+    counts = range(least, max(min(most, len(view.gpus)), least) + 1)
+    rates = {count: profile.throughput.consolidated(count, node) for count in counts}
     best = max(rates, key=lambda count: rates[count])
     return rates[best] / rates[least], best

@@ -32,7 +32,7 @@ class Grid:
         self.index = gpus.index
         self.nodes = int(gpus.node.max(initial=-1)) + 1
         self.levels = int(gpus.index.max(initial=0)).bit_length() + 1
-        self.width = 1 << (self.levels - 1)
+        self.width = 1 << (self.levels - 1) if self.nodes else 0
         self.row = np.full(self.nodes * self.width, -1, dtype=np.int64)
         self.row[gpus.node * self.width + gpus.index] = np.arange(len(gpus))
         self.cells = _columns(self.levels)
@@ -138,7 +138,7 @@ class Free(ABC):
 
     @abstractmethod
     def in_one_node(self, n: int, but: Collection[int] = ()) -> list[int] | None:
-        """Slots for ``n`` in the best cell of any node except ``but``, which leave the halves of that cell as whole as they can be.
+        """Slots for ``n`` in the best cell of any node except ``but``, ascending, which leave its halves as whole as they can be.
 
         The best cell is of the lowest level that has one, and of these the tightest: the one with the fewest free GPUs in
         the cell itself, then in its parent, and so on up to the node. A slot is a node times the width, plus a position.
@@ -156,15 +156,16 @@ class Free(ABC):
         if n < 1:
             raise ValueError(f"a gang has at least 1 GPU, not {n}")
         free = self if fitting is None else self.masked(fitting)
-        if n <= self.grid.largest(None) and (slots := free.in_one_node(n)) is not None:
-            return self._rows(slots)
+        row_of = self.grid.row_of_slot
+        if (slots := free.in_one_node(n)) is not None:
+            return tuple([row_of[slot] for slot in slots])
         least = self.grid.nodes_needed(n, fitting)
         most = self.grid.nodes if relaxed else least
         if most == 1 or n > free.total():
             return None
         for nodes in range(max(2, least), most + 1):
             if (slots := free.over_nodes(n, nodes)) is not None:
-                return self._rows(slots)
+                return tuple(sorted([row_of[slot] for slot in slots]))
         return None
 
     def over_nodes(self, n: int, nodes: int) -> list[int] | None:
@@ -180,10 +181,6 @@ class Free(ABC):
     @abstractmethod
     def whole(self, node: int) -> list[int]:
         """All free slots of a node."""
-
-    def _rows(self, slots: list[int]) -> tuple[int, ...]:
-        row = self.grid.row_of_slot
-        return tuple(sorted([row[slot] for slot in slots]))
 
 
 class States(Free):
@@ -245,7 +242,7 @@ class States(Free):
     def set(self, gpus: Iterable[int], is_open: bool) -> None:
         bits, places = self._bits, self.grid.places
         self._per_node = None
-        for gpu in gpus.tolist() if isinstance(gpus, np.ndarray) else gpus:
+        for gpu in gpus:
             node, bit = places[gpu]
             if is_open:
                 bits[node] |= bit
@@ -299,7 +296,7 @@ class Table:
         if found is None:
             _, level, cell = self._best_of(n)
             counts = self.counts[state].tolist()
-            found = self._positions[state, n] = tuple(_split(counts, self._columns, int(level[state]), int(cell[state]), n))
+            found = self._positions[state, n] = tuple(sorted(_split(counts, self._columns, int(level[state]), int(cell[state]), n)))
         return found
 
     def _best_of(self, n: int) -> tuple[Ints, Ints, Ints]:
@@ -364,7 +361,7 @@ class Cells(Free):
             best = int(np.where(fits, self.scores[:, columns], _NOWHERE).argmin())
             if fits.flat[best]:
                 node, cell = divmod(best, grid.width >> level)
-                positions = _split(self.counts[node].tolist(), grid.cells, level, cell, n)
+                positions = sorted(_split(self.counts[node].tolist(), grid.cells, level, cell, n))
                 return [node * grid.width + position for position in positions]
         return None
 

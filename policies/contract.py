@@ -9,7 +9,6 @@ code. All arrays of a table have one row a job (or GPU, or node); times are seco
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from .arrays import Bools, Floats, Ints, Strings
+from .names import meant
 from .profiles import Profile
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Plan:
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
     #: Until when the policy need not be asked again while jobs only end, once the plan is carried out; None: not known. Where the plan
-    #: preempts, its only allocation is a start in the room of those who stop, and the plan of when they have all stopped is that start.
+    #: preempts, the plan of when all who stop have stopped is the starts of those whom it gives GPUs that are not free yet.
     standstill: Standstill | None = None
 
 
@@ -244,8 +244,8 @@ def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
     fields = {f.name: f for f in dataclasses.fields(config_type)}
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(fields) or 'none'}"
+            near = meant(key, fields)
+            hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(fields) or 'none'}"
             raise ValueError(f"{key}: unknown configuration key; {hint}")
     return config_type(**{key: _coerce(fields[key], value) for key, value in values.items()})
 

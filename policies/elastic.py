@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from .later import Later
 from .placement import Placement
 from .reasons import Why, waiting
 from .victims import Victims, occupants
+
+
+class _OfMemory(Protocol):
+    def __call__(self, *, memory: float) -> int: ...
 
 
 class Pool:
@@ -33,7 +38,9 @@ class Pool:
         self.view, self.jobs = view, jobs
         self.placement = Placement(view)
         self.held = jobs.held
-        self.most: Ints = np.minimum(jobs.gpus_max, self._capacity(jobs.gpu_memory))
+        self._memory = np.unique(jobs.gpu_memory, return_inverse=True)  #: amounts that jobs ask for, and which of them is whose
+        self.most: Ints = np.minimum(jobs.gpus_max, self._of_each(self.placement.capacity))
+        self.node = self._of_each(self.placement.largest_node)  #: GPUs up to which a gang is on one node
         self.possible: Bools = jobs.gpus_min <= self.most
         self.alone = occupants(view)  #: running jobs that share their GPUs with nobody
         self.resizable: Bools = self._resizable()
@@ -44,9 +51,10 @@ class Pool:
         #: GPUs to be divided among them
         self.budget = self.placement.free_soon() + int(self.held[self.resizable].sum())
 
-    def _capacity(self, memory: Floats) -> Ints:
-        sizes, which = np.unique(memory, return_inverse=True)
-        return np.array([self.placement.capacity(memory=float(size)) for size in sizes], dtype=np.int64)[which]
+    def _of_each(self, number: _OfMemory) -> Ints:
+        """What ``number`` is of the GPUs that each job can use."""
+        amounts, which = self._memory
+        return np.array([number(memory=amount) for amount in amounts.tolist()], dtype=np.int64)[which]
 
     def _resizable(self) -> Bools:
         jobs = self.jobs
@@ -60,17 +68,22 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Numbers of GPUs that a job may be given, ascending from ``gpus_min``, and its speed on each: 1 on the first."""
+    """Numbers of GPUs that a job may be given, ascending from ``gpus_min``, and its speed on each."""
 
     gpus: Ints
-    speed: Floats
+    speed: Floats  #: work of ``gpus_min`` GPUs a second, if not goodput
+
+    def fewer(self, n: int) -> int:
+        """The number of GPUs to have instead of ``n``, 0: none. The fastest of those, as more may be slower that take another node."""
+        below = int(np.searchsorted(self.gpus, n))
+        return int(self.gpus[below - 1 - self.speed[:below][::-1].argmax()]) if below else 0
 
 
 class Curves:
     """Speed curves of jobs, kept between rounds: jobs of one profile and size share theirs.
 
-    Speeds are those on as few nodes as possible, where `Placement` puts every gang. A job without a throughput table is
-    taken to gain nothing from more than it needs, so it gets no more.
+    Speeds are those on as few nodes as possible, where `Placement` puts every gang: on one as long as one can hold it. A job
+    without a throughput table is taken to gain nothing from more than it needs, so it gets no more.
     """
 
     def __init__(self, *, doubling: bool = False, rising: bool = False) -> None:
@@ -80,23 +93,24 @@ class Curves:
         """
         self._doubling, self._rising = doubling, rising
         self._profiles: Sequence[Profile] = ()
-        self._known: dict[tuple[int, int, int], Curve] = {}
+        self._known: dict[tuple[int, int, int, int], Curve] = {}
 
     def of(self, pool: Pool, row: int) -> Curve:
         if pool.view.profiles is not self._profiles:
             self._profiles, self._known = pool.view.profiles, {}
         jobs = pool.jobs
-        key = -1 if jobs.profile is None else int(jobs.profile[row]), int(jobs.gpus_min[row]), int(pool.most[row])
+        profile = -1 if jobs.profile is None else int(jobs.profile[row])
+        key = profile, int(jobs.gpus_min[row]), int(pool.most[row]), int(pool.node[row])
         if key not in self._known:
             self._known[key] = self._make(*key)
         return self._known[key]
 
-    def _make(self, profile: int, least: int, most: int) -> Curve:
+    def _make(self, profile: int, least: int, most: int, node: int) -> Curve:
         throughput = self._profiles[profile].throughput if profile >= 0 else None
         if throughput is None:
             return Curve(np.array([least]), np.ones(1))
         gpus = sizes(least, most, self._doubling)
-        rates = np.array([throughput.rate(n) for n in gpus.tolist()])
+        rates = np.array([throughput.consolidated(n, node) for n in gpus.tolist()])
         curve = Curve(gpus, rates / rates[0])
         return _rising(curve) if self._rising else curve
 
@@ -264,8 +278,7 @@ class _Packing:
         movable = [other for other in others if pool.held[other] < n]
         if not movable:
             return False
-        victims = Victims(pool.view, np.array(movable, dtype=np.int64), np.arange(len(movable), dtype=np.float64))
-        chosen = victims.choose(self.placement, n, memory, np.inf)
+        chosen = Victims.in_turn(pool.view, movable).choose(self.placement, n, memory, np.inf)
         if not insist and not self._fits_elsewhere(n, memory, chosen):
             return False
         for other in chosen:

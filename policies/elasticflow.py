@@ -68,7 +68,7 @@ class ElasticFlow:
         wanted |= {row: int(view.jobs.gpus_min[row]) for row in started}
         self._grow(pool, wanted, promised, left)
         order = np.array([*sorted(promised, key=lambda row: (view.jobs.deadline[row], row)), *leftover.tolist()], dtype=np.int64)
-        given = pack(pool, wanted, lambda row, n: n // 2 if n // 2 >= view.jobs.gpus_min[row] else 0, insist=True)
+        given = pack(pool, wanted, lambda row, n: self.curves.of(pool, row).fewer(n), insist=True)
         rejected = np.array(refused, dtype=np.int64)
         return self.rounds.begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -45,18 +46,18 @@ class Genie:
         if not len(pending):
             return Plan({}, preempt=())
         remaining = remaining_time(jobs, self.config.unknown)
-        slowness = self._slowness(view)
+        placement = Placement(view)
+        slowness = self._slowness(view, placement)
         fastest = remaining.copy()
         for row, ratios in slowness.items():
             fastest[row] *= ratios.min()
         finish = view.now + fastest
         slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
-        placement = Placement(view)
         given = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
         return _plan(view, order, given, placement)
 
-    def _slowness(self, view: View) -> dict[int, Floats]:
+    def _slowness(self, view: View, placement: Placement) -> dict[int, Floats]:
         """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
         jobs = view.jobs
         if not self.config.elastic or jobs.profile is None or not view.profiles:
@@ -64,22 +65,22 @@ class Genie:
         choice = (jobs.phase == Phase.PENDING) & has_deadline(jobs) & (jobs.gpus_max > jobs.gpus_min) & (jobs.profile >= 0)
         rows = np.flatnonzero(choice)
         most = np.maximum(jobs.gpus_min, np.minimum(jobs.gpus_max, len(view.gpus)))
-        alike: dict[tuple[int, int, int], Floats | None] = {}
+        columns = (jobs.profile, jobs.gpus_min, most, jobs.gpu_memory)
+        ratios_of = cache(partial(_time_ratios, view.profiles, placement))
         slowness = {}
-        for row, *kind in zip(rows.tolist(), jobs.profile[rows].tolist(), jobs.gpus_min[rows].tolist(), most[rows].tolist(), strict=True):
-            profile, least, largest = kind
-            if (profile, least, largest) not in alike:
-                alike[profile, least, largest] = _time_ratios(view.profiles[profile], least, largest)
-            ratios = alike[profile, least, largest]
+        for row, *kind in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+            ratios = ratios_of(*kind)
             if ratios is not None:
                 slowness[row] = ratios
         return slowness
 
 
-def _time_ratios(profile: Profile, least: int, most: int) -> Floats | None:
-    if profile.throughput is None:
+def _time_ratios(profiles: Sequence[Profile], placement: Placement, profile: int, least: int, most: int, memory: float) -> Floats | None:
+    throughput = profiles[profile].throughput
+    if throughput is None:
         return None
-    rates = [profile.throughput.rate(gpus) for gpus in range(least, most + 1)]
+    node = placement.largest_node(memory=memory)
+    rates = [throughput.consolidated(gpus, node) for gpus in range(least, most + 1)]
     return rates[0] / np.array(rates)
 
 

@@ -53,8 +53,7 @@ class Optimus:
         worth = [-weight[row] / curve.speed for row, curve in zip(started, curves, strict=True)]
         at = water_fill([curve.gpus for curve in curves], worth, [0] * len(started), left, look_ahead=self.config.look_ahead)
         wanted = {row: int(curve.gpus[option]) for row, curve, option in zip(started, curves, at, strict=True)}
-        least = view.jobs.gpus_min
-        given = pack(pool, wanted, lambda row, n: n - 1 if n > least[row] else 0, migrate=self.config.migrate)
+        given = pack(pool, wanted, lambda row, n: self.curves.of(pool, row).fewer(n), migrate=self.config.migrate)
         return self.rounds.begin(pool, divide(pool, given, order))
 
     def _remaining(self, view: View) -> Floats:

@@ -111,6 +111,10 @@ class Placement:
         fitting = self._fitting(memory)
         return len(self.gpus) if fitting is None else int(np.count_nonzero(fitting))
 
+    def largest_node(self, *, memory: float = 0.0) -> int:
+        """The same of the node that has the most: no larger gang is on one node."""
+        return self._now.grid.largest(self._fitting(memory))
+
     def could_fit(self, n: int, *, memory: float = 0.0) -> bool:
         """Whether a gang of ``n`` would find GPUs if nobody held any of those that are usable now."""
         fitting = self._fitting(memory)
@@ -135,8 +139,7 @@ class Placement:
 
     def release(self, gpus: Iterable[int]) -> None:
         """Free now; those that are not usable stay closed."""
-        rows = np.fromiter(gpus, np.int64)
-        rows = rows[self.gpus.usable[rows]]
+        rows = self._usable(gpus)
         self.version += 1
         self._now.set(rows, True)
         if self._soon is not self._now:
@@ -144,11 +147,14 @@ class Placement:
 
     def release_soon(self, gpus: Iterable[int]) -> None:
         """Free once their present holder, which the plan displaces, has stopped."""
-        rows = np.fromiter(gpus, np.int64)
         self.version += 1
         if self._soon is self._now:
             self._soon = self._now.copy()
-        self._soon.set(rows if self._all_usable else rows[self.gpus.usable[rows]], True)
+        self._soon.set(self._usable(gpus), True)
+
+    def _usable(self, gpus: Iterable[int]) -> tuple[int, ...]:
+        usable = self.gpus.usable
+        return tuple(gpus) if self._all_usable else tuple(gpu for gpu in gpus if usable[gpu])
 
     def _fitting(self, memory: float) -> Bools | None:
         """GPUs large enough, None when all are. A GPU or a job of unknown memory fits."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
-from .elastic import Curves, Pool, Rounds, divide, pack, sizes, water_fill
+from .elastic import Curve, Curves, Pool, Rounds, divide, pack, sizes, water_fill
 from .exchange import exchange
 
 _NOTHING = 1e-3  #: added to every speedup, as the authors do, so that a job without GPUs has a finite claim
@@ -25,10 +25,11 @@ class Pollux:
     was changed, d what a change costs (``restart``).
 
     The authors search with a genetic algorithm over jobs x nodes. Here every gang is placed on as few nodes as can be, so
-    fitness is a sum over jobs that depends on their numbers of GPUs alone, and is concave but for the penalty. So the best division without
-    penalty is had by handing out GPUs one after another; from there, and from the division in force, GPUs change hands from
-    job to job while that raises fitness with the penalty. This has no randomness, costs milliseconds where the genetic search is
-    what keeps Pollux from scaling (002 ch. 3.5.3), and changes what runs only for a gain, so it comes to rest.
+    fitness is a sum over jobs that depends on their numbers of GPUs alone, and is concave but for the penalty and the step from one node
+    to several. But for that step, the best division without penalty is had by handing out GPUs one after another; from there, and
+    from the division in force, GPUs change hands from job to job while that raises fitness with the penalty. This has no
+    randomness, costs milliseconds where the genetic search is what keeps Pollux from scaling (002 ch. 3.5.3), and changes what
+    runs only for a gain, so it comes to rest.
     Not taken over: avoiding two distributed jobs on one node (gangs larger than a node are rare with buddy
     cells), sizing the cluster, and the limit to twice the GPUs that a job has had, for profiles are known before a job starts.
 
@@ -66,8 +67,7 @@ class Pollux:
         held = pool.held[rows]
         chosen = self._divide(speedup, held, self._factor(view.jobs, view.now)[rows], pool.budget)
         wanted = {row: n for row, n in zip(rows.tolist(), chosen.tolist(), strict=True) if n}
-        least = view.jobs.gpus_min
-        given = pack(pool, wanted, lambda row, n: n - 1 if n > least[row] else 0, migrate=self.config.migrate)
+        given = pack(pool, wanted, lambda row, n: self.goodputs.of(pool, row).fewer(n), migrate=self.config.migrate)
         batches = {row: batch for row, gpus in given.items() if (batch := self.goodputs.batch(pool, row, len(gpus))) is not None}
         self.next_round = view.now + self.rounds.seconds if batches else None
         return self.rounds.begin(pool, divide(pool, given, order, batch_size=batches))
@@ -78,9 +78,9 @@ class Pollux:
         table = np.full((len(rows), int(pool.most[rows].max(initial=0)) + 1), np.nan)
         table[:, 0] = 0.0
         for i, row in enumerate(rows.tolist()):
-            gpus, goodput = self.goodputs.of(pool, row)
-            share = goodput[int(np.clip(np.searchsorted(gpus, fair, side="right") - 1, 0, len(gpus) - 1))]
-            table[i, gpus] = goodput / share
+            curve = self.goodputs.of(pool, row)
+            share = curve.speed[int(np.clip(np.searchsorted(curve.gpus, fair, side="right") - 1, 0, len(curve.gpus) - 1))]
+            table[i, curve.gpus] = curve.speed / share
         return table
 
     def _factor(self, jobs: Jobs, now: float) -> Floats:
@@ -132,23 +132,20 @@ class _Goodputs:
         self._adapt = adapt_batch_size
         self._curves = Curves()
         self._view_profiles: object = None
-        self._known: dict[tuple[int, int, int, float], tuple[Ints, Floats, Ints] | None] = {}
+        self._known: dict[tuple[int, int, int, int, float], tuple[Curve, Ints] | None] = {}
 
-    def of(self, pool: Pool, row: int) -> tuple[Ints, Floats]:
+    def of(self, pool: Pool, row: int) -> Curve:
         adapted = self._adapted(pool, row)
-        if adapted is not None:
-            return adapted[:2]
-        curve = self._curves.of(pool, row)
-        return curve.gpus, curve.speed
+        return self._curves.of(pool, row) if adapted is None else adapted[0]
 
     def batch(self, pool: Pool, row: int, n: int) -> int | None:
         """The batch size to train with on ``n`` GPUs, None: the job's own."""
         adapted = self._adapted(pool, row)
-        if adapted is None or n not in adapted[0]:
+        if adapted is None or n not in adapted[0].gpus:
             return None
-        return int(adapted[2][np.searchsorted(adapted[0], n)])
+        return int(adapted[1][np.searchsorted(adapted[0].gpus, n)])
 
-    def _adapted(self, pool: Pool, row: int) -> tuple[Ints, Floats, Ints] | None:
+    def _adapted(self, pool: Pool, row: int) -> tuple[Curve, Ints] | None:
         jobs, profiles = pool.jobs, pool.view.profiles
         profile = -1 if jobs.profile is None else int(jobs.profile[row])
         if not self._adapt or profile < 0 or (goodput := profiles[profile].goodput) is None:
@@ -156,12 +153,12 @@ class _Goodputs:
         if profiles is not self._view_profiles:
             self._view_profiles, self._known = profiles, {}
         progress = 0.0 if jobs.progress is None or np.isnan(jobs.progress[row]) else round(float(jobs.progress[row]), 2)
-        key = profile, int(jobs.gpus_min[row]), int(pool.most[row]), progress
+        key = profile, int(jobs.gpus_min[row]), int(pool.most[row]), int(pool.node[row]), progress
         if key not in self._known:
             gpus = sizes(key[1], key[2], doubling=False)
-            nodes = np.array([pool.placement.nodes_needed(n) for n in gpus.tolist()], dtype=np.int64)
+            nodes = np.where(gpus > key[3], 2, 1)  # of more than two the step times know nothing
             rates, batches = goodput.best(nodes, gpus, progress)
             can = rates > 0
             # A job that asks for more GPUs than its model has a batch for trains as it came.
-            self._known[key] = (gpus[can], rates[can], batches[can]) if can[0] else None
+            self._known[key] = (Curve(gpus[can], rates[can]), batches[can]) if can[0] else None
         return self._known[key]

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Throughput:
-    """Iterations a second by number of GPUs, on as few nodes as possible and spread over more.
+    """Iterations a second by number of GPUs: on one node, and over several (002 Eqn 5.2, which knows no third case).
 
     Between the points of a table the rate is interpolated linearly, as 002 ch. 3.5.1 and Pollux's simulator do; outside
     them it is that of the nearest point, so nothing is promised that was not measured.
     """
 
     def __init__(self, gpus: Sequence[int], rates: Sequence[float], spread: Sequence[float] | None = None) -> None:
-        """``rates`` on as few nodes as possible, ``spread`` on more than that (None: the same), at ascending ``gpus``."""
+        """``rates`` on one node, ``spread`` over several (None: the same), at ascending ``gpus``."""
         if not gpus or list(gpus) != sorted(set(gpus)) or gpus[0] < 1:
             raise ValueError(f"throughput: numbers of GPUs must ascend from at least 1, not {list(gpus)}")
         for column in (rates, spread if spread is not None else rates):
@@ -45,7 +45,12 @@ class Throughput:
         )
 
     def rate(self, gpus: int, *, spread: bool = False) -> float:
+        """On one node, or ``spread`` over several, of however many GPUs."""
         return float(np.interp(gpus, self.gpus, self.spread if spread else self.rates))
+
+    def consolidated(self, gpus: int, node: int) -> float:
+        """The rate on as few nodes as can be, where the largest node has ``node`` GPUs."""
+        return self.rate(gpus, spread=gpus > node)
 
 
 @dataclass(frozen=True, slots=True)

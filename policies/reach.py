@@ -37,8 +37,8 @@ class Reach:
         return float(column[column.argmin()])
 
     def _over_nodes(self, n: int) -> float:
-        levels = [*np.unique(self._levels[self._levels < np.inf]).tolist(), np.inf]
+        levels = [*np.sort(self._levels[self._levels < np.inf]).tolist(), np.inf]
         return float(levels[bisect_left(levels[:-1], True, key=lambda level: self._enough(n, level))])
 
     def _enough(self, n: int, level: float) -> bool:
-        return self._grid.enough(n, np.count_nonzero(self._levels <= level, axis=1), self._fitting)
+        return self._grid.enough(n, (self._levels <= level).sum(axis=1), self._fitting)

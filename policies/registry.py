@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from .names import meant
 
 if TYPE_CHECKING:
     from .contract import Policy
@@ -45,8 +46,8 @@ def load(name: str) -> type[Policy]:
         return policy
     if ":" in name:
         return _load_foreign(name)
-    near = difflib.get_close_matches(name, POLICIES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known policies: {', '.join(sorted(POLICIES))}; your own is package.module:Class"
+    near = meant(name, POLICIES)
+    hint = f"did you mean {near!r}?" if near else f"known policies: {', '.join(sorted(POLICIES))}; your own is package.module:Class"
     raise ValueError(f"policy: no policy is named {name!r}; {hint}")
 
 
@@ -90,7 +91,7 @@ def _load_foreign(name: str) -> type[Policy]:
     try:
         found = importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"policy: cannot import {module!r} ({error}); put it on the daemon's PYTHONPATH") from error
+        raise ValueError(f"policy: cannot import {module!r} ({error}); put it on PYTHONPATH, for a pool on the daemon's") from error
     except (Exception, SystemExit) as error:  # it is anybody's code
         raise ValueError(f"policy: {module!r} fails when it is imported: {_words(error)}") from error
     try:

@@ -76,8 +76,8 @@ def _alone(jobs: Jobs, row: int, placement: Placement) -> Plan | None:
 class _Queue:
     """Jobs that may still start, in order of service."""
 
-    def __init__(self, rows: Ints, gpus: Ints, memory: Floats) -> None:
-        self.rows, self.gpus, self.memory = rows, gpus, memory
+    def __init__(self, rows: Ints, gpus: Ints, memory: Floats, relaxed: Bools | None) -> None:
+        self.rows, self.gpus, self.memory, self.relaxed = rows, gpus, memory, relaxed
         self.uniform = len(rows) == 0 or np.count_nonzero(memory == memory[0]) == len(rows)
         self.alive = np.ones(len(rows), dtype=bool)
         self.position = 0
@@ -95,9 +95,13 @@ class _Queue:
         self.position += 1
 
     def leave(self) -> None:
-        """No job of the size of the first can start any more."""
+        """No job of the size of the first can start any more, but for those that may be spread, if the first may not."""
         other = self.gpus != self.gpus[self.position]
-        self.alive &= other if self.uniform else other | (self.memory != self.memory[self.position])
+        if not self.uniform:
+            other |= self.memory != self.memory[self.position]
+        if self.relaxed is not None and not self.relaxed[self.position]:
+            other |= self.relaxed
+        self.alive &= other
 
     def leave_larger(self, gpus: int) -> None:
         self.alive &= self.gpus <= gpus
@@ -113,14 +117,14 @@ class _Tick:
         rows = pending[self._possible(pending)]
         if ranking.key is not None:
             rows = rows[self.key[rows].argsort(kind="stable")]
-        self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows])
+        relaxed = None if ranking.relaxed is None else ranking.relaxed[rows]
+        self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows], relaxed)
         self.given: dict[int, tuple[int, ...]] = {}  #: what starts or moves, by row
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
-        self.failed: set[tuple[int, float]] = set()
-        self.refused = np.inf  #: the weakest claim of who was looked at and cannot start
+        self.later: list[int] = []  #: those of ``given`` who cannot start yet, or whose GPUs are not free yet, in the order of service
+        self.failed: set[tuple[int, float]] = set()  #: sizes (GPUs, memory) that find no room on as few nodes as they need
         self.settled = placement.settled()  #: nobody was stopping at first
-        self.in_turn = True  #: who displaces others has no stronger claim than those before it that cannot start
 
     def _possible(self, rows: Ints) -> Bools:
         """Which of these jobs the pool could ever hold."""
@@ -164,10 +168,8 @@ class _Tick:
 
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
-        claim = float(self.claim[row])
-        self.refused = min(self.refused, claim)
         if self.ranking.blocking:
-            self.queue.alive &= self.claim[self.queue.rows] != claim
+            self.queue.alive &= self.claim[self.queue.rows] != self.claim[row]
             return
         self.queue.leave()
         if not self.displaced and not self._has_weaker(row):
@@ -175,12 +177,12 @@ class _Tick:
 
     def _place(self, row: int) -> bool:
         n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
-        if (n, memory) in self.failed:
-            return False
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
-        gpus = self.placement.find_any(n, memory=memory, relaxed=relaxed)
-        if gpus is None and self._has_weaker(row) and self._make_room(row, n, memory):
-            gpus = self.placement.find_soon(n, memory=memory)
+        if not relaxed and (n, memory) in self.failed:
+            return False
+        gpus, at_once = self.placement.find(n, memory=memory, relaxed=relaxed), row not in self.preempted
+        if gpus is None:
+            gpus, at_once = self._find_later(row, n, memory, relaxed), False
         if gpus is None:
             if not relaxed:
                 self.failed.add((n, memory))
@@ -188,12 +190,23 @@ class _Tick:
             return False
         self.placement.take(gpus)
         self.given[row] = gpus
+        if not at_once:
+            self.later.append(row)
         return True
 
+    def _find_later(self, row: int, n: int, memory: float, relaxed: bool) -> tuple[int, ...] | None:
+        """Where somebody is stopping, or has to."""
+        weaker = self._has_weaker(row)
+        within_reach = weaker and self.victims.least(self.placement, n, memory) < self.claim[row]
+        gpus = None
+        if not self.placement.settled() and (within_reach or relaxed or not weaker):
+            gpus = self.placement.find_soon(n, memory=memory, relaxed=relaxed)
+        if gpus is None and within_reach and self._make_room(row, n, memory):
+            gpus = self.placement.find_soon(n, memory=memory)
+        return gpus
+
     def _make_room(self, row: int, n: int, memory: float) -> bool:
-        claim = float(self.claim[row])
-        chosen = self.victims.choose(self.placement, n, memory, claim)
-        self.in_turn &= not chosen or self.refused >= claim
+        chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
             self.preempted.add(victim)
@@ -226,15 +239,13 @@ class _Tick:
         )
 
     def _standstill(self) -> Standstill | None:
-        """Where it is easily shown: nothing is kept for anybody, all GPUs suit all jobs, and at most one starts in the room of others."""
+        """Where it is easily shown: nothing is kept for anybody, all GPUs suit all jobs, and what follows on the stops is known."""
         ranking = self.ranking
         if not self.settled or self.jobs.protected is not None or ranking.relaxed is not None or np.count_nonzero(self.queue.memory):
             return None
-        if self.preempted and not self._makes_room_for_one():
-            return None
         level = None
         if ranking.claim is not None:
-            if ranking.blocking or not ranking.steady:
+            if ranking.blocking or not ranking.steady or not self._starts_follow():
                 return None
             level = self.victims.level_of_gpus
             for row, gpus in self.given.items():
@@ -242,13 +253,23 @@ class _Tick:
         ordered = ranking.steady or ranking.key is None
         return Standstill(self.placement.soon(), level, self._line, ordered=ordered, blocking=ranking.blocking)
 
-    def _makes_room_for_one(self) -> bool:
-        """Whether the plan of the moment at which those who are displaced have stopped is known: the one start that waits for them.
+    def _starts_follow(self) -> bool:
+        """Whether the plan of the moment at which those who are displaced have stopped is just the starts that wait for them.
 
-        Who comes before it failed though all of them would have gone for it, who comes after it, they themselves included, fails on
-        what is left in either plan, and the gang finds what it has found in this one.
+        Whoever fails in this plan fails in that one. What is free there and was not at its turn here belonged to jobs whose holds a later,
+        hence no stronger, claim exceeds, so it had been within its reach; and who starts at once holds what was free. That those who start
+        find the same GPUs is tried: room that is made later may suit them better.
         """
-        return self.in_turn and len(self.given) == 1 and self.preempted.isdisjoint(self.given)
+        if len(self.given) == 1:
+            return True
+        free = self.placement.soon().copy()
+        for row in self.later:
+            free.set(self.given[row], True)
+        for row in self.later:
+            if free.find(len(self.given[row]), None, False) != self.given[row]:
+                return False
+            free.set(self.given[row], False)
+        return True
 
     def _line(self) -> Line:
         rows = self.unserved[self._possible(self.unserved)]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import cast
 
-import numpy as np
-
 from .cells import Free
 from .contract import Floats
 from .line import Line, Waiter
@@ -82,7 +80,7 @@ class Standstill:
         return sizes
 
     def _fits(self, n: int, claim: float) -> bool:
-        return self._free.grid.enough(n, np.count_nonzero(self._levels < claim, axis=1), None)
+        return self._free.grid.enough(n, (self._levels < claim).sum(axis=1), None)
 
     def _claims(self) -> dict[int, tuple[int, float]]:
         """Of the sizes in line: what a node must give to it at least, as it may have only so many nodes, and the strongest claim."""
@@ -105,17 +103,22 @@ class Standstill:
 
         ``free``: what is free now. ``sizes``: of which somebody in line may be able to start. ``came``: those who are in line from now on.
         """
-        given: dict[Waiter, tuple[int, ...]] = {}
+        given: dict[int, tuple[int, ...]] = {}
+        started: list[Waiter] = []
         failed: set[int] = set()
-        free = free.copy()
+        several = bool(sizes) or len(came) > 1
+        if several:
+            free = free.copy()
         for waiter in self._turns(sizes, came, failed):
             n = waiter.gpus
             if n in failed:  # a claim as strong at most: whoever is behind has to wait, too
                 continue
             gpus = free.find(n, None, False)
             if gpus is not None:
-                given[waiter] = gpus
-                free.set(gpus, False)
+                given[waiter.job] = gpus
+                started.append(waiter)
+                if several:
+                    free.set(gpus, False)
                 self._take(gpus, waiter.hold)
             elif self._fits(n, _at_most(waiter.claim)):
                 return None
@@ -123,7 +126,7 @@ class Standstill:
                 break
             else:
                 failed.add(n)
-        return {waiter.job: gpus for waiter, gpus in given.items()} if self._moves_up(given, came) else None
+        return given if self._moves_up(started, came) else None
 
     def _turns(self, sizes: Collection[int], came: Collection[Waiter], failed: Collection[int]) -> Iterable[Waiter]:
         """Of those in line and those who came, in their order, all of whom it is not known that they have to wait."""
@@ -134,10 +137,10 @@ class Standstill:
             return self._line.turns(self._line.sizes(), came, failed)
         return sorted(waiter for waiter in came if waiter < head[0])
 
-    def _moves_up(self, given: Collection[Waiter], came: Collection[Waiter]) -> bool:
+    def _moves_up(self, started: Collection[Waiter], came: Collection[Waiter]) -> bool:
         """Who starts leaves the line, who came and does not joins it; False: that changes more than is known."""
-        leave = [waiter for waiter in given if waiter not in came]
-        stay = [waiter for waiter in came if waiter not in given]
+        leave = [waiter for waiter in started if waiter not in came]
+        stay = [waiter for waiter in came if waiter not in started]
         if not (leave or stay):
             return True
         if not self._lasting:

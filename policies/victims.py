@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -30,8 +31,7 @@ def movable(view: View) -> Bools:
 
 def displaceable(view: View, hold: Floats) -> Victims:
     """The jobs that may be stopped now, weakest hold first."""
-    rows = movable(view).nonzero()[0]
-    return Victims(view, rows, hold[rows])
+    return Victims(view, np.where(movable(view), hold, np.inf))
 
 
 def draining(view: View, weaker: Bools) -> Victims:
@@ -43,21 +43,27 @@ def draining(view: View, weaker: Bools) -> Victims:
     rows = (occupants(view) & weaker).nonzero()[0]
     until = np.full(len(jobs), np.inf) if jobs.protected_until is None else jobs.protected_until
     soonest = np.lexsort((jobs.id[rows], -jobs.lease_time[rows], np.maximum(until[rows], view.now)))
-    return Victims(view, rows[soonest], np.arange(len(rows), dtype=np.float64))
+    return Victims.in_turn(view, rows[soonest])
 
 
 class Victims:
-    """Running jobs ``rows``, which are to go in the order of their ``level``, the most recently started first among equals.
+    """Running jobs that are to go in the order of their ``level``, one a job, the most recently started first among equals.
 
-    None of them shares a GPU.
+    inf: it stays, or has been displaced or kept for somebody. None of the others shares a GPU.
     """
 
-    def __init__(self, view: View, rows: Ints, level: Floats) -> None:
+    def __init__(self, view: View, level: Floats) -> None:
         self.jobs, self._pool = view.jobs, len(view.gpus)
-        self.level = np.full(len(view.jobs), np.inf)  #: one a job; inf: it stays, or has been displaced or kept for somebody
-        self.level[rows] = level
-        self.level_of_gpus = self._by_gpu(self.level)
+        self.level = level
+        self.level_of_gpus = self._by_gpu(level)
         self._reaches: dict[float, tuple[int, Reach]] = {}  #: by memory, with the placement's version
+
+    @classmethod
+    def in_turn(cls, view: View, rows: Sequence[int] | Ints) -> Victims:
+        """These rows, one after the other."""
+        level = np.full(len(view.jobs), np.inf)
+        level[rows] = np.arange(len(rows))
+        return cls(view, level)
 
     def _by_gpu(self, level: Floats) -> Floats:
         """Levels of jobs as those of their GPUs; inf of all others."""
@@ -77,25 +83,37 @@ class Victims:
 
         ``claim``: levels that it exceeds.
         """
-        target = self.target(placement, n, memory, claim)
-        if target is None:
+        last = self.least(placement, n, memory)
+        if not last < claim:
             return []
-        doomed = self._spare(placement, n, memory, self._in_order(self._owners(target)))
+        doomed = (self.level <= last).nonzero()[0].tolist()
+        if len(doomed) > 1:
+            doomed = self._spare(placement, n, memory, self._in_order(self._owners(self._target(placement, n, memory, last))))
         self._goes(doomed)
         return doomed
 
-    def target(self, placement: Placement, n: int, memory: float, claim: float = math.inf) -> tuple[int, ...] | None:
+    def least(self, placement: Placement, n: int, memory: float) -> float:
+        """The level up to which all have to go so that a gang of ``n`` can start; -inf: nobody has to, inf: not even all suffice."""
+        version, reach = self._reaches.get(memory, (None, None))
+        if reach is None or version != placement.version:
+            reach = placement.reach(self.level_of_gpus, memory=memory)
+            self._reaches[memory] = placement.version, reach
+        return reach.least(n)
+
+    def target(self, placement: Placement, n: int, memory: float) -> tuple[int, ...] | None:
         """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
-        last = self._reach(placement, memory).least(n)
-        if not last < claim:
-            return None
+        last = self.least(placement, n, memory)
+        return None if last == math.inf else self._target(placement, n, memory, last)
+
+    def _target(self, placement: Placement, n: int, memory: float, last: float) -> tuple[int, ...]:
+        """The same where those up to level ``last`` have to go, of whom the equals of the last one may suffice in part."""
         goes = self.level < last
         equals = self._in_order((self.level == last).nonzero()[0].tolist())
         if len(equals) > 1:
             equals = equals[: self._fewest(placement, n, memory, goes, equals)]
         goes[equals] = True
         trial = placement.copy()
-        trial.release_soon(self.jobs.alloc_gpus[goes.repeat(self.jobs.held)])
+        trial.release_soon(self.jobs.alloc_gpus[goes.repeat(self.jobs.held)].tolist())
         target = trial.find_soon(n, memory=memory)
         assert target is not None, "Reach promised room that find_soon does not see"
         return target
@@ -109,14 +127,6 @@ class Victims:
         level = np.where(goes, -np.inf, np.inf)
         level[equals] = np.arange(len(equals))
         return int(placement.reach(self._by_gpu(level), memory=memory).least(n)) + 1
-
-    def _reach(self, placement: Placement, memory: float) -> Reach:
-        """The same until somebody goes or GPUs are given."""
-        version, reach = self._reaches.get(memory, (None, None))
-        if reach is None or version != placement.version:
-            reach = placement.reach(self.level_of_gpus, memory=memory)
-            self._reaches[memory] = placement.version, reach
-        return reach
 
     def _owners(self, target: tuple[int, ...]) -> list[int]:
         return list({owner for owner in self._owner_of[list(target)].tolist() if owner >= 0 and self.level[owner] < np.inf})

@@ -88,7 +88,7 @@ SELECT 1 AS trace_id, i AS job, 'job-' || i AS key, 10.0 * i AS submitted, 60.0 
        'best-effort' AS demand, [] AS deadlines, [] AS rewards
 FROM range(50) r(i);
 INSERT INTO sim_runs BY NAME
-SELECT id, 'compare' AS study, 'week' AS trace, policy, '{}' AS config, '1x8' AS nodes, '{}' AS options, 0 AS seed, '0.1' AS version,
+SELECT id, 'compare' AS study, 'week' AS trace, 1 AS trace_id, 'abc' AS trace_sha256, policy, '{}' AS config, '1x8' AS nodes, '{}' AS options, 0 AS seed, '0.1' AS version,
        getvariable('origin') AS ran_at, 'ann' AS ran_by, 'completed' AS status, 50 AS jobs, 50 AS finished, 0 AS rejected, 0 AS dropped,
        100.0 * id AS jct_avg, 300.0 AS jct_p99, 20.0 AS wait_avg, 0.9 AS fair_share, 0.8 AS utilisation, id AS preemptions, 0.0 AS lost_gpu_time,
        100 AS events, 100 AS decisions, 0.1 AS plan_seconds, 0.2 AS wall_seconds

@@ -16,11 +16,14 @@ import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from e2e import until
-from stoker.engine.cli.main import run
+from stoker.engine.cli.docs import commands
+from stoker.engine.cli.main import cli, run
 from stoker.engine.client import Client
 from stoker.engine.home import Home
+from stoker.policies.registry import POLICIES
 
 pytestmark = pytest.mark.xdist_group("cli-live")
 
@@ -82,12 +85,51 @@ LISTINGS = [
 ]  # fmt: skip
 
 
+#: Others that answer with figures, in the order in which they follow from each other; a file three.csv is there.
+STUDIES = [
+    "trace import three.csv --name kept", "trace list", "trace show kept", "trace describe kept", "trace synth kept --name made",
+    "trace export kept --to again.csv",
+    "simulate three.csv -p fifo -p srtf -n 1x2 --no-store", "simulate kept -p fifo -n 1x2 -j 1 --until 15s", "replay -p fifo --no-store",
+    "report", "trace drop made", "trace drop kept", "sql SELECT\u00a0'nan'::DOUBLE,'inf'::DOUBLE",
+    *(f"policy show {name}" for name in POLICIES),
+]  # fmt: skip
+
+#: Most of them acknowledge: numbers and states of jobs, runners and tokens, and paths. What `pipeline` tells is tried with its table.
+ELSEWHERE = {
+    "pipeline", "down",
+    "submit", "cancel", "hold", "release", "priority", "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
+    "policy set", "token create", "token revoke", "backup", "compact", "demo",
+}  # fmt: skip
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 @pytest.mark.parametrize("line", LISTINGS)
 def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) -> None:
     words = [word.replace("\u00a0", " ") for word in line.split(" ")]
     code, out, err = stoker(*words, "--json")
     assert (code, err) == (0, "")
-    json.loads(out)
+    json.loads(out, parse_constant=_no_json)
+
+
+def test_json_of_every_study_is_strict(stoker: Stoker, jobs: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "three.csv").write_text("job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n")
+    for line in STUDIES:
+        code, out, err = stoker(*[word.replace("\u00a0", " ") for word in line.split(" ")], "--json")
+        assert code == 0, (line, err)
+        json.loads(out, parse_constant=_no_json)
+
+
+def test_every_command_with_json_is_tried() -> None:
+    known = {
+        path.removeprefix("stoker ")
+        for path, command, _ in commands(cli, click.Context(cli))
+        if any("--json" in option.opts for option in command.params)
+    }
+    tried = {name for name in known for line in (*LISTINGS, *STUDIES) if f"{line} ".startswith(f"{name} ")}
+    assert known == tried | ELSEWHERE and not tried & ELSEWHERE
 
 
 @pytest.mark.parametrize("line", LISTINGS)

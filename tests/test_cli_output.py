@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from stoker.engine import format as fmt
-from stoker.engine.cli.output import Column, fit, plain_table, print_table, table
+from stoker.engine.cli.output import Column, fit, plain_table, print_table, table, write_json
 from stoker.engine.cli.sql import value_text
 
 
@@ -53,6 +53,13 @@ def test_an_estimate_that_has_passed_is_soon() -> None:
 )
 def test_sizes(count: float | None, text: str) -> None:
     assert fmt.size(count) == text
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_json_has_no_number_for_is_refused(number: float, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json({"a": [number]})
+    assert capsys.readouterr().out == ""
 
 
 @given(st.floats(-1, 2), st.integers(1, 40))

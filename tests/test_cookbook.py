@@ -72,6 +72,19 @@ def test_synchronisation_that_was_not_measured_is_not_taken_for_nothing(con: duc
     assert at_two == [(None, None), (pytest.approx(0.6), None), (None, pytest.approx(0.7)), (pytest.approx(0.8), pytest.approx(0.8))]
 
 
+def test_a_file_that_bears_the_name_of_another_trace_is_not_joined_to_its_jobs(con: duckdb.DuckDBPyConnection) -> None:
+    """Run 1 is of the imported trace 'week', run 2 of a file of that name: what is told of jobs must not mix them."""
+    waits, gains = (
+        (ROOT / "sql" / "cookbook" / name).read_text() for name in ("27_simulated_jct_percentiles.sql", "26_who_gains_by_a_policy.sql")
+    )
+    cursor = con.cursor()
+    cursor.execute("BEGIN")
+    assert [row[0] for row in cursor.execute(waits).fetchall()] == [1, 2] and cursor.execute(gains).fetchall()
+    cursor.execute("UPDATE sim_runs SET trace_id = NULL, trace_sha256 = 'def' WHERE id = 2")
+    assert [row[0] for row in cursor.execute(waits).fetchall()] == [1] and not cursor.execute(gains).fetchall()
+    cursor.execute("ROLLBACK")
+
+
 def test_document_shows_the_queries_as_they_are() -> None:
     section = SECTION.search(DOCUMENT.read_text())
     assert section

@@ -106,6 +106,13 @@ def test_without_a_runner_the_reason_says_so():
     assert reasons(plan("fifo", make_view([], [Job(1), Job(2, gpus=4)]))) == {1: "no-gpus", 2: "no-gpus"}
 
 
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "priority", "las", "tiresias"])
+def test_the_only_job_of_a_pool_without_gpus_waits(policy):
+    answer = plan(policy, make_view([], [Job(1)]))
+    assert given_gpus(answer) == {}
+    assert reasons(answer).keys() == {1}
+
+
 def test_what_stops_is_reserved_for_the_first_in_line():
     # 1 gives its two GPUs up; 2 (first in line) is planned on them, so that 3 does not take the free one.
     jobs = [Job(1, gpus=2, held=(0, 1), stopping=True), Job(2, gpus=3, submitted=1), Job(3, submitted=2)]

@@ -240,6 +240,14 @@ def test_genie_gives_the_fewest_gpus_that_meet_the_deadline():
     assert gpus(100, elastic=False) == 1
 
 
+def test_genie_counts_several_nodes_as_slow_as_they_are():
+    """1000 s on 2 GPUs: 4 end it in 500 s on one node, and in 2000 s over two; there it is as well on the 2 that it needs."""
+    profiles = [Profile("slower over nodes", throughput=Throughput([2, 4], [2.0, 4.0], [0.5, 1.0]))]
+    job = Job(1, gpus=2, gpus_max=4, remaining=1000, profile=0, tiers=due(600, 1500))
+    assert len(given_gpus(plan("genie", make_view([4], [job], profiles=profiles)))[1]) == 4
+    assert len(given_gpus(plan("genie", make_view([2, 2], [job], profiles=profiles)))[1]) == 2
+
+
 def test_genie_without_backfilling_lets_nobody_pass_but_whom_no_pool_could_hold():
     """Job 1 has the least laxity, and waits for 4 of which 2 are free; nothing could ever hold job 4."""
     first = Job(1, gpus=4, remaining=100.0, tiers=((NOW + 200, 100.0),))

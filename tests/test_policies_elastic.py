@@ -18,12 +18,12 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase
-from stoker.policies.elastic import Pool, pack, water_fill
+from stoker.policies.elastic import Curve, Pool, pack, water_fill
 from stoker.policies.exchange import exchange
 from stoker.policies.goodput import Goodput, StepTime
 from stoker.policies.profiles import Profile, Throughput
 from stoker.policies.timeline import Timeline, fill
-from views import NOW, Job, World, make_view, reasons, views, written_out
+from views import GIB, NOW, Job, World, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 #: 1, 1.8, 2.4, 2.8, … times as fast on 1, 2, 3, 4, … GPUs: every further GPU helps less.
@@ -331,6 +331,54 @@ def test_nobody_moves_for_a_gang_that_can_do_with_less():
     # Job 3 would like 3 GPUs of one node, but 1 could then not go on with 2.
     jobs = [Job(1, gpus_max=2, held=(0, 1)), Job(2, gpus_max=3, held=(4, 5, 6)), Job(3, gpus_max=3)]
     assert pack(Pool(elastic_view([4, 4], jobs)), {0: 2, 1: 3, 2: 3}, lambda row, n: n - 1) == {0: (0, 1), 1: (4, 5, 6), 2: (2, 3)}
+
+
+# Over several nodes
+
+#: A quarter as fast over several nodes as on one: 8 GPUs are no faster than 2 of one node.
+SLOWER = Profile("slower over nodes", Throughput([1, 2, 8], [1.0, 2.0, 8.0], [0.25, 0.5, 2.0]))
+
+
+def over_nodes(nodes, *jobs, **facts):
+    view = elastic_view(nodes, list(jobs), **facts)
+    return dataclasses.replace(view, profiles=(SLOWER,))
+
+
+@every_policy
+def test_nobody_grows_beyond_a_node_where_that_is_slower(name, config):
+    """A job that may have two nodes, and is fastest on the whole of one."""
+    view = over_nodes([4, 4], Job(1, gpus=2, gpus_max=8, remaining=4000, submitted=NOW - 600), deadlines=[2100])
+    assert len(given_gpus(plan(name, view, **config))[1]) <= 4
+    view = over_nodes([4, 4], Job(1, gpus=2, gpus_max=8, remaining=4000, held=(0, 1, 2, 3), submitted=NOW - 600), deadlines=[2100])
+    assert given_gpus(plan(name, view, **config)) == {1: (0, 1, 2, 3)}
+
+
+def test_shares_beyond_a_node_count_their_speed_over_several():
+    """1000 s on 2 GPUs of a node are 500 on 4. Over nodes of 2, not even 8 GPUs would be faster: a deadline in 900 s is out of reach."""
+    job = Job(1, gpus=2, gpus_max=8, remaining=1000)
+    assert counts(plan("elasticflow", over_nodes([8], job, deadlines=[600]))) == {1: 8}  # 4 would do; nobody wants the others
+    assert reasons(plan("elasticflow", over_nodes([2, 2, 2, 2], job, deadlines=[900]))) == {1: "rejected"}
+    assert counts(plan("infless", over_nodes([8], job, deadlines=[600]), headroom=0.0)) == {1: 4}
+    assert counts(plan("infless", over_nodes([2, 2, 2, 2], job, deadlines=[900]), headroom=0.0)) == {1: 2}
+
+
+def test_a_gang_that_needs_several_nodes_is_measured_by_their_speed():
+    """The more GPUs over several nodes, the faster, and its length is meant on 4 of them: 500 s on 8."""
+    job = Job(1, gpus=4, gpus_max=8, remaining=1000)
+    assert counts(plan("elasticflow", over_nodes([2, 2, 2, 2], job, deadlines=[510]))) == {1: 8}
+    assert counts(plan("optimus", over_nodes([2, 2, 2, 2], job))) == {1: 8}
+
+
+def test_gpus_that_are_too_small_for_a_job_make_no_node_for_it():
+    """A node of 4 large GPUs and one of 2 large and 4 small ones: a gang of large ones that is on one node has 4, any other 6."""
+    memory = [4 * GIB] * 4 + [4 * GIB, 4 * GIB, GIB, GIB, GIB, GIB]
+    pool = Pool(over_nodes([4, 6], Job(1, gpus=2, memory=4 * GIB), Job(2, gpus=2), memory=memory))
+    assert (pool.node.tolist(), pool.most.tolist()) == ([4, 6], [2, 2])
+
+
+def test_fewer_gpus_are_the_fastest_of_them():
+    curve = Curve(np.array([2, 3, 4, 5, 6, 7, 8]), np.array([1.0, 1.5, 2.0, 1.0, 1.5, 2.0, 2.5]))
+    assert [curve.fewer(n) for n in (8, 7, 5, 4, 3, 2)] == [7, 4, 4, 3, 2, 0]
 
 
 # All of them

@@ -186,6 +186,31 @@ def test_pack_limit_lets_jobs_of_small_skew_spread():
     assert 3 in given_gpus(plan("tiresias", with_skew(0.6), pack_limit=0.6))
 
 
+@pytest.mark.parametrize("policy", ["tiresias", "themis"])
+def test_who_may_not_be_spread_holds_up_nobody_who_may(policy):
+    """3 (large skew) and 4 (small) want two GPUs each, and each node has one; 5 wants them too, and may as well, but they are taken."""
+    held = [Job(1, held=(0,)), Job(2, held=(2,))]
+    profiles = [Profile("skewed", skew=0.9), Profile("flat", skew=0.1)]
+    waits = [Job(number, gpus=2, submitted=number, profile=profile) for number, profile in ((3, 0), (4, 1), (5, 1), (6, 0))]
+    answer = plan(policy, make_view([2, 2], [*held, *waits], profiles=profiles))
+    assert given_gpus(answer) == {1: (0,), 2: (2,), 4: (1, 3)}
+    assert set(reasons(answer)) == {3, 5, 6}
+
+
+def test_who_is_displaced_and_may_be_spread_goes_on_where_an_equal_before_it_could_not():
+    """3 displaces 2, which is of small skew and goes on over two nodes; 1, of its size, comes before it in their queue, but may not."""
+    sunk = {"gpus": 2, "run_time": 5000.0}
+    jobs = [
+        Job(1, submitted=1, profile=0, **sunk),
+        Job(2, submitted=2, profile=1, held=(0, 1), lease_time=5000.0, **sunk),
+        Job(3, gpus=2, submitted=3, profile=0),
+        Job(4, submitted=4, held=(2,)),
+        Job(5, submitted=5, held=(4,)),
+    ]
+    view = make_view([2, 2, 2], jobs, profiles=[Profile("skewed", skew=0.9), Profile("flat", skew=0.1)])
+    assert given_gpus(plan("tiresias", view)) == {2: (3, 5), 3: (0, 1), 4: (2,), 5: (4,)}
+
+
 def test_gittins_index_worked_example():
     # Of three jobs that took 10, 20 and 100: of the next 20 seconds of a new one, two thirds end, after 10, 20 and 20 of them.
     finished = np.array([10.0, 20.0, 100.0])

@@ -160,6 +160,45 @@ def test_jobs_that_never_ended_have_no_times_but_violate() -> None:
     assert (got.jct_avg, got.makespan, got.slo_violations) == (2, 2, 1)
 
 
+#: Cut off at 20: one kept, one late, one whose only deadline has passed, two with a deadline ahead, one given up, three that came too late.
+CUT = make_workload(
+    "cut",
+    [0, 0, 0, 0, 0, 0, 20, 25, 30],
+    [5, 15, 50, 50, 50, 50, 5, 5, 5],
+    [1, 1, 1, 1, 1, 1, 1, 1, 64],
+    tiers=[[(10, 100)], [(10, 100)], [(20, 100)], [(30, 100)], [(10, 100), (30, 40)], [(99, 100)], [(40, 100)], [(40, 100)], [(40, 100)]],
+)
+CUT_SERVED = result(
+    [0, 0, 0, 0, 0, NAN, NAN, NAN, NAN],
+    [5, 15, NAN, NAN, NAN, NAN, NAN, NAN, NAN],
+    [5, 15, 20, 20, 20, 0, 0, 0, 0],
+    rejected=[5],
+    dropped=[8],
+)
+
+
+def test_of_a_run_that_is_cut_off_only_what_is_known_counts() -> None:
+    fates = CUT_SERVED.fates
+    assert np.flatnonzero(f.not_submitted(CUT, fates, 20.0)).tolist() == [6, 7]
+    assert np.flatnonzero(f.takes_part(CUT, fates, 20.0)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.flatnonzero(f.undecided(CUT, fates, 20.0)).tolist() == [3, 4]
+    got = f.figures(CUT, CUT_SERVED, TWO, 20.0)
+    assert got.slo_violations == pytest.approx(3 / 4) and got.r_slo == pytest.approx(1 - 100 / 400)
+    assert got.jct_avg == 10
+
+
+def test_a_run_that_is_not_cut_off_has_no_undecided_jobs() -> None:
+    got = f.figures(CUT, CUT_SERVED, TWO)
+    assert got.slo_violations == pytest.approx(7 / 8), "who never ends has not kept its deadline"
+    assert not f.undecided(CUT, CUT_SERVED.fates, np.inf).any() and not f.not_submitted(CUT, CUT_SERVED.fates, np.inf).any()
+
+
+def test_a_job_that_came_and_ended_at_the_cut_takes_part() -> None:
+    workload = make_workload("moment", [0, 20], [5, 0], [1, 1])
+    served = result([0, 20], [5, 20], [5, 0])
+    assert f.takes_part(workload, served.fates, 20.0).all()
+
+
 def test_dropped_jobs_count_for_nothing() -> None:
     workload = make_workload("large", [0, 5], [2, 2], [64, 1], tiers=[[(10, 100)], [(10, 100)]])
     got = f.figures(workload, result([NAN, 5], [NAN, 7], [0, 2], dropped=[0], usage=[(5, 1), (7, 0)]), TWO)

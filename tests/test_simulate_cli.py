@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from stoker.engine.cli import sim_store
 from stoker.engine.cli.main import run
 from stoker.engine.cli.numbers import Finite, FiniteRange
 from stoker.engine.cli.sim_options import DURATION, SETTINGS, make_options
+from stoker.engine.cli.simulating import make_study
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
 from stoker.engine.home import Home
@@ -39,6 +41,7 @@ from stoker.engine.sim.result import Usage
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.store.store import Store
 from stoker.engine.workflow.simulations import NewRun, add_run
+from stoker.policies.names import meant
 
 #: On two GPUs, first in, first out: a ends at 100, b (both GPUs) at 150, c behind it at 160.
 TRACE = "job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n"
@@ -58,6 +61,11 @@ class Dies(Fifo):
     name = "dies"
     def plan(self, view):
         os.kill(os.getpid(), signal.SIGKILL)
+
+class Interrupts(Fifo):
+    name = "interrupts"
+    def plan(self, view):
+        raise KeyboardInterrupt("mine")
 
 class Hangs(Fifo):
     name = "hangs"
@@ -131,6 +139,22 @@ def test_an_interval_of_nothing_is_refused() -> None:
         make_options("none", given(interval=0.0))
 
 
+@pytest.mark.parametrize(
+    "flag", ["--estimate-error", "--estimate-bias", "--estimate-noise", "--failures-per-gpu-hour", "--spread-slowdown"]
+)
+def test_a_number_that_would_overflow_is_refused(stoker: Callable[..., Told], trace: str, flag: str) -> None:
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", flag, "1e308")
+    assert (code, out, err.count("\n")) == (2, "", 1) and flag in err and "1e+308 is not in the range" in err
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "arguments", [["--estimate-error", "10"], ["--estimate-bias", "-10"], ["--estimate-bias", "10"], ["--estimate-noise", "10"]]
+)
+def test_the_most_that_is_allowed_does_not_overflow(stoker: Callable[..., Told], trace: str, arguments: list[str]) -> None:
+    assert stoker("simulate", trace, "-p", "srtf", "-n", "1x2", "-j", "1", "--no-store", *arguments)[0] == 0
+
+
 FLOATS = [setting.flag for setting in SETTINGS if isinstance(setting.type, Finite | FiniteRange)]
 
 
@@ -168,11 +192,24 @@ def test_settings_reach_the_policies_that_have_the_key() -> None:
         (["srtf,hysteresis=0"], [], "srtf: hysteresis: 0.0 is outside its range 1.0 to 100.0"),
         (["srtf,hysteresis"], [], "'hysteresis' is not KEY=VALUE"),
         (["fifo", "fifo"], [], "fifo is given twice"),
+        (["FIFO"], [], "did you mean 'fifo'"),
+        (["uni"], [], "did you mean 'unisched'"),
+        (["srtf,hyst=2"], [], "hyst: unknown configuration key; did you mean 'hysteresis'"),
+        (["srtf"], ["hyst=2"], "hyst: no policy of this study has such a key; did you mean 'hysteresis'"),
+        (["srtf,hysteresis=1,hysteresis=2"], [], "hysteresis is set more than once: 1, 2"),
+        (["srtf"], ["srtf.hysteresis=1", "srtf.hysteresis=2"], "srtf.hysteresis is set more than once: 1, 2"),
+        (["srtf,fifo.backfill=true"], [], "'fifo' stands before a key of srtf; write srtf,KEY=VALUE"),
+        (["nowhere_at_all:X"], [], "put it on PYTHONPATH, for a pool on the daemon's"),
     ],
 )
 def test_a_slip_in_policies_or_settings_is_named(policies: list[str], settings: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         study.choose(policies, settings)
+
+
+@pytest.mark.parametrize(("word", "wanted"), [("SRTF", "srtf"), ("hyst", "hysteresis"), ("steres", "hysteresis"), ("no", None), ("", None)])
+def test_a_name_is_guessed_from_its_beginning_or_a_good_part_of_it(word: str, wanted: str | None) -> None:
+    assert meant(word, ["unknown", "hysteresis", "srtf"]) == wanted
 
 
 # -- one command ---------------------------------------------------------------------------------------------------------
@@ -183,6 +220,8 @@ def test_figures_of_a_small_trace(stoker: Callable[..., Told], trace: str) -> No
     assert (code, err) == (0, "")
     told = json.loads(out)
     assert (told["simulated"], told["nodes"], told["trace"]) == (True, "1x2", "three")
+    assert told["runs"][0]["options"]["errors"]["corrected"] is None, "JSON has no number for never"
+    assert (told["runs"][0]["trace_id"], told["runs"][0]["trace_sha256"]) == (None, hashlib.sha256(TRACE.encode()).hexdigest())
     blocked, filled = told["policies"]
     assert blocked["jct_avg"] == pytest.approx((100 + 140 + 140) / 3)
     assert filled["jct_avg"] == pytest.approx((100 + 140 + 10) / 3)
@@ -252,6 +291,52 @@ def test_until_says_who_has_not_ended(stoker: Callable[..., Told], trace: str) -
     assert "fifo: 1 jobs finished, 0 rejected, 2 not ended" in out
 
 
+def test_jobs_that_come_after_the_cut_are_no_part_of_the_run(stoker: Callable[..., Told], tmp_path: Path) -> None:
+    """a ends in time, b runs on with its deadline ahead, c comes a day later."""
+    jobs = [("a", 0, 100, "[150]"), ("b", 10, 5000, "[9000]"), ("c", 100_000, 10, "[50]")]
+    rows = "".join(f"{key},{at},{length},1,soft,{ends},[100]\n".replace("[", "").replace("]", "") for key, at, length, ends in jobs)
+    (tmp_path / "cut.csv").write_text("key,submitted,duration,gpus_min,demand,deadlines,rewards\n" + rows)
+    line = ["simulate", str(tmp_path / "cut.csv"), "-p", "fifo", "-n", "1x2", "--until", "1000s", "--no-store"]
+    code, out, _ = stoker(*line)
+    assert code == 0 and "2 jobs; 1 submitted at --until or later are left out\n" in out
+    assert "1 jobs finished, 0 rejected, 1 not ended, 1 of these before their last deadline: neither kept nor violated" in out
+    told = json.loads(stoker(*line, "--json")[1])
+    (row,), (run_row,) = told["policies"], told["runs"]
+    assert (row["jobs"], row["slo_violations"], row["r_slo"], row["undecided"], row["not_submitted"]) == (2, 0, 0, 1, 1)
+    assert (run_row["jobs"], run_row["undecided"], run_row["not_submitted"]) == (2, 1, 1)
+
+
+def test_jobs_of_a_run_that_is_cut_off() -> None:
+    """Those that came later have no row; of a deadline behind the cut nothing is known."""
+    workload = make_workload("cut", [0, 10, 2000], [100, 5000, 10], [1, 1, 1], tiers=[[(150, 100)], [(9000, 100)], [(3000, 100)]])
+    asked = study.Study(workload, Cluster.parse("1x2"), Options(until=1000.0), study.runs_of(study.choose(["fifo"], []), [0]))
+    (outcome,) = study.run_study(asked, 1, lambda *_: None)
+    columns = record.job_columns(asked, outcome)
+    assert columns["job"] == [0, 1] and columns["reward"][0] == 100 and np.isnan(columns["reward"][1])
+    failed = dataclasses.replace(outcome, result=None, error="no idea")
+    assert [record.run_row(asked, one)["jobs"] for one in (outcome, failed)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-n", "1x2"], "no job of large fits 1x2: the smallest needs 16 GPUs"),
+        (["-n", "1x16", "--until", "20s"], "--until: nothing has come by then: the first job of large is submitted 30 s after its start"),
+        (["-n", "1x16", "--until", "30s"], "--until: nothing has come by then"),
+    ],
+)
+def test_a_simulation_of_no_jobs_is_refused(stoker: Callable[..., Told], tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "large.csv").write_text(TRACE.splitlines()[0] + "\n" + LARGE)
+    code, out, err = stoker("simulate", str(tmp_path / "large.csv"), "-p", "fifo", *arguments, "--no-store")
+    assert (code, out, err.count("\n")) == (2, "", 1) and says in err
+
+
+def test_a_simulation_of_an_empty_workload_is_refused() -> None:
+    options = {"policies": ["fifo"], "settings": [], "strict": False, "seed": 0, "seeds": 1, "costs": "none", **given()}
+    with pytest.raises(UsageError, match="nothing has no jobs"):
+        make_study(make_workload("nothing", [], [], []), Cluster.parse("1x2"), options, study.Source())
+
+
 def test_without_a_daemon_figures_are_shown_and_one_line_says_that_they_are_not_kept(stoker: Callable[..., Told], trace: str) -> None:
     code, out, err = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "-j", "1")
     assert code == 0 and "srtf" in out and "stored:" not in out
@@ -259,6 +344,15 @@ def test_without_a_daemon_figures_are_shown_and_one_line_says_that_they_are_not_
 
 
 # -- what fails ends nothing else ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_policy_that_interrupts_itself_has_failed_like_any_other(stoker: Callable[..., Told], trace: str, processes: str) -> None:
+    line = ["simulate", trace, "-p", "foreign_policies:Interrupts", "-p", "fifo", "-n", "1x2", "-j", processes, "--no-store", "--json"]
+    code, out, err = stoker(*line)
+    assert code == 1 and err == "stoker: error: foreign_policies:Interrupts, seed 0: the policy failed: KeyboardInterrupt: mine\n"
+    assert [row["label"] for row in json.loads(out)["policies"]] == ["fifo"]
 
 
 @pytest.mark.usefixtures("foreign")
@@ -314,8 +408,11 @@ def test_closing_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.
     ],
     ids=["one process", "processes"],
 )
-def test_ctrl_c_leaves_what_is_finished(trace: str, home: Home, tmp_path: Path, arguments: list[str], done: list[str], of: int) -> None:
-    """A terminal sends it to all processes of the command at once."""
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_a_signal_leaves_what_is_finished(
+    trace: str, home: Home, tmp_path: Path, arguments: list[str], done: list[str], of: int, number: int, code: int, word: str
+) -> None:
+    """A terminal sends it to all processes of the command at once; `timeout` sends it to the command, and then to all."""
     asked = tmp_path / "asked"
     command = [sys.executable, "-m", "stoker", "--home", str(home.path), "simulate", trace, "-n", "1x2", "--no-store", "--json"]
     environment = {**os.environ, "ASKED": str(asked)}
@@ -327,14 +424,17 @@ def test_ctrl_c_leaves_what_is_finished(trace: str, home: Home, tmp_path: Path, 
         while not asked.exists():
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
         out, err = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert err == f"stoker: error: interrupted: {len(done)} of {of} runs are done\n"
-    assert process.returncode == 130
+    assert err == f"stoker: error: {word}: {len(done)} of {of} runs are done\n"
+    assert process.returncode == code
     if done:
         assert [row["label"] for row in json.loads(out)["policies"]] == done
 
@@ -365,8 +465,12 @@ def test_a_report_of_nothing_that_finished_says_so(stoker: Callable[..., Told], 
 
 def test_a_report_that_cannot_be_written_is_said_in_one_line(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out", str(tmp_path / "file" / "report")]
-    code, out, err = stoker(*line)
+    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out"]
+    code, out, err = stoker(*line, str(tmp_path / "file" / "report"))
+    assert code == 2 and "--out: cannot write" in err and err.count("\n") == 1
+    assert out == "", "said before anything is simulated"
+    (tmp_path / "index.html").mkdir()
+    code, out, err = stoker(*line, str(tmp_path))
     assert code == 2 and "--out: cannot write" in err and err.count("\n") == 1
     assert "2m 07s" in out, "the figures are not lost"
 
@@ -384,8 +488,28 @@ def test_use_over_time_is_thinned_to_true_states() -> None:
     assert (kept["ts"][0], kept["ts"][-1]) == (pytest.approx(ts[0]), pytest.approx(ts[-1]))
 
 
+def test_integrals_over_thinned_use_hold_where_it_is_unevenly_spread() -> None:
+    """A month of which all but the first three days are calm: by time alone there would be some 900 rows, and 1 % of the queue off."""
+    rng = np.random.default_rng(1)
+    ts = np.sort(np.concatenate((rng.uniform(0, 2e5, 49_000), rng.uniform(0, 2.6e6, 1000))))
+    busy = np.clip(np.cumsum(rng.integers(-1, 2, 50_000)), 0, 64)
+    use = Usage(ts, busy, busy // 2, np.maximum(np.cumsum(rng.integers(-3, 4, 50_000)), 0))
+    rows = record.thinned(use, record.MOST_MOMENTS)
+    assert len(np.unique(rows)) == len(rows) and 1900 < len(rows) <= record.MOST_MOMENTS
+    for values in (use.busy, use.running, use.waiting):
+        whole, kept = (float((np.diff(use.ts[some]) * values[some][:-1]).sum()) for some in (np.arange(50_000), rows))
+        assert kept == pytest.approx(whole, rel=2e-4)
+    assert np.diff(use.ts[rows]).max() < 2.6e6 / 100, "nor are there holes"
+
+
+def test_use_of_few_moments_is_kept_whole() -> None:
+    few = np.arange(record.MOST_MOMENTS)
+    assert record.thinned(Usage(few * 1.0, few, few, few), record.MOST_MOMENTS).tolist() == few.tolist()
+
+
 def a_run(study_name: str = "one") -> NewRun:
-    asked = study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(study.choose(["fifo"], []), [0]))
+    runs = study.runs_of(study.choose(["fifo"], []), [0])
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), runs, study.Source("abc", 7))
     (outcome,) = study.run_study(asked, 1, lambda *_: None)
     assert outcome.result is not None
     row = {"study": study_name, "version": "0", **record.run_row(asked, outcome)}
@@ -407,6 +531,7 @@ def test_a_run_is_stored_whole(store: Store) -> None:
             (1, 100.0, 150.0, None, False),
             (2, 150.0, 160.0, None, False),
         ]
+        assert con.execute("SELECT trace_id, trace_sha256, not_submitted, undecided FROM sim_runs").fetchall() == [(7, "abc", 0, 0)]
         assert con.execute("SELECT max(busy), min(ts), max(ts) FROM sim_usage").fetchall() == [(2, 0.0, 160.0)]
 
 
@@ -465,8 +590,20 @@ def test_runs_are_kept_and_history_is_replayed(
     ended = Jobs(client).sql("SELECT ended FROM sim_jobs j JOIN sim_runs r ON r.id = j.run_id WHERE study = 'mine' ORDER BY job")
     assert [row[0] for row in ended] == [100, 150, 160]
     assert "FROM sim_runs WHERE study = 'mine'" in stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--study", "mine")[1]
+    assert stoker("trace", "import", trace)[0] == 0
+    assert stoker("simulate", "three", "-p", "fifo", "-n", "1x2", "--study", "imported", "--no-profiles")[0] == 0
+    (imported,) = client.get("/v1/simulations", study="imported")["runs"]
+    (number,) = [row["id"] for row in client.get("/v1/traces")["traces"]]
+    assert (kept["trace"], kept["trace_id"]) == ("three", None) and (imported["trace"], imported["trace_id"]) == ("three", number)
+    assert kept["trace_sha256"] == imported["trace_sha256"] == hashlib.sha256(TRACE.encode()).hexdigest()
 
     _refused(client)
+    code, _, err = stoker("replay", "-p", "fifo", "--pool", "defautl")
+    assert code == 3 and "there is no pool 'defautl' (did you mean 'default'?); there are: default" in err
+    code, _, err = stoker("replay", "-p", "fifo", "--since", "2222-01-31T18:00")
+    assert code == 2 and "--since: 2222-01-31T18:00 lies in the future" in err
+    code, _, err = stoker("replay", "-p", "fifo", "--until", "1h")
+    assert code == 2 and "no such option" in err
     code, _, err = stoker("replay", "-p", "fifo")
     assert code == 4 and "no job of pool 'default' was ready after --since 7d" in err
 
@@ -541,14 +678,41 @@ def test_history_becomes_a_workload_and_what_happened() -> None:
     assert workload.tier_deadline.tolist() == [30, 50] and workload.tier_reward.tolist() == [100, 25]
 
     asked = study.Study(workload, history.cluster(), Options(), [])
-    row = record.run_row(asked, history.outcome())
+    row = record.run_row(asked, history.outcome(history.cluster()))
     assert (row["policy"], row["jobs"], row["finished"]) == (AS_IT_WAS, 2, 2)
     assert row["jct_avg"] == pytest.approx((12 + 35) / 2)
     assert row["wait_avg"] == pytest.approx((0 + 11) / 2)  # 9 held GPUs for 24 of its 35 s
     assert row["lost_gpu_time"] == pytest.approx(2 + 8)
     assert (row["slo_violations"], row["r_slo"], row["preemptions"]) == (0, 0.75, 1)
     assert row["utilisation"] == pytest.approx((12 + 2 * 24) / (2 * 40))
-    usage = history.outcome().result.usage
+    usage = history.outcome(history.cluster()).result.usage
     assert list(zip(usage.ts.tolist(), usage.busy.tolist(), usage.waiting.tolist(), strict=True)) == [
         (0, 1, 0), (5, 1, 1), (12, 2, 0), (24, 0, 1), (28, 2, 0), (40, 0, 0),
     ]  # fmt: skip
+
+
+def test_what_was_is_of_the_jobs_that_fit_the_simulated_cluster() -> None:
+    """8 needs two GPUs: on a cluster of one it counts on neither side, nor do its leases."""
+    large = past(8, 1, 2, 30, gpus_min=2, gpus_max=2, preemptions=3, demand="soft", deadlines=[DAY + 10], rewards=[1.0])
+    stays = [stay(7, 0, 12), stay(8, 2, 30, 2), stay(9, 30, 40)]
+    jobs = [past(7, 0, 2, 12), large, past(9, 5, 30, 40)]
+    history = History.of({"pool": "default", "jobs": jobs, "stays": stays, "nodes": [3], "left_out": {"not_ended": 0, "never_ran": 0}})
+    one = Cluster.parse("1x1")
+    asked = study.Study(history.workload(), one, Options(), study.runs_of(study.choose(["fifo"], []), [0]), history.source())
+    (simulated,) = study.run_study(asked, 1, lambda *_: None)
+    was, fifo = (record.run_row(asked, outcome) for outcome in (history.outcome(one), simulated))
+    for count in ("jobs", "finished", "dropped"):
+        assert was[count] == fifo[count]
+    assert (was["jobs"], was["dropped"], was["preemptions"], was["slo_violations"]) == (2, 1, 0, None)
+    assert was["jct_avg"] == pytest.approx((12 + 35) / 2) and was["lost_gpu_time"] == pytest.approx(2)
+    use = history.outcome(one).result.usage
+    assert list(zip(use.ts.tolist(), use.busy.tolist(), use.waiting.tolist(), strict=True)) == [
+        (0, 1, 0),
+        (5, 1, 1),
+        (12, 0, 1),
+        (30, 1, 0),
+        (40, 0, 0),
+    ]
+    other = History.of({"pool": "default", "jobs": jobs[:2], "stays": [], "nodes": [3], "left_out": {"not_ended": 0, "never_ran": 0}})
+    assert history.source() == History.of({**dataclasses.asdict(history), "left_out": {"not_ended": 0, "never_ran": 0}}).source()
+    assert history.source() != other.source()

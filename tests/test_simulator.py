@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -29,14 +31,18 @@ from scripted import (
     workload,
 )
 from stoker.engine.guards import Actions, Limits
-from stoker.engine.sim import simulator
+from stoker.engine.sim import failures, simulator
+from stoker.engine.sim.arrivals import Arrivals
 from stoker.engine.sim.errors import SimulationError
-from stoker.engine.sim.options import NO_LIMITS, Costs, Errors
+from stoker.engine.sim.live import LiveJobs
+from stoker.engine.sim.options import NO_LIMITS, Costs, Errors, Options
 from stoker.engine.sim.result import Result
-from stoker.engine.sim.workload import Workload
+from stoker.engine.sim.table import Table
+from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
-from stoker.policies.contract import Allocation, Demand, Floats, Group, Phase, Plan, View
+from stoker.policies.contract import Allocation, Demand, Floats, Group, Jobs, Phase, Plan, View
 from stoker.policies.fifo import Fifo
+from stoker.policies.serving import Ranking
 
 SAMPLE = 1_500  #: jobs that are simulated
 LONG = 3_000_000  #: jobs of a recursion; its average is then some 0.5 % from its mean
@@ -378,6 +384,28 @@ def test_stops_in_vain_are_forgiven_when_a_job_ends(monkeypatch: pytest.MonkeyPa
     assert result.fates.preemptions.tolist() == [2, 0, 0]
 
 
+@pytest.mark.parametrize("until", [None, 1e6])
+def test_a_job_that_never_saves_anything_ends_the_run(monkeypatch: pytest.MonkeyPatch, until: float | None) -> None:
+    """60 failures an hour, and nothing is saved in its first hour; job 1 is done in a second. A run that stops anyway is left alone."""
+    monkeypatch.setattr(failures, "_IN_VAIN", 50)
+    costs = Costs(failures_per_gpu_hour=60.0, checkpoint_interval=3600.0)
+    jobs = workload([(0.0, 7200.0, 1), (0.0, 1.0, 1)], key=["stuck", "short"])
+    if until is not None:
+        assert run(jobs, "fifo", "1x2", costs, until=until).fates.lost[0] > 50
+        return
+    told = "'stuck' never ends: it has failed 50 times since it last saved any work; give a shorter --checkpoint-interval"
+    with pytest.raises(SimulationError, match=told) as raised:
+        run(jobs, "fifo", "1x2", costs)
+    assert "\n" not in str(raised.value)
+
+
+def test_failures_are_forgiven_when_work_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of work is saved about once in three failures; 100 of them take hundreds, but never 40 in a row that save nothing."""
+    monkeypatch.setattr(failures, "_IN_VAIN", 40)
+    result = run([(0.0, 6000.0, 1)], "fifo", costs=Costs(failures_per_gpu_hour=60.0, checkpoint_interval=60.0))
+    assert len(result.bars.job) > 100
+
+
 # Bad policies
 
 
@@ -432,6 +460,25 @@ def test_a_view_cannot_be_written_to() -> None:
 
     with pytest.raises(SimulationError, match="read-only"):
         run([(2.0, 10.0, 1)], Scripted(decide))
+
+
+def test_a_ranking_sees_of_who_comes_what_a_view_shows() -> None:
+    jobs = make_workload(
+        "x", [0.0] * 3, [5.0, 0.0, 7.0], [1, 2, 3], tiers=[[], [(9.0, 80.0), (20.0, 10.0)], [(8.0, 5.0)]], priority=[0, 4, 2]
+    )
+    table = Table(jobs, np.array([1.0, np.nan, 2.0]), Options())
+    seen: list[Jobs] = []
+
+    def ranking(some: Jobs) -> Ranking:
+        seen.append(cast(LiveJobs, some).plain())
+        return Ranking(np.zeros(len(some)))
+
+    Arrivals(table, ranking).of([0])
+    for number in range(3):
+        table.add(number, 0.0)
+    shown = LiveJobs(table, 0.0).plain()
+    for field in dataclasses.fields(Jobs):
+        np.testing.assert_equal(getattr(seen[0], field.name), getattr(shown, field.name), err_msg=field.name)
 
 
 # When a policy is asked

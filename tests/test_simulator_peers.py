@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expected import PEERS, Peer, side_by_side
+from expected import PEERS, Peer, peer_workload, titan_recorded
 from scripted import run
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.figures import figures
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not TRACES, reason="STOKER_TRACES does not name 
 @cache
 def trace(name: str) -> Workload:
     assert TRACES is not None
-    return side_by_side(Path(TRACES), name)
+    return peer_workload(Path(TRACES), name)
 
 
 def simulated(peer: Peer) -> Result:
@@ -62,3 +62,12 @@ def test_more_than_averages() -> None:
     assert found.jct_p99 == pytest.approx(498_102, rel=0.001)
     done = result.fates.gpu_time
     np.testing.assert_allclose(done, workload.duration * workload.gpus_min)
+
+
+@pytest.mark.parametrize("name", ["FM-1-roberta-base", "FM-1-roberta-large"])
+def test_each_job_of_titans_ends_when_its_simulator_ends_it(name: str) -> None:
+    assert TRACES is not None
+    peer = next(peer for peer in PEERS if (peer.trace, peer.policy) == (name, "sjf,backfill=true"))
+    recorded = {row["name"]: float(row["staying_time"]) for row in titan_recorded(Path(TRACES), name)}
+    theirs = [recorded[job] for job in trace(name).key]
+    np.testing.assert_allclose(simulated(peer).fates.ended - trace(name).submitted, theirs, rtol=0, atol=1e-6)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run, workload
-from stoker.engine.sim.options import Costs
+from stoker.engine.sim.options import Costs, Errors
+from stoker.engine.sim.truth import beliefs
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
 from stoker.policies.goodput import Goodput, StepTime
 from stoker.policies.profiles import Throughput
@@ -228,9 +230,18 @@ def test_packing_slows_by_what_both_use_beyond_the_whole() -> None:
     assert ends(sharing(0.6, 0.8), PACK) == pytest.approx([112.0, 62.0])
 
 
-def test_packing_of_two_small_ones_is_free_where_profiles_tell() -> None:
-    assert ends(sharing(0.3, 0.5), PACK, costs=Costs(packing_slowdown=2.0)) == [100.0, 50.0]
-    assert ends(sharing(0.3, float("nan")), PACK, costs=Costs(packing_slowdown=2.0)) == [130.0, 80.0]
+@pytest.mark.parametrize(
+    ("first", "second", "slowdown", "expected"),
+    [
+        (0.3, 0.5, None, [100.0, 50.0]),  # two small ones
+        (0.3, math.nan, None, [100.0, 50.0]),  # what one uses is not known
+        (0.3, 0.5, 2.0, [130.0, 80.0]),  # whatever the profiles say
+        (0.3, math.nan, 2.0, [130.0, 80.0]),
+        (0.6, 0.8, 1.0, [100.0, 50.0]),  # off
+    ],
+)
+def test_what_packing_costs_can_be_said(first: float, second: float, slowdown: float | None, expected: list[float]) -> None:
+    assert ends(sharing(first, second), PACK, costs=Costs(packing_slowdown=slowdown)) == expected
 
 
 def test_three_on_a_gpu() -> None:
@@ -277,6 +288,21 @@ RATES = Throughput([1, 2, 4], [10.0, 18.0, 30.0], [10.0, 12.0, 20.0])
 def test_speed_on_more_gpus_is_the_profiles(least: int, placed: tuple[int, ...], seconds: float) -> None:
     jobs = workload([(0.0, 90.0, least)], gpus_max=[4], models=["a"], profiles=[Profile("a", RATES)])
     assert ends(jobs, Timetable({0.0: {0: placed}}), "2x4", Costs(spread_slowdown=9.0)) == pytest.approx([seconds])
+
+
+@pytest.mark.parametrize(
+    ("least", "placed", "seconds"),
+    [
+        (2, (0, 1), 90.0),
+        (2, (0, 1, 2, 3), 90.0 * 18 / 20),  # two nodes, as few as 4 GPUs can be on: 20 it/s all the same
+        (2, (0, 1, 2, 4), 90.0 * 18 / 20),  # three are no slower than two
+        (4, (0, 1, 2, 3), 90.0),  # its duration is meant over two nodes, as there are no larger ones
+        (4, (0, 1, 2, 4), 90.0),
+    ],
+)
+def test_a_gang_over_several_nodes_has_their_speed(least: int, placed: tuple[int, ...], seconds: float) -> None:
+    jobs = workload([(0.0, 90.0, least)], gpus_max=[4], models=["a"], profiles=[Profile("a", RATES)])
+    assert ends(jobs, Timetable({0.0: {0: placed}}), "3x2", Costs(spread_slowdown=9.0)) == pytest.approx([seconds])
 
 
 def test_a_job_that_grows() -> None:
@@ -379,3 +405,21 @@ def test_a_lease_outlasts_a_change_of_pace() -> None:
     policy = Scripted(lambda view: replace(table.plan(view), wake_at=None))
     result = run([(0.0, 100.0, 1), (10.0, 5.0, 1)], policy, costs=Costs(packing_slowdown=2.0))
     assert result.bars.ends.tolist() == [20.0, 30.0]
+
+
+# -- what goes in -----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_sorted_by_submission_and_names_are_told_once() -> None:
+    jobs = workload([(3.0, 1.0, 1), (1.0, 2.0, 1), (1.0, 3.0, 1)], users=["b", "a\0", "a"], tiers=[[(9.0, 50.0), (4.0, 100.0)], [], []])
+    assert (jobs.duration.tolist(), jobs.users, jobs.user.tolist()) == ([2.0, 3.0, 1.0], ["a", "a\0", "b"], [1, 0, 2])
+    assert (jobs.tier_start.tolist(), jobs.tier_deadline.tolist(), jobs.tier_reward.tolist()) == ([0, 0, 0, 2], [4.0, 9.0], [100.0, 50.0])
+    assert workload([(3.0, 1.0, 1), (1.0, 2.0, 1)]).tier_start.tolist() == [0, 0, 0]
+
+
+def test_where_nothing_is_random_no_generator_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading them takes longer than to believe the truth of a million jobs."""
+    monkeypatch.setattr(np.random, "default_rng", None)
+    assert beliefs(workload([(0.0, 4.0, 1)], estimate=[6.0]), Errors(), seed=0).tolist() == [1.5]
+    with pytest.raises(TypeError):
+        beliefs(workload([(0.0, 4.0, 1)]), Errors(unknown=0.5), seed=0)

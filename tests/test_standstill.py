@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
+from stoker.engine.guards import Actions, Stop
 from stoker.engine.sim.errors import SimulationError
+from stoker.engine.sim.foreseen import Foreseen
 from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.result import Result
 from stoker.policies import registry
 from stoker.policies.cells import Free
-from stoker.policies.contract import Jobs, Phase, Plan, View
+from stoker.policies.contract import Allocation, Jobs, Phase, Plan, View
 from stoker.policies.fifo import Fifo
 from stoker.policies.line import Line, Waiter
 from stoker.policies.placement import Placement
@@ -129,11 +131,10 @@ def test_only_who_comes_before_the_head_may_start_where_it_blocks(newcomer: Wait
     [
         [*GANG, Job(5)],  # starts, and leaves a job of unknown length running
         [dataclasses.replace(GANG[0], stopping=True), *GANG[1:]],
-        [*(Job(gpu + 1, remaining=1000.0, held=(gpu,)) for gpu in range(8)), Job(9, remaining=10.0), Job(10, remaining=20.0)],
         [dataclasses.replace(GANG[0], remaining=math.nan), *GANG[1:]],
         [*GANG[:3], dataclasses.replace(GANG[3], gpus=1, memory=1.0), Job(5, gpus=4, remaining=200.0)],
     ],
-    ids=["an unknown length", "somebody stops", "two displace others", "a running one of unknown length", "memory"],
+    ids=["an unknown length", "somebody stops", "a running one of unknown length", "memory"],
 )
 def test_nothing_is_proven(jobs: list[Job]) -> None:
     assert plan_of("srtf", jobs, hysteresis=1.0).standstill is None
@@ -249,9 +250,47 @@ def test_who_starts_in_the_room_of_others_is_asked_about_once() -> None:
     result = run(rows, "srtf,hysteresis=1", "1x4")
     assert result.fates.preemptions.tolist() == [1, 1, 2, 1, 0]
     assert result.fates.ended.tolist() == [125, 115, 100, 35, 25]
-    assert result.decisions == 4, "as the gang displaces others at 10 and 25, and twice at 20, as two start in its room"
+    assert result.decisions == 3, "as the gang displaces others at 10 and 25, and at 20, as two start in its room"
     costly = run(rows, "srtf,hysteresis=1", "1x4", COSTS["costly"])
     assert costly.decisions > result.decisions, "what happens while they stop is not known"
+
+
+def test_who_moves_out_of_the_way_is_asked_about_once() -> None:
+    """A gang takes the first node for 10 s; of the two who are there the shorter one goes on where two GPUs are free."""
+    rows: list[Row] = [(0, 1000, 2), (1, 900, 2), (2, 50, 2), (10, 10, 4)]
+    result = run(rows, "srtf,hysteresis=1", "2x4")
+    assert result.fates.ended.tolist() == [1010, 901, 52, 20]
+    assert result.bars.gpu[result.bars.job == 1].tolist() == [2, 6]
+    assert result.decisions == 1
+
+
+#: No GPU is free. One job wants one, and displaces who holds the first two; another wants three.
+FULL = [
+    Job(1, gpus=2, remaining=1000.0, held=(0, 1)),
+    Job(2, gpus=2, remaining=1.0, held=(2, 3)),
+    Job(3, gpus=3, remaining=900.0, held=(4, 5, 6)),
+    Job(4, remaining=1.0, held=(7,)),
+    Job(5, remaining=10.0),
+]
+
+
+@pytest.mark.parametrize(("gpus", "preempted", "known"), [(1, {1}, True), (3, {1, 3}, False)])
+def test_what_follows_on_stops_is_known_unless_room_made_later_suits_better(gpus: int, preempted: set[int], known: bool) -> None:
+    """The GPU beside a held one, which the gang of three makes free, is a tighter fit than one of two free ones."""
+    plan = plan_of("srtf", [*FULL, Job(6, gpus=gpus, remaining=20.0)], hysteresis=1.0)
+    assert list(plan.allocations) == [5, 6]
+    assert set(plan.preempt or ()) == preempted
+    assert (plan.standstill is not None) is known
+
+
+@pytest.mark.parametrize(("stopped", "follows"), [([2, 3], True), ([3], False), ([2], False), ([], False)])
+def test_what_follows_is_known_only_if_all_stop_who_are_to_go(stopped: list[int], follows: bool) -> None:
+    """Job 1 starts where job 3 is, and job 2 moves; a move whose GPUs are not free yet is put off."""
+    still = standstill("srtf", GANG, hysteresis=1.0)
+    foreseen = Foreseen([1] * 4, free_gpus_but([]), alone=True, arrivals=None, proofs=True, stops_freely=True)
+    plan = Plan({1: Allocation((0,)), 2: Allocation((1,))}, preempt=[3], standstill=still)
+    foreseen.said(plan, Actions(stops=[Stop(job, "preempted", 1) for job in stopped]), {1})
+    assert foreseen.follows is follows
 
 
 class Looks(Fifo):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import NotFound, UsageError, nearest
 from ..rows import objects
 from ..workflow.simulations import NewRun, add_run
 from .call import Call, endpoint
@@ -23,6 +23,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     study: str
     trace: str
+    trace_id: Long | None = None
+    trace_sha256: str | None = None
     policy: str
     config: dict[str, Any]
     nodes: str
@@ -35,6 +37,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     finished: Long
     rejected: Long
     dropped: Long
+    not_submitted: Long = 0
+    undecided: Long = 0
     jct_avg: float | None
     jct_p50: float | None
     jct_p99: float | None
@@ -131,6 +135,9 @@ async def history(call: Call) -> dict[str, Any]:
     store = call.daemon.store
 
     def read() -> dict[str, Any]:
+        pools = [row[0] for row in store.rows("api/sim_pools")]
+        if pool not in pools:
+            raise NotFound(f"there is no pool {pool!r}{nearest(pool, pools)}; there are: {', '.join(pools)}")
         return {
             "pool": pool,
             "jobs": objects(store, "api/sim_history", pool, since),

@@ -72,6 +72,7 @@ EXIT_CODES: dict[int, str] = {
     10: "a job that was waited for failed or was cancelled",
     130: "interrupted",
     141: "the reader of the output has gone",
+    143: "terminated",
 }
 
 EPILOG = "Exit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())

@@ -113,7 +113,8 @@ def error_line(message: str) -> None:
 
 
 def write_json(value: Any) -> None:
-    write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """What is not finite is refused: to other readers NaN and Infinity are no JSON."""
+    write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)

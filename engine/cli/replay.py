@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import Conflict
+from ..errors import Conflict, UsageError
 from .command import App, Command, examples, pass_app
 from .output import Answer, json_option, note
 from .report import since_option
@@ -21,12 +21,12 @@ HISTORY_TIMEOUT = 120.0  #: seconds
 @click.option("--since", default="7d", show_default=True, metavar="WHEN", help="Jobs that were ready after it: a duration back, or a time.")
 @click.option("--pool", default="default", show_default=True, help="Pool whose history it is.")
 @click.option("-n", "--nodes", metavar="NODESxGPUS", help="Another cluster than the pool's, such as 2x8.")
-@study_options
+@study_options(until=False)  # what really happened has no cut
 @json_option
 @pass_app
 @examples(
     "stoker replay --since 7d --policy srtf",
-    "stoker replay --since 2030-01-31T18:00 --policy fifo --policy srtf --nodes 2x8 --out report",
+    "stoker replay --since 2026-01-31T18:00 --policy fifo --policy srtf --nodes 2x8 --out report",
 )
 def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> Answer:
     """Ask what other policies would have made of the jobs that ran here.
@@ -36,15 +36,18 @@ def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> 
     from ..sim.history import History
     from ..sim.record import recorded
 
-    begin = since_option(since, time.time())
+    now = time.time()
+    begin = since_option(since, now)
+    if begin is not None and begin > now:
+        raise UsageError(f"--since: {since} lies in the future; give a time that has passed, or a duration back")
     history = History.of(app.client_within(HISTORY_TIMEOUT).get("/v1/simulations/history", pool=pool, since=begin))
     if not history.jobs:
         raise Conflict(f"no job of pool {pool!r} was ready after --since {since}, ran and has ended; go further back")
     if not nodes and not history.nodes:
         raise Conflict(f"pool {pool!r} has no GPUs now; name a cluster with --nodes")
-    study = make_study(history.workload(), parse_nodes(nodes) if nodes else history.cluster(), given)
+    study = make_study(history.workload(), parse_nodes(nodes) if nodes else history.cluster(), given, history.source())
     pool_now = dataclasses.replace(study, cluster=history.cluster()) if history.nodes else study
     for count, words in zip(history.left_out, ("have not ended", "ended without running"), strict=True):
         if count:
             note(f"{count} jobs that {words} are left out")
-    return answer(app, study, given, before=recorded(pool_now, history.outcome()))
+    return answer(app, study, given, before=recorded(pool_now, history.outcome(study.cluster)))

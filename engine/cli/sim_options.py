@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import UsageError
-from .numbers import Finite, FiniteRange
+from .numbers import FiniteRange
 
 if TYPE_CHECKING:
     from ..sim.options import Options
@@ -39,8 +39,10 @@ class Duration(Number):
 
 
 DURATION = Duration()
-FACTOR = FiniteRange(min=1.0)
-NOT_NEGATIVE = FiniteRange(min=0.0)
+FACTOR = FiniteRange(1.0, 1e6)
+NOT_NEGATIVE = FiniteRange(0.0, 1e6)
+LOGARITHM = FiniteRange(-10.0, 10.0)  #: of a factor: 10 is 22 000 times too long, and no such factor overflows
+SPREAD = FiniteRange(0.0, 10.0)  #: of such logarithms, or of factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,15 @@ SETTINGS: tuple[Setting, ...] = (
         "--profiler-gpus", "costs", "profiler_gpus", "GPUs besides, for jobs no policy profiles (0: needs none).", click.IntRange(min=0)
     ),
     Setting("--spread-slowdown", "costs", "spread_slowdown", "Times longer on more nodes than needed, without a profile.", FACTOR),
-    Setting("--packing-slowdown", "costs", "packing_slowdown", "Times longer on shared GPUs, without a profile.", FACTOR),
+    Setting("--packing-slowdown", "costs", "packing_slowdown", "Times longer on shared GPUs (1: none; default: as profiles tell).", FACTOR),
     Setting("--failures-per-gpu-hour", "costs", "failures_per_gpu_hour", "Mean failures of a running job per GPU-hour.", NOT_NEGATIVE),
     Setting("--min-run-time", "limits", "min_run_time", "Guard: a lease is not taken back sooner."),
     Setting("--max-preemptions", "limits", "max_preemptions", "Guard: preemptions of one job at most.", click.IntRange(min=0)),
     Setting("--cooldown", "limits", "cooldown", "Guard: a preempted job may not soon displace the one it gave way to."),
-    Setting("--estimate-error", "errors", "duration", "Standard deviation of the logarithm of estimates over truth.", NOT_NEGATIVE),
-    Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", Finite()),
+    Setting("--estimate-error", "errors", "duration", "Standard deviation of the logarithm of estimates over truth.", SPREAD),
+    Setting("--estimate-bias", "errors", "bias", "Mean of that logarithm; 0.1 is about 10 % too long.", LOGARITHM),
     Setting("--unknown-share", "errors", "unknown", "Share of the jobs of whose duration nothing is known.", FiniteRange(0.0, 1.0)),
-    Setting("--estimate-noise", "errors", "gaussian", "Standard deviation of normal noise on estimates, over the truth.", NOT_NEGATIVE),
+    Setting("--estimate-noise", "errors", "gaussian", "Standard deviation of normal noise on estimates, over the truth.", SPREAD),
     Setting("--estimate-corrected", "errors", "corrected", "Estimates are right for jobs that have run so long (default: never)."),
     Setting(
         "--iterations-known", "errors", "iterations", "Progress at which it is known when a metric stops a job (2: never).", NOT_NEGATIVE
@@ -91,9 +93,9 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def sim_options(command: F) -> F:
-    """Decorator: an option for each of the table; those that are not given are None."""
-    for setting in reversed(SETTINGS):
+def sim_options(command: F, *, until: bool) -> F:
+    """Decorator: an option for each of the table, ``--until`` where it is wanted; those that are not given are None."""
+    for setting in reversed([setting for setting in SETTINGS if until or setting.field != "until"]):
         metavar = "DURATION" if setting.type is DURATION else None
         command = click.option(setting.flag, setting.parameter, type=setting.type, help=setting.help, metavar=metavar)(command)
     return command
@@ -108,7 +110,7 @@ def make_options(costs: str, values: Mapping[str, Any]) -> Options:
 
     given: dict[str, dict[str, Any]] = {part: {} for part in ("", "costs", "limits", "errors")}
     for setting in SETTINGS:
-        if (value := values[setting.parameter]) is not None:
+        if (value := values.get(setting.parameter)) is not None:
             given[setting.part][setting.field] = value
     if given[""].get("interval") == 0:
         raise UsageError("--interval: must be longer than 0; leave it out to ask the policy at every event")

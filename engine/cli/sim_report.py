@@ -33,7 +33,8 @@ def write_report(out: Path, study: Study, runs: Sequence[Recorded], averages: Se
 
     seeds = max(average.seeds for average in averages)
     over = f", mean ± standard deviation over {seeds} seeds, curves of the first" if seeds > 1 else ""
-    lead = f"Simulated, not measured: {len(study.workload)} jobs on {study.cluster} ({study.cluster.total} GPUs){over}."
+    jobs = max(run.row["jobs"] for run in runs)
+    lead = f"Simulated, not measured: {jobs} jobs on {study.cluster} ({study.cluster.total} GPUs){over}."
     if runs[0].outcome.run.choice.label == AS_IT_WAS:
         lead += f" {AS_IT_WAS.capitalize()}: measured."
     rows = [row_of(average) for average in averages]

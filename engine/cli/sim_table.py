@@ -16,8 +16,10 @@ _OF_DEADLINES = ("VIOLATED", "R_SLO")
 
 def row_of(average: Average) -> dict[str, Any]:
     """A row: means by the names of the columns of sim_runs, their spread besides where there are several seeds."""
+    from ..sim.record import finite
+
     choice = average.choice
-    return {
+    row = {
         "policy": choice.policy,
         "label": choice.label,
         "config": dict(choice.config),
@@ -25,6 +27,7 @@ def row_of(average: Average) -> dict[str, Any]:
         **average.mean,
         "spread": {name: value for name, value in average.spread.items() if value is not None},
     }
+    return {name: finite(value) for name, value in row.items()}
 
 
 def columns_for(rows: Sequence[Row]) -> list[Column]:

@@ -12,6 +12,7 @@ from .output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
 
 if TYPE_CHECKING:
+    from ..sim.study import Source
     from ..sim.workload import Workload
 
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("trace", metavar="TRACE")
 @click.option("-n", "--nodes", required=True, metavar="NODESxGPUS", help="The cluster: 100x8, or 4x8,2x4 for nodes of two kinds.")
 @click.option("--no-profiles", is_flag=True, help="Known models, too, train as fast on any GPUs; elastic policies gain nothing then.")
-@study_options
+@study_options(until=True)
 @json_option
 @pass_app
 @examples(
@@ -33,15 +34,17 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
     The policies are those that run live, on a virtual clock. Costs and guards are off and estimates exact unless asked for.
     """
     cluster = parse_nodes(nodes)
-    return answer(app, make_study(_workload(app, trace, profiled=not no_profiles), cluster, given), given)
+    workload, source = _workload(app, trace, profiled=not no_profiles)
+    return answer(app, make_study(workload, cluster, given, source), given)
 
 
-def _workload(app: App, trace: str, *, profiled: bool) -> Workload:
+def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source]:
+    from ..sim.study import Source
     from ..traces.models import measured, profiles
     from ..traces.trace import to_workload
-    from .trace_source import load_trace
+    from .trace_source import find_trace
 
-    found = load_trace(trace, lambda: app.client)
+    found, number = find_trace(trace, lambda: app.client)
     if found.dropped and found.recipe is None:  # what synth did not draw is no flaw of a file
         note(f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items()))
-    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ())
+    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number)

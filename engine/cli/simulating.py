@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,7 +27,7 @@ from .sim_table import columns_for, row_of
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
     from ..sim.record import Average, Recorded
-    from ..sim.study import Run, Study
+    from ..sim.study import Run, Source, Study
     from ..sim.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,15 +55,28 @@ class Interrupted(StokerError):
     exit_code = 130
 
 
-def study_options(command: F) -> F:
-    """Decorator: the options of a study, those of the model of costs last."""
-    command = sim_options(command)
-    for option in reversed(_STUDY_OPTIONS):
-        command = option(command)
-    return command
+class Terminated(StokerError):
+    """SIGTERM: the same."""
+
+    exit_code = 143
 
 
-def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any]) -> Study:
+_ENDED = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+
+
+def study_options(*, until: bool) -> Callable[[F], F]:
+    """Decorator: the options of a study, those of the model of costs last; ``until``: it may be cut off."""
+
+    def add(command: F) -> F:
+        command = sim_options(command, until=until)
+        for option in reversed(_STUDY_OPTIONS):
+            command = option(command)
+        return command
+
+    return add
+
+
+def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: Source) -> Study:
     """The study that the options ask for; UsageError names what is wrong with them."""
     from ..sim.study import Study, choose, runs_of
 
@@ -70,7 +87,9 @@ def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any]) -
     if given["strict"]:
         _refuse_large(workload, cluster)
     seeds = range(given["seed"], given["seed"] + given["seeds"])
-    return Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds))
+    study = Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds), source)
+    _refuse_nothing(study)
+    return study
 
 
 def parse_nodes(text: str) -> Cluster:
@@ -80,6 +99,18 @@ def parse_nodes(text: str) -> Cluster:
         return Cluster.parse(text)
     except ValueError as error:
         raise UsageError(f"--{error}") from None
+
+
+def _refuse_nothing(study: Study) -> None:
+    """Figures of no jobs would be read as a result."""
+    workload, cluster = study.workload, study.cluster
+    if not len(workload):
+        raise UsageError(f"{workload.name} has no jobs")
+    fits = workload.gpus_min <= cluster.total
+    if not fits.any():
+        raise UsageError(f"no job of {workload.name} fits {cluster}: the smallest needs {workload.gpus_min.min()} GPUs; give more --nodes")
+    if (first := float(workload.submitted[fits].min())) >= study.until:
+        raise UsageError(f"--until: nothing has come by then: the first job of {workload.name} is submitted {first:g} s after its start")
 
 
 def _refuse_large(workload: Workload, cluster: Cluster) -> None:
@@ -95,9 +126,11 @@ def answer(app: App, study: Study, given: Mapping[str, Any], before: Recorded | 
     from ..sim.record import averages
     from ..sim.study import cores
 
+    if given["out"]:
+        _check_writable(given["out"])
     name = given["name"] or f"{study.workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
     keeper = None if given["no_store"] else Keeper(app, study, name)
-    runs, interrupted = _run(study, given["processes"] or cores(), keeper)
+    runs, ended = _run(study, given["processes"] or cores(), keeper)
     shown = [*([before] if before else []), *runs]
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
@@ -117,28 +150,59 @@ def answer(app: App, study: Study, given: Mapping[str, Any], before: Recorded | 
         "runs": [{"id": numbers.get(run.outcome.run.number), **run.row} for run in runs],
         "page": page,
     }
-    if interrupted:
-        errors.append(Interrupted(f"interrupted: {len(runs)} of {len(study.runs)} runs are done"))
+    if ended is not None:
+        errors.append(_ENDED[ended](f"{_ENDED[ended].__name__.lower()}: {len(runs)} of {len(study.runs)} runs are done"))
     return Answer(value, lambda: _show(study, value, runs), errors)
 
 
-def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], bool]:
-    """The runs that were done, in the order of the study, and whether Ctrl-C kept it from doing all."""
+def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], signal.Signals | None]:
+    """The runs that were done, in the order of the study, and the signal that kept it from doing all."""
+    from ..sim.errors import Ended
     from ..sim.record import recorded
     from ..sim.study import run_study
 
     runs: list[Recorded] = []
-    interrupted = False
+    ended = None
     try:
-        with _progress(study) as told, contextlib.closing(run_study(study, processes, told)) as coming:
+        with _signals(), _progress(study) as told, contextlib.closing(run_study(study, processes, told)) as coming:
             for outcome in coming:
                 runs.append(recorded(study, outcome))
                 told(outcome.run, 1, 1)
                 if keeper is not None:
                     keeper.add(runs[-1])
-    except KeyboardInterrupt:
-        interrupted = True
-    return sorted(runs, key=lambda run: run.outcome.run.number), interrupted
+    except Ended as error:
+        ended = signal.Signals(error.number)
+    except KeyboardInterrupt:  # the second one
+        ended = signal.SIGINT
+    return sorted(runs, key=lambda run: run.outcome.run.number), ended
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM raises `Ended`; another Ctrl-C does what it does elsewhere, should the end take too long."""
+    from ..sim.errors import Ended
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals cannot be set there, and go to the main thread
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            before[number] = signal.SIG_IGN  # timeout(1) sends it to the command and then to its group: twice
+        restore()
+        raise Ended(number)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _ENDED if signal.getsignal(number) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        restore()
 
 
 @contextlib.contextmanager
@@ -163,13 +227,26 @@ def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
         yield told
 
 
+def _check_writable(out: Path) -> None:
+    """Before hours of simulations, not after them."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
 def _report(out: Path, study: Study, runs: Sequence[Recorded], means: Sequence[Average]) -> str:
     from .sim_report import write_report
 
     try:
         return str(write_report(out, study, runs, means))
     except OSError as error:
-        raise UsageError(f"--out: cannot write {out}: {error.strerror}") from None
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> UsageError:
+    return UsageError(f"--out: cannot write {out}: {error.strerror}")
 
 
 def _show(study: Study, value: Row, runs: Sequence[Recorded]) -> None:
@@ -191,8 +268,12 @@ def _show(study: Study, value: Row, runs: Sequence[Recorded]) -> None:
 def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
     import numpy as np
 
-    dropped = max((run.row["dropped"] for run in runs), default=0)
-    yield f"{len(study.workload) - dropped} jobs" + (f"; {dropped} larger than the cluster are left out" if dropped else "")
+    jobs, large, late = (max((run.row[name] for run in runs), default=0) for name in ("jobs", "dropped", "not_submitted"))
+    yield f"{jobs} jobs" + "".join(
+        f"; {count} {words} are left out"
+        for count, words in ((large, "larger than the cluster"), (late, "submitted at --until or later"))
+        if count
+    )
     speeds = [row for row, profile in enumerate(study.workload.profiles) if profile.throughput is not None]
     if profiled := int(np.isin(study.workload.profile, speeds).sum()):
         yield f"{profiled} jobs are of models whose speed on other GPUs than they ask for is known"
@@ -200,4 +281,5 @@ def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Ite
         ended = row["finished"] + row["rejected"]
         if ended < row["jobs"] or row["rejected"]:
             still = row["jobs"] - ended
-            yield f"{row['label']}: {row['finished']:g} jobs finished, {row['rejected']:g} rejected, {still:g} not ended"
+            ahead = f", {row['undecided']:g} of these before their last deadline: neither kept nor violated" if row["undecided"] else ""
+            yield f"{row['label']}: {row['finished']:g} jobs finished, {row['rejected']:g} rejected, {still:g} not ended{ahead}"

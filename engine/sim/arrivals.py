@@ -30,10 +30,11 @@ class Arrivals:
             some = self._some(job // _PART)
             if some is None:
                 return None
-            waiters.append(some[job % _PART])
+            waiters.append(Waiter._make(some[job % _PART]))
         return waiters
 
-    def _work_out(self, part: int) -> list[Waiter] | None:
+    def _work_out(self, part: int) -> list[tuple[float | int, ...]] | None:
+        """Columns of waiters, a row each; most jobs come and start without anybody making a `Waiter` of them."""
         first = part * _PART
         jobs = LiveJobs(_Newcomers(self._table, first, first + _PART), 0.0)
         ranking = self._ranking(jobs)
@@ -41,7 +42,7 @@ class Arrivals:
             return None
         key, claim, hold = ranking.columns(len(jobs))
         columns = (column.tolist() for column in (key, jobs.id, jobs.gpus_min, claim, hold))
-        return [*map(Waiter._make, zip(*columns, strict=True))]
+        return list(zip(*columns, strict=True))
 
 
 def checked(ranking: object, jobs: int) -> Ranking:
@@ -62,7 +63,8 @@ class _Newcomers:
 
     def __init__(self, table: Table, first: int, last: int) -> None:
         self._table, self._range = table, slice(first, last)
-        self.options, self.has_gaps = table.options, table.has_gaps
+        self.workload, self.options = table.workload, table.options
+        self.deadline, self.gap, self.has_gaps = table.deadline, table.gap, table.has_gaps
         self.alloc_gpus: Ints = np.zeros(0, dtype=np.int64)
         self._columns = table.as_they_come(self._range)
 

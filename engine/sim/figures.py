@@ -6,6 +6,7 @@ state of the cluster over time; nothing is sampled.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,17 +40,18 @@ class Figures:
     lost_gpu_time: float
 
 
-def figures(workload: Workload, result: Result, cluster: Cluster) -> Figures:
+def figures(workload: Workload, result: Result, cluster: Cluster, until: float = math.inf) -> Figures:
     """Figures over the jobs that were simulated; times and fairness over those of them that came to their end.
 
+    ``until`` is when the simulation was cut off: of the deadlines behind it nothing is known.
     ``r_slo`` is 1 - mean(reward) / 100: 002 Eqn 5.15 as printed is the mean reward itself, the attainment, while the
     text calls it a violation rate and its tables hold lower for better. So what is reported is its complement.
     """
     fates = result.fates
     done = finished(fates)
     jct, waited = jct_of(workload, fates)[done], wait_of(workload, fates)[done]
-    simulated = ~fates.dropped
-    reward = reward_of(workload, fates)[simulated & has_deadline(workload)]
+    judged = has_deadline(workload) & takes_part(workload, fates, until) & ~undecided(workload, fates, until)
+    reward = reward_of(workload, fates)[judged]
     rho = rho_of(workload, fates, cluster)
     rho = rho[~np.isnan(rho)]
     span = extent(workload, fates)
@@ -60,7 +62,7 @@ def figures(workload: Workload, result: Result, cluster: Cluster) -> Figures:
         wait_avg=_mean(waited),
         wait_p99=_percentile(waited, 99),
         makespan=span[1] - span[0] if span else None,
-        slo_violations=_mean(violates(workload, fates)[simulated & has_deadline(workload)].astype(np.float64)),
+        slo_violations=_mean(violates(workload, fates)[judged].astype(np.float64)),
         r_slo=1.0 - float(reward.mean()) / FULL_REWARD if len(reward) else None,
         rho_avg=_mean(rho),
         rho_max=float(rho.max()) if len(rho) else None,
@@ -75,6 +77,28 @@ def finished(fates: Fates) -> Bools:
     """Jobs that came to their end."""
     done: Bools = np.isfinite(fates.ended) & ~fates.rejected & ~fates.dropped
     return done
+
+
+def not_submitted(workload: Workload, fates: Fates, until: float) -> Bools:
+    """Jobs that came when the simulation was cut off or later, so that no policy could do anything for them."""
+    late: Bools = (workload.submitted >= until) & _open(fates)
+    return late
+
+
+def takes_part(workload: Workload, fates: Fates, until: float) -> Bools:
+    """Jobs that figures are about: they fit the cluster, and came before the simulation was cut off."""
+    return ~fates.dropped & ~not_submitted(workload, fates, until)
+
+
+def undecided(workload: Workload, fates: Fates, until: float) -> Bools:
+    """Jobs with deadlines that had not ended when the simulation was cut off, before the last of these: neither kept nor violated."""
+    ahead: Bools = has_deadline(workload) & (workload.last_deadline() > until) & _open(fates)
+    return ahead & takes_part(workload, fates, until)
+
+
+def _open(fates: Fates) -> Bools:
+    """Jobs that could still end."""
+    return ~(finished(fates) | fates.rejected | fates.dropped)
 
 
 def jct_of(workload: Workload, fates: Fates) -> Floats:
@@ -111,10 +135,7 @@ def reward_of(workload: Workload, fates: Fates) -> Floats:
 
 def violates(workload: Workload, fates: Fates) -> Bools:
     """Jobs with deadlines that ended after the last of them, or never; one that was rejected never ended."""
-    last = np.full(len(workload), np.inf)
-    some = has_deadline(workload)
-    last[some] = workload.tier_deadline[workload.tier_start[1:][some] - 1]
-    late: Bools = some & ~(finished(fates) & (fates.ended <= last))
+    late: Bools = has_deadline(workload) & ~(finished(fates) & (fates.ended <= workload.last_deadline()))
     return late
 
 
@@ -128,7 +149,7 @@ def rho_of(workload: Workload, fates: Fates, cluster: Cluster) -> Floats:
     """
     done = finished(fates)
     share = cluster.total / _contention(workload, fates)[done]
-    ideal = workload.duration[done] / _speed(workload, done, share)
+    ideal = workload.duration[done] / _speed(workload, done, share, max(cluster.nodes))
     rho = np.full(len(workload), np.nan)
     rho[done] = np.divide(jct_of(workload, fates)[done], ideal, out=np.full(len(ideal), np.nan), where=ideal > 0)
     return rho
@@ -153,16 +174,22 @@ def _contention(workload: Workload, fates: Fates) -> Floats:
     return np.maximum(average, 1.0)
 
 
-def _speed(workload: Workload, rows: Bools, share: Floats) -> Floats:
-    """How fast jobs are on ``share`` GPUs, which need not be whole; 1 is their speed on ``gpus_min``."""
+def _speed(workload: Workload, rows: Bools, share: Floats, node: int) -> Floats:
+    """How fast jobs are on ``share`` GPUs, which need not be whole, or on fewer of them if these are faster; 1 is that on ``gpus_min``.
+
+    ``node``: GPUs of the largest node.
+    """
     least, most, profile = workload.gpus_min[rows], workload.gpus_max[rows], workload.profile[rows]
-    speed = np.minimum(share / least, 1.0)
+    speed, held = np.minimum(share / least, 1.0), np.minimum(share, most)
     for number, of_model in enumerate(workload.profiles):
         grows = (profile == number) & (share > least) & (most > least)
-        if of_model.throughput is not None and grows.any():
-            table = of_model.throughput
-            held = np.minimum(share[grows], most[grows])
-            speed[grows] = np.interp(held, table.gpus, table.rates) / np.interp(least[grows], table.gpus, table.rates)
+        if of_model.throughput is None:
+            continue
+        for fewest in np.unique(least[grows]).tolist():
+            alike = grows & (least == fewest)
+            gpus = np.arange(fewest, math.ceil(held[alike].max()) + 1)
+            best = np.maximum.accumulate([of_model.throughput.consolidated(n, node) for n in gpus.tolist()])
+            speed[alike] = np.interp(held[alike], gpus, best) / best[0]
     return speed
 
 

@@ -29,7 +29,7 @@ class Foreseen:
         self._gangs, self._free = gangs, free
         self._alone, self._arrivals, self._proofs, self._stops_freely = alone, arrivals, alone and proofs, stops_freely
         self._still: Standstill | None = None  #: of those who wait since the last decision
-        self._sequel: tuple[Start, Standstill] | None = None  #: the start for which others stop at this moment, and what is known after it
+        self._sequel: tuple[list[Start], Standstill] | None = None  #: those for whom others stop at this moment, and what is known then
         self._freed: list[int] = []  #: GPUs that jobs left since then
         self._came: list[int] = []  #: jobs that came since then
 
@@ -52,25 +52,28 @@ class Foreseen:
 
     def answer(self, now: float, waiting: Collection[int]) -> list[Start] | None:
         """All that the policy would start, and it would do nothing else; None: it is to be asked."""
-        still, sequel, came, freed = self._still, self._sequel, self._came, self._freed
+        sequel, came, freed = self._sequel, self._came, self._freed
         self._sequel, self._came, self._freed = None, [], []
         if sequel is not None:
-            start, self._still = sequel
-            return [start]
-        waiters = self._waiters(came)
-        if still is not None and still.lasts(now):
-            sizes = still.frees(freed)
-            if not (came or sizes):
-                return []
-            if still.ordered and waiters is not None:
-                if (given := still.starts(self._free, sizes, waiters)) is not None:
-                    return [Start(job, gpus, None) for job, gpus in given.items()]
-            elif not (sizes or still.blocking):
-                return self._if_they_fit(came, waiters)
-        self._still = None  # it was of who waited
+            starts, self._still = sequel
+            return starts
+        if self._still is not None:
+            if self._still.lasts(now) and (given := self._proved(self._still, came, freed)) is not None:
+                return given
+            self._still = None  # it was of who waited
         if not (self._alone and waiting):
             return None
-        return self._if_they_fit(came, waiters) if len(waiting) == len(came) else self._if_they_fit(waiting, None)
+        return self._if_they_fit(came) if len(waiting) == len(came) else self._if_it_fits(waiting)
+
+    def _proved(self, still: Standstill, came: Sequence[int], freed: Sequence[int]) -> list[Start] | None:
+        sizes = still.frees(freed) if freed else ()
+        if not (came or sizes):
+            return []
+        waiters = self._waiters(came) if still.ordered else None
+        if waiters is None:
+            return None if sizes or still.blocking else self._if_they_fit(came)
+        given = still.starts(self._free, sizes, waiters)
+        return None if given is None else [Start(job, gpus, None) for job, gpus in given.items()]
 
     def _waiters(self, came: Sequence[int]) -> list[Waiter] | None:
         """None: it is not known where they stand."""
@@ -78,33 +81,42 @@ class Foreseen:
             return []
         return None if self._arrivals is None else self._arrivals.of(came)
 
-    def _if_they_fit(self, jobs: Collection[int], waiters: Sequence[Waiter] | None) -> list[Start] | None:
-        """All of these, who come first; of several it must be known in which order."""
-        if len(jobs) > 1:
-            if waiters is None:
-                return None
-            jobs = [waiter.job for waiter in sorted(waiters)]
-        free = self._free if len(jobs) == 1 else self._free.copy()
-        starts = []
-        for job in jobs:
-            gpus = free.find(self._gangs[job], None, False)
+    def _if_they_fit(self, came: Sequence[int]) -> list[Start] | None:
+        """All who came, which are looked at before all others; of several it must be known in which order."""
+        if len(came) == 1:
+            return self._if_it_fits(came)
+        waiters = self._waiters(came)
+        if waiters is None:
+            return None
+        free, starts = self._free.copy(), []
+        for waiter in sorted(waiters):
+            gpus = free.find(waiter.gpus, None, False)
             if gpus is None:
                 return None
-            if len(jobs) > 1:
-                free.set(gpus, False)
-            starts.append(Start(job, gpus, None))
+            free.set(gpus, False)
+            starts.append(Start(waiter.job, gpus, None))
         return starts
 
-    def said(self, plan: Plan, actions: Actions) -> None:
-        """The policy has been asked, and this is done of its plan."""
+    def _if_it_fits(self, only: Collection[int]) -> list[Start] | None:
+        """The only one; of several nobody knows."""
+        if len(only) > 1:
+            return None
+        (job,) = only
+        gpus = self._free.find(self._gangs[job], None, False)
+        return None if gpus is None else [Start(job, gpus, None)]
+
+    def said(self, plan: Plan, actions: Actions, waiting: Collection[int]) -> None:
+        """The policy has been asked, this is done of its plan, and these wait now."""
         self._still, self._came, self._freed = None, [], []
-        if not self._proofs or plan.standstill is None:
+        if not self._proofs or plan.standstill is None or plan.preempt is None:
             return
-        if not plan.preempt:
+        started, stopped = {start.job for start in actions.starts}, {stop.job for stop in actions.stops}
+        later = [Start(job, allocation.gpus, None) for job, allocation in plan.allocations.items() if job not in started]
+        moves = {start.job for start in later if start.job not in waiting}  # stopped only where they can go on at once
+        if not (plan.preempt or later):
             self._still = plan.standstill
-        elif self._stops_freely and not actions.starts and {stop.job for stop in actions.stops} == set(plan.preempt):
-            ((job, allocation),) = plan.allocations.items()
-            self._sequel = Start(job, allocation.gpus, None), plan.standstill
+        elif self._stops_freely and stopped and stopped.issuperset(moves.union(plan.preempt)):
+            self._sequel = later, plan.standstill
 
     @property
     def follows(self) -> bool:

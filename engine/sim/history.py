@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Demand, Floats
+from ...policies.contract import Demand
 from .cluster import Cluster
 from .figures import FULL_REWARD
+from .recorder import usage
 from .result import Bars, Fates, Result, Usage
-from .study import Choice, Outcome, Run
+from .study import Choice, Outcome, Run, Source
 from .workload import Workload, make_workload
 
 AS_IT_WAS = "as it was"
@@ -41,6 +45,10 @@ class History:
 
     def cluster(self) -> Cluster:
         return Cluster(tuple(self.nodes))
+
+    def source(self) -> Source:
+        """Runs of the same jobs are known by their digest, as those of one file are."""
+        return Source(hashlib.sha256(json.dumps(self.jobs, sort_keys=True).encode()).hexdigest())
 
     def workload(self) -> Workload:
         """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.
@@ -71,11 +79,16 @@ class History:
         full = FULL_REWARD / max(job["rewards"])
         return [(deadline - self.begin, reward * full) for deadline, reward in zip(job["deadlines"], job["rewards"], strict=True)]
 
-    def outcome(self) -> Outcome:
-        """What really happened. A lease counts from its grant to its end; what of it was not training was lost."""
+    def outcome(self, cluster: Cluster) -> Outcome:
+        """What really happened to the jobs that fit the simulated cluster: both are of the same jobs.
+
+        A lease counts from its grant to its end; what of it was not training was lost.
+        """
         place = {job["id"]: row for row, job in enumerate(self.jobs)}
-        owner = np.array([place[stay["job_id"]] for stay in self.stays], dtype=np.int64)
-        begins, ends, gpus, gpu = (self._column(name) for name in ("begins", "ends", "gpus", "gpu"))
+        dropped = np.array([job["gpus_min"] > cluster.total for job in self.jobs], dtype=bool)
+        stays = [stay for stay in self.stays if not dropped[place[stay["job_id"]]]]
+        owner = np.array([place[stay["job_id"]] for stay in stays], dtype=np.int64)
+        begins, ends, gpus, gpu = (np.array([stay[name] for stay in stays], dtype=np.float64) for name in ("begins", "ends", "gpus", "gpu"))
         begins, ends = begins - self.begin, np.maximum(ends, begins) - self.begin
         held, gpu_time = np.zeros(len(place)), np.zeros(len(place))
         np.add.at(held, owner, ends - begins)
@@ -87,30 +100,23 @@ class History:
             run_time=held,
             gpu_time=gpu_time,
             lost=np.maximum(gpu_time - attained, 0.0),
-            preemptions=np.array([job["preemptions"] for job in self.jobs], dtype=np.int64),
+            preemptions=np.where(dropped, 0, [job["preemptions"] for job in self.jobs]),
             rejected=np.zeros(len(place), dtype=bool),
-            dropped=np.zeros(len(place), dtype=bool),
+            dropped=dropped,
         )
         bars = Bars(owner, begins, ends, gpu.astype(np.int64), gpus.astype(np.int64))
         result = Result(fates, self._usage(fates, bars), bars, events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
         return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
 
-    def _column(self, name: str) -> Floats:
-        return np.array([stay[name] for stay in self.stays], dtype=np.float64)
-
     def _usage(self, fates: Fates, bars: Bars) -> Usage:
         """State of the pool after each change, as far as these jobs made it."""
-        submitted = np.array([job["submitted"] - self.begin for job in self.jobs])
-        one = np.ones(len(bars.job))
-        changes = (  # moment, GPUs held, jobs that hold some, jobs that have come and not ended
-            (bars.begins, bars.gpus, one, 0 * one),
-            (bars.ends, -bars.gpus, -one, 0 * one),
-            (submitted, 0 * submitted, 0 * submitted, np.ones(len(submitted))),
-            (fates.ended, 0 * submitted, 0 * submitted, -np.ones(len(submitted))),
+        submitted = np.array([job["submitted"] - self.begin for job in self.jobs])[~fates.dropped]
+        state = usage(
+            [
+                (bars.begins, bars.gpus, 1, 0),
+                (bars.ends, -bars.gpus, -1, 0),
+                (submitted, 0, 0, 1),
+                (fates.ended[~fates.dropped], 0, 0, -1),
+            ]
         )
-        moment, *deltas = (np.concatenate(column) for column in zip(*changes, strict=True))
-        ts, place = np.unique(moment, return_inverse=True)
-        busy, running, present = (
-            np.rint(np.cumsum(np.bincount(place, weights=delta, minlength=len(ts)))).astype(np.int64) for delta in deltas
-        )
-        return Usage(ts, busy, running, np.maximum(present - running, 0))
+        return dataclasses.replace(state, waiting=np.maximum(state.waiting, 0))  # a lease may end a moment after its job

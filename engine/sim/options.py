@@ -29,7 +29,7 @@ class Costs:
     spread_slowdown: float = (
         1.0  #: a job without a profile on more nodes than it needs takes so many times longer (Eqn 5.2's inter-node term)
     )
-    packing_slowdown: float = 1.0  #: jobs that share GPUs take so many times longer, where their profiles do not tell
+    packing_slowdown: float | None = None  #: jobs that share GPUs take so many times longer; None: what their profiles tell, else 1
     failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
 
 

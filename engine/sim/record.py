@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Floats
+from ...policies.contract import Floats, Ints
 from . import figures as of
 from .figures import Figures
 from .options import Options
 from .result import Usage
 from .study import Choice, Outcome, Study
-from .workload import Workload
 
 MOST_MOMENTS = 2_000  #: of the cluster's use over time that are kept of a run
 DIGITS = 6  #: after the point, of times in seconds
@@ -36,8 +37,10 @@ def recorded(study: Study, outcome: Outcome) -> Recorded:
 def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
     """The row of `sim_runs`, but for what is not of the run: study, version, and what the daemon adds."""
     choice, result = outcome.run.choice, outcome.result
-    return {
+    row = {
         "trace": study.workload.name,
+        "trace_id": study.source.trace_id,
+        "trace_sha256": study.source.sha256,
         "policy": choice.policy,
         "config": dict(choice.config),
         "nodes": str(study.cluster),
@@ -45,34 +48,41 @@ def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
         "seed": outcome.run.seed,
         "status": "completed" if result else "failed",
         "error": outcome.error,
-        **_counts(study.workload, outcome),
+        **_counts(study, outcome),
         **_figures(study, outcome),
         "events": result.events if result else 0,
         "decisions": result.decisions if result else 0,
         "plan_seconds": result.plan_seconds if result else 0.0,
         "wall_seconds": result.wall_seconds if result else 0.0,
     }
+    return {name: finite(value) for name, value in row.items()}
 
 
 def _figures(study: Study, outcome: Outcome) -> dict[str, Any]:
     """Of a run that failed there are none."""
     if outcome.result is not None:
-        return dataclasses.asdict(of.figures(study.workload, outcome.result, study.cluster))
+        return dataclasses.asdict(of.figures(study.workload, outcome.result, study.cluster, study.until))
     nothing: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Figures))
     return nothing | {"preemptions": 0, "lost_gpu_time": 0.0}
 
 
-def _counts(workload: Workload, outcome: Outcome) -> dict[str, int]:
+def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
+    workload = study.workload
     if outcome.result is None:
-        return {"jobs": len(workload), "finished": 0, "rejected": 0, "dropped": 0}
+        large = workload.gpus_min > study.cluster.total
+        late = ~large & (workload.submitted >= study.until)
+        left_out = {"dropped": int(large.sum()), "not_submitted": int(late.sum())}
+        return {"jobs": len(workload) - sum(left_out.values()), "finished": 0, "rejected": 0, "undecided": 0, **left_out}
     fates = outcome.result.fates
-    dropped = int(fates.dropped.sum())
-    return {
-        "jobs": len(workload) - dropped,
-        "finished": int(of.finished(fates).sum()),
-        "rejected": int(fates.rejected.sum()),
-        "dropped": dropped,
+    rows = {
+        "jobs": of.takes_part(workload, fates, study.until),
+        "finished": of.finished(fates),
+        "rejected": fates.rejected,
+        "dropped": fates.dropped,
+        "not_submitted": of.not_submitted(workload, fates, study.until),
+        "undecided": of.undecided(workload, fates, study.until),
     }
+    return {name: int(some.sum()) for name, some in rows.items()}
 
 
 def options_row(options: Options) -> dict[str, Any]:
@@ -82,8 +92,15 @@ def options_row(options: Options) -> dict[str, Any]:
     return row
 
 
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it, its own values too where it has some: None for what is infinite or no number."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
-    """Columns of `sim_jobs`, of the jobs that were simulated; NaN where a job never came to it."""
+    """Columns of `sim_jobs`, of the jobs that take part; NaN where a job never came to it, or had not when it was cut off."""
     if outcome.result is None:
         return {}
     workload, fates = study.workload, outcome.result.fates
@@ -96,18 +113,18 @@ def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
         "lost": fates.lost,
         "preemptions": fates.preemptions,
         "rho": of.rho_of(workload, fates, study.cluster),
-        "reward": of.reward_of(workload, fates),
+        "reward": np.where(of.undecided(workload, fates, study.until), np.nan, of.reward_of(workload, fates)),
         "rejected": fates.rejected,
     }
-    kept = ~fates.dropped
+    kept = of.takes_part(workload, fates, study.until)
     return {
         name: (np.round(values[kept], DIGITS) if values.dtype == np.float64 else values[kept]).tolist() for name, values in columns.items()
     }
 
 
 def usage_columns(usage: Usage) -> dict[str, list[Any]]:
-    """Columns of `sim_usage`, thinned: the state as it was at evenly spaced moments."""
-    rows = thinned(usage.ts, MOST_MOMENTS)
+    """Columns of `sim_usage`, thinned."""
+    rows = thinned(usage, MOST_MOMENTS)
     return {
         "ts": np.round(usage.ts[rows], DIGITS).tolist(),
         "busy": usage.busy[rows].tolist(),
@@ -116,12 +133,33 @@ def usage_columns(usage: Usage) -> dict[str, list[Any]]:
     }
 
 
-def thinned(moments: Floats, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of at most so many moments, the first and the last among them."""
-    if len(moments) <= most:
-        return np.arange(len(moments))
-    grid = np.linspace(moments[0], moments[-1], most)
-    return np.unique(np.searchsorted(moments, grid, side="right") - 1)
+def thinned(usage: Usage, most: int) -> Ints:
+    """At most so many rows, the first and the last among them: one of each slice, the one with which the areas so far come nearest
+    to the true ones, so that integrals over what is kept hold."""
+    if len(usage.ts) <= most:
+        return np.arange(len(usage.ts))
+    slices = _slices(usage.ts, most)
+    states = np.stack((usage.busy, usage.running, usage.waiting)).astype(np.float64)
+    area = np.zeros(states.shape)
+    np.cumsum(states[:, :-1] * np.diff(usage.ts), axis=1, out=area[:, 1:])
+    whole = np.maximum(area[:, -1:], 1.0)
+    rows, kept = [0], area[:, :1]  # the areas under what is kept, up to the last of these rows
+    for begin, end in pairwise(slices[1:].tolist()):
+        ts, last = usage.ts[begin:end], rows[-1]
+        until_each = kept + states[:, last : last + 1] * (ts - usage.ts[last])
+        until_end = until_each + states[:, begin:end] * (usage.ts[end] - ts)
+        best = int(np.argmin((np.abs(until_end - area[:, end : end + 1]) / whole).sum(axis=0)))
+        rows.append(begin + best)
+        kept = until_each[:, best : best + 1]
+    return np.array([*rows, len(usage.ts) - 1])
+
+
+def _slices(moments: Floats, most: int) -> Ints:
+    """First rows of slices: half of them evenly by time, the others by row, so that neither calm nor busy times are left out."""
+    grid = np.searchsorted(moments, np.linspace(moments[0], moments[-1], most // 2), side="right") - 1
+    by_time = np.unique(grid)
+    by_row = np.linspace(0, len(moments) - 1, most - len(by_time)).astype(np.int64)
+    return np.unique(np.concatenate((by_time, by_row)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +194,8 @@ def _average(runs: Sequence[Recorded]) -> Average:
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
     numbers = {name: value for name, value in row.items() if value is None or isinstance(value, int | float)}
-    for name in ("seed", "error"):
-        del numbers[name]
+    for name in ("seed", "error", "trace_id", "trace_sha256"):
+        numbers.pop(name, None)
     decisions, wall = row["decisions"], row["wall_seconds"]
     return numbers | {
         "decision_seconds": row["plan_seconds"] / decisions if decisions else None,

@@ -30,6 +30,7 @@ from ..plan_check import PlanError, check
 from .arrivals import Arrivals, checked
 from .cluster import Cluster
 from .errors import SimulationError
+from .failures import Failures
 from .foreseen import Foreseen
 from .live import LiveJobs
 from .options import NO_LIMITS, Options
@@ -99,7 +100,7 @@ class Simulation:
         self.gangs: list[int] = workload.gpus_min.tolist()
         self.version = [0] * len(workload)  #: of a job's lease; events of an older one are void
         self.free = free_gpus(grid_of(self.gpus), self.gpus.usable)
-        self.on: list[list[int]] = [[] for _ in range(len(self.gpus))]  #: jobs on each GPU
+        self.on: list[tuple[int, ...]] = [()] * len(self.gpus)  #: jobs on each GPU
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
@@ -107,18 +108,18 @@ class Simulation:
         self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
         self.profiling: set[int] = set()  #: jobs in a profiling run
         self.fails_at = [math.inf] * len(workload)
+        self.failures = Failures(workload.key, until=options.until)
         self.limited = options.limits != NO_LIMITS
         self.batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
         self.memory = Memory()
-        self.now = 0.0
         self.arrivals = np.flatnonzero(~self.recorder.dropped)
         self.arrived = 0
         self.to_come = len(self.arrivals)  #: jobs that the policy has not seen yet
         self.profilers = options.costs.profiler_gpus
         self.unprofiled: list[int] = []  #: jobs that wait for a profiler, first come first
-        self.sequence = self.events = self.decisions = self.waking = self.busy = 0
+        self.sequence = self.events = self.decisions = self.waking = 0
         self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake)  #: by kind
-        self.plan_seconds = 0.0
+        self.now = self.plan_seconds = 0.0
         self.foreseen = self._foresight()
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
@@ -138,16 +139,16 @@ class Simulation:
     # The clock
 
     def run(self, progress: Progress | None) -> None:
-        submitted = self.workload.submitted[self.arrivals].tolist()
+        submitted = [*self.workload.submitted[self.arrivals].tolist(), math.inf]
         until = math.inf if self.options.until is None else self.options.until
         decided_at, count = -math.inf, 0
         while True:
-            moment = min(
-                submitted[self.arrived] if self.arrived < len(submitted) else math.inf,
-                self.heap[0][0] if self.heap else math.inf,
-                self._next_round(),
-            )
-            if moment > until or math.isinf(moment):
+            moment = submitted[self.arrived]
+            if self.heap and self.heap[0][0] < moment:
+                moment = self.heap[0][0]
+            if self.interval is not None:
+                moment = min(moment, self._next_round(self.interval))
+            if moment > until or moment == math.inf:
                 break
             self.now = moment
             self._process(submitted)
@@ -161,20 +162,17 @@ class Simulation:
                     break
             elif self.lapsed:
                 self._end_leases()
-            self.recorder.usage(moment, self.busy, len(self.table), len(self.waiting))
             if progress is not None and self.events % 256 == 0:
-                progress(self.recorder.ended_count, len(self.arrivals))
+                progress(self.recorder.over, len(self.arrivals))
         self._close(self.now if math.isinf(until) else until)
 
-    def _next_round(self) -> float:
-        """The next round, inf: there is none, or nothing could come of it."""
-        if self.interval is None or not self.table.at_hand:
+    def _next_round(self, interval: float) -> float:
+        """The next round, inf: nothing could come of it."""
+        if not (self.table.at_hand and (self.changed or self.acted or self.waiting)):
             return math.inf
-        if not (self.changed or self.acted or self.waiting):
-            return math.inf
-        rounds = math.floor(self.now / self.interval) + 1
-        moment = rounds * self.interval
-        return moment if moment > self.now else (rounds + 1) * self.interval  # a quotient of floats can be one too low
+        rounds = math.floor(self.now / interval) + 1
+        moment = rounds * interval
+        return moment if moment > self.now else (rounds + 1) * interval  # a quotient of floats can be one too low
 
     def _is_due(self) -> bool:
         if self.rigid and not self.waiting:
@@ -189,13 +187,14 @@ class Simulation:
     def _process(self, submitted: list[float]) -> None:
         """All events of this moment."""
         self.lapsed, self.vacated = [], False
-        while self.heap and self.heap[0][0] <= self.now:
-            _, kind, _, job, version = heapq.heappop(self.heap)
+        heap, now = self.heap, self.now
+        while heap and heap[0][0] <= now:
+            _, kind, _, job, version = heapq.heappop(heap)
             if (self.waking if kind == Kind.WAKE else self.version[job]) == version:
                 self.events += 1
                 self.handle[kind](job)
                 self.foreseen.happened(ends=kind == Kind.END, stops=kind == Kind.STOPPED)
-        while self.arrived < len(submitted) and submitted[self.arrived] <= self.now:
+        while submitted[self.arrived] <= now:
             self.events += 1
             self._arrive(int(self.arrivals[self.arrived]))
             self.arrived += 1
@@ -230,6 +229,7 @@ class Simulation:
     def _appear(self, job: int, profile_gpus: int = 0) -> None:
         self.table.add(job, self.now, profile_gpus)
         self.waiting.add(job)
+        self.recorder.come(self.now)
         self.foreseen.came(job)
         self.to_come -= 1
         self.changed = True
@@ -285,6 +285,8 @@ class Simulation:
             stretches = self._trained(job)
             unsaved = sum(seconds for seconds, _ in stretches) % every if every > 0 else 0.0
             self._undo(job, stretches, unsaved)
+            if hopeless := self.failures.hopeless(number, job.left):
+                raise self._error(hopeless)
         self._release(job)
         self._wait(job)
 
@@ -329,7 +331,7 @@ class Simulation:
             self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
         self._carry_out(plan, actions)
-        self.foreseen.said(asked, actions)
+        self.foreseen.said(asked, actions, self.waiting)
         self._end_leases()
         self.waking += 1
         if again > self.now:
@@ -347,7 +349,8 @@ class Simulation:
             self.fruitless = 0
         if not self.waiting:
             self.waking += 1  # nobody's turn can come
-        self._end_leases()
+        if self.lapsed:
+            self._end_leases()
 
     def _ask(self, view: View) -> Plan:
         start = time.perf_counter()
@@ -395,7 +398,7 @@ class Simulation:
     def _start(self, start: Start) -> None:
         number, gpus, lease_end, profile = start
         job = self.table.of(number)
-        attempt = self.recorder.start(number, self.now, profile=profile)
+        attempt = self.recorder.start(number, profile=profile)
         cost = self.truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
         if profile:
             self.profiling.add(number)
@@ -409,20 +412,21 @@ class Simulation:
         self._occupy(job, gpus)
         self._pace(job)
         failure = self.truth.time_to_failure(number, len(gpus), attempt, profile=profile)
-        self.fails_at[number] = job.since + failure
-        self._push(self.fails_at[number], Kind.FAILURE, number, self.version[number])
-        self._set_lease_end(job, lease_end)
+        if failure < math.inf:
+            self.fails_at[number] = job.since + failure
+            self._push(self.fails_at[number], Kind.FAILURE, number, self.version[number])
+        if lease_end is not None:
+            self._set_lease_end(job, lease_end)
 
     def _occupy(self, job: Job, gpus: Sequence[int]) -> None:
         """It has these GPUs; whoever is on them too trains at another pace from now on."""
         job.gpus = list(gpus)
         self.free.set(gpus, False)
-        partners: set[int] = set()
+        partners = {other for gpu in gpus for other in self.on[gpu]}
+        if partners:
+            self.recorder.share(self.now, sum(bool(self.on[gpu]) for gpu in gpus))
         for gpu in gpus:
-            on = self.on[gpu]
-            partners.update(on)
-            self.busy += not on
-            on.append(job.number)
+            self.on[gpu] += (job.number,)
         for other in sorted(partners):
             self.partners.setdefault(job.number, set()).add(other)
             self.partners.setdefault(other, set()).add(job.number)
@@ -482,7 +486,7 @@ class Simulation:
         for job in plan.rejected:
             self.table.remove(job)
             self.waiting.discard(job)
-            self.recorder.reject(job)
+            self.recorder.reject(job, self.now)
             self.version[job] += 1
 
     # Work
@@ -540,20 +544,25 @@ class Simulation:
         self.stretches.pop(number, None)
         self.version[number] += 1
         self.recorder.leave(number, job.granted, self.now, gpus)
-        for gpu in gpus:
-            self.on[gpu].remove(number)
-        left = gpus if number not in self.partners else [gpu for gpu in gpus if not self.on[gpu]]
-        self.busy -= len(left)
-        self._open(left)
         if number in self.partners:
-            self._part(number)
+            self._part(number, gpus)
+            return
+        for gpu in gpus:
+            self.on[gpu] = ()
+        self._open(gpus)
 
     def _open(self, gpus: list[int]) -> None:
         """Nobody holds these any more."""
         self.free.set(gpus, True)
         self.foreseen.freed(gpus)
 
-    def _part(self, number: int) -> None:
+    def _part(self, number: int, gpus: list[int]) -> None:
+        """It leaves GPUs that it shared, or some of which it did."""
+        for gpu in gpus:
+            self.on[gpu] = tuple(other for other in self.on[gpu] if other != number)
+        left = [gpu for gpu in gpus if not self.on[gpu]]
+        self.recorder.share(self.now, len(left) - len(gpus))
+        self._open(left)
         self.foreseen.doubt()  # who is left alone on GPUs can be displaced
         for other in sorted(self.partners.pop(number)):
             self.partners[other].discard(number)
@@ -585,7 +594,7 @@ class Simulation:
                 if number in self.profiling:
                     before = sum(seconds for seconds, _ in self.stretches.get(number, ()))
                     self.recorder.lose(number, (before + max(moment - job.since, 0.0)) * len(job.gpus))
-            self.recorder.leave(number, job.granted, moment, job.gpus)
+            self.recorder.cut_short(number, job.granted, moment, job.gpus)
 
     def _error(self, what: str) -> SimulationError:
         return SimulationError(f"policy {self.policy.name} at {self.now:g} s: {what}")

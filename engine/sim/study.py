@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
+import math
 import multiprocessing
 import os
 import signal
@@ -17,6 +17,7 @@ from typing import Any
 
 from ...policies import registry
 from ...policies.contract import make_config
+from ...policies.names import meant
 from .cluster import Cluster
 from .errors import SimulationError
 from .options import Options
@@ -55,11 +56,25 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What tells a trace from others of its name."""
+
+    sha256: str | None = None  #: of the file that it was read from
+    trace_id: int | None = None  #: number of the daemon's trace that it is, None: it is none
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
     workload: Workload
     cluster: Cluster
     options: Options
     runs: Sequence[Run]
+    source: Source = Source()
+
+    @property
+    def until(self) -> float:
+        """When its simulations are cut off, inf: they are not."""
+        return math.inf if self.options.until is None else self.options.until
 
 
 Progress = Callable[[Run, int, int], None]  #: of a run: jobs that have ended, of how many
@@ -87,6 +102,10 @@ def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcom
         return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress))
     except SimulationError as error:
         return Outcome(run, None, str(error))
+    except KeyboardInterrupt as error:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise  # it may have been a person's
+        return Outcome(run, None, f"the policy failed: KeyboardInterrupt: {error}".rstrip(": "))
     except Exception as error:  # a policy may be anybody's code, and the other runs are worth their figures
         return Outcome(run, None, f"unexpected {type(error).__name__}: {error}")
 
@@ -190,6 +209,7 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
     """
     asked = [_asked(text) for text in policies]
     given = [_setting(text) for text in settings]
+    _check_once(given)
     kinds = {name: registry.load(name).Config for name, _ in asked}
     keys = {name: [field.name for field in dataclasses.fields(kind)] for name, kind in kinds.items()}
     for name, key, _ in given:
@@ -211,7 +231,18 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
 
 def _asked(text: str) -> tuple[str, dict[str, str]]:
     name, *own = text.split(",")
-    return name, {key: value for _, key, value in map(_setting, own)}
+    settings = [_setting(part) for part in own]
+    if other := next((where for where, _, _ in settings if where), None):
+        raise ValueError(f"{text}: {other!r} stands before a key of {name}; write {name},KEY=VALUE")
+    _check_once(settings)
+    return name, {key: value for _, key, value in settings}
+
+
+def _check_once(settings: Sequence[tuple[str, str, str]]) -> None:
+    keys = [(where, key) for where, key, _ in settings]
+    if twice := next((one for one in keys if keys.count(one) > 1), None):
+        values = [value for where, key, value in settings if (where, key) == twice]
+        raise ValueError(f"{'.'.join(filter(None, twice))} is set more than once: {', '.join(values)}; give it one value")
 
 
 def _setting(text: str) -> tuple[str, str, str]:
@@ -228,8 +259,8 @@ def _check_known(name: str, key: str, keys: Mapping[str, Sequence[str]]) -> None
     wanted = key if name == "" else name
     if wanted in known:
         return
-    near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
+    near = meant(wanted, known)
+    hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(known) or 'none'}"
     if name == "":
         raise ValueError(f"{key}: no policy of this study has such a key; {hint}")
     raise ValueError(f"{name}.{key}: {name!r} is no policy of this study; {hint}")

@@ -1,7 +1,8 @@
 """What happens in truth: how fast jobs train, what starts and stops cost, when jobs fail. Policies see none of this.
 
-Speed depends on how many nodes a job is spread over, and not on the cells within a node: 002 ch. 5.3.2.1 measures one
-communication time within a node and one between nodes, and leaves links of several speeds within a node to later work.
+The speed of a model that is known depends on the number of GPUs and on whether they are on one node or on several: 002 ch. 5.3.2.1
+measures one communication time within a node and one between nodes, and leaves links of several speeds within a node to later work.
+So neither cells within a node nor the number of nodes beyond the first play a part in it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ def beliefs(workload: Workload, errors: Errors, seed: int) -> Floats:
     many times the work left that it has, as an estimate from its steps and a mistaken pace or end would say. So a job never
     overruns, and is never believed done.
     """
-    rng = np.random.default_rng([seed, 1])
-    factor = np.exp(rng.normal(errors.bias, errors.duration, len(workload))) if errors.duration or errors.bias else np.ones(len(workload))
-    factor[rng.random(len(workload)) < errors.unknown] = np.nan
+    factor = np.ones(len(workload))
+    if errors.duration or errors.bias or errors.unknown:  # else nothing is drawn, and loading NumPy's generators takes 10 ms
+        rng = np.random.default_rng([seed, 1])
+        if errors.duration or errors.bias:
+            factor = np.exp(rng.normal(errors.bias, errors.duration, len(workload)))
+        factor[rng.random(len(workload)) < errors.unknown] = np.nan
     if errors.gaussian:
         noise = np.random.default_rng([seed, 3]).normal(1.0, errors.gaussian, len(workload))
         factor *= np.maximum(noise, LEAST_NOISE)
@@ -76,31 +80,40 @@ class Truth:
         return fits
 
     def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
-        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as can be, alone, with the batch size that it came with.
+        """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as the cluster allows, alone, with the batch size that it came with.
 
         ``partners``: jobs that share GPUs with it; ``batch``: the batch size that the policy chose, 0: none; ``progress``: share
         of its work that is done, on which the efficiency of large batches depends.
         """
-        nodes = 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})
-        spread = nodes > 1 and nodes > self._grid.nodes_needed(len(gpus), None)
         profile = self._profile(job)
         if profile is not None and profile.goodput is not None and batch > 0:
             least = self._gangs[job]
             own = int(self._workload.batch_size[job]) or profile.goodput.initial_batch
-            alone = float(profile.goodput.rate(nodes, len(gpus), batch, progress))
+            alone = float(profile.goodput.rate(self._nodes(gpus), len(gpus), batch, progress))
             alone /= float(profile.goodput.rate(self._grid.nodes_needed(least, None), least, own, progress))
         elif profile is not None and profile.throughput is not None:
-            alone = self._rate(profile, len(gpus), spread) / self._rate(profile, self._gangs[job], False)
+            least = self._gangs[job]
+            needs_several = least > self._grid.largest(None)
+            alone = self._rate(profile, len(gpus), self._nodes(gpus) > 1) / self._rate(profile, least, needs_several)
         else:
-            alone = 1.0 / self._costs.spread_slowdown if spread else 1.0
+            slowdown = self._costs.spread_slowdown
+            alone = 1.0 / slowdown if slowdown != 1.0 and self._is_scattered(gpus) else 1.0
         return alone / self._packing(job, partners) if partners else alone
 
+    def _nodes(self, gpus: Sequence[int]) -> int:
+        return 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})
+
+    def _is_scattered(self, gpus: Sequence[int]) -> bool:
+        """Over more nodes than so many GPUs need."""
+        nodes = self._nodes(gpus)
+        return nodes > 1 and nodes > self._grid.nodes_needed(len(gpus), None)
+
     def _packing(self, job: int, partners: list[int]) -> float:
-        """How many times longer it takes because of who shares its GPUs: what they use together beyond the whole of a GPU."""
-        used = [profile.utilisation if (profile := self._profile(one)) is not None else math.nan for one in (job, *partners)]
-        if any(math.isnan(share) for share in used):
+        """How many times longer it takes because of who shares its GPUs: unless said, what they use together beyond the whole of a GPU."""
+        if self._costs.packing_slowdown is not None:
             return self._costs.packing_slowdown
-        return max(1.0, sum(used))
+        used = [profile.utilisation if (profile := self._profile(one)) is not None else math.nan for one in (job, *partners)]
+        return 1.0 if any(math.isnan(share) for share in used) else max(1.0, sum(used))
 
     def _profile(self, job: int) -> Profile | None:
         row = self._profiles[job]

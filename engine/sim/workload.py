@@ -45,6 +45,13 @@ class Workload:
     def __len__(self) -> int:
         return len(self.submitted)
 
+    def last_deadline(self) -> Floats:
+        """One a job, inf: it has no deadline."""
+        last = np.full(len(self), np.inf)
+        some = np.diff(self.tier_start) > 0
+        last[some] = self.tier_deadline[self.tier_start[1:][some] - 1]
+        return last
+
 
 def make_workload(
     name: str,
@@ -74,6 +81,7 @@ def make_workload(
     """
     n = len(submitted)
     order = np.argsort(np.asarray(submitted, dtype=np.float64), kind="stable")
+    rows: list[int] = order.tolist()
 
     def column(what: str, values: Sequence[float] | Floats | Sequence[int] | Ints | None, missing: float, kind: type) -> np.ndarray:
         if values is None:
@@ -87,16 +95,18 @@ def make_workload(
             return [""], np.zeros(n, dtype=np.int64)
         if len(values) != n:
             raise ValueError(f"{what}: {len(values)} rows, {n} jobs were submitted")
-        known, codes = np.unique(np.asarray(values, dtype=str)[order], return_inverse=True)
-        return [str(one) for one in known], codes.astype(np.int64)
+        known = sorted(set(values))
+        code = {value: row for row, value in enumerate(known)}
+        return [str(one) for one in known], np.array([code[value] for value in values], dtype=np.int64)[order]
 
     user_names, user = names("users", users)
     model_names, model = names("models", models)
     row_of = {profile.name: row for row, profile in enumerate(profiles)}
-    deadlines = [sorted(tiers[row]) for row in order] if tiers is not None else [[] for _ in range(n)]
+    deadlines = [sorted(tiers[row]) for row in rows] if tiers is not None else []
+    counts = [len(steps) for steps in deadlines] if tiers is not None else np.zeros(n)
     workload = Workload(
         name=name,
-        key=[str(key[row]) for row in order] if key is not None else [str(row) for row in range(n)],
+        key=[str(key[row]) for row in rows] if key is not None else [str(row) for row in range(n)],
         submitted=column("submitted", submitted, 0.0, np.float64),
         duration=column("duration", duration, 0.0, np.float64),
         most=column("most", duration if most is None else most, 0.0, np.float64),
@@ -108,7 +118,7 @@ def make_workload(
         model=model,
         users=user_names,
         models=model_names,
-        tier_start=np.concatenate([[0], np.cumsum([len(steps) for steps in deadlines])]).astype(np.int64),
+        tier_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         tier_deadline=np.array([deadline for steps in deadlines for deadline, _ in steps], dtype=np.float64),
         tier_reward=np.array([reward for steps in deadlines for _, reward in steps], dtype=np.float64),
         estimate=column("estimate", estimate, np.nan, np.float64),
@@ -117,7 +127,7 @@ def make_workload(
         batch_size=column("batch_size", batch_size, 0, np.int64),
         profile=np.array([row_of.get(name, -1) for name in model_names], dtype=np.int64)[model],
         profiles=tuple(profiles),
-        by_performance=[bool(by_performance[row]) for row in order] if len(by_performance) else (),
+        by_performance=[bool(by_performance[row]) for row in rows] if len(by_performance) else (),
     )
     _check(workload)
     return workload

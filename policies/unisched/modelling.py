@@ -31,20 +31,35 @@ class Standing:
     until: Floats  #: when a bound job's lease ends, ``now`` for all others
 
 
-def standing_of(view: View, aside: Bools, interrupted: Bools | None = None) -> Standing:
-    """``aside``: GPUs of a static profiler, one a GPU of the view; nobody stays on them. ``interrupted``: jobs whose leases may end now."""
+def standing_of(view: View, aside: Bools, interrupted: Bools | None = None, ends: Floats | None = None) -> Standing:
+    """``aside``: GPUs of a static profiler, one a GPU of the view; nobody stays on them. ``interrupted``: jobs whose leases may end now.
+
+    ``ends``: when the leases of the jobs end; None: as the view says.
+    """
     jobs = view.jobs
     active = jobs.phase == Phase.ACTIVE
-    end = np.full(len(jobs), np.inf) if jobs.lease_end is None else jobs.lease_end
-    endless = np.isinf(end)  # of another policy
+    end = lease_ends(view) if ends is None else ends
+    endless = np.isinf(end)  # of another policy, on other GPUs than its gang's
     until = np.where(endless if interrupted is None else endless | interrupted, view.now, end)
     if jobs.protected_until is not None:
         until = np.maximum(until, jobs.protected_until)
     bound = active & (until > view.now + AT_ONCE)
     expired = active & ~bound
-    leaving = jobs.held != jobs.gpus_min
-    leaving[jobs.holder[aside[jobs.alloc_gpus]]] = True
+    leaving = misplaced(view, aside)
     return Standing(bound, expired & ~leaving, expired & leaving, np.where(bound, until, view.now))
+
+
+def lease_ends(view: View) -> Floats:
+    """When the lease of each job ends, inf: it has no end, or there is none."""
+    return np.full(len(view.jobs), np.inf) if view.jobs.lease_end is None else view.jobs.lease_end
+
+
+def misplaced(view: View, aside: Bools) -> Bools:
+    """Jobs that may not stay on what they hold once their lease has run out: GPUs that are set ``aside``, or not its gang."""
+    jobs = view.jobs
+    wrong: Bools = jobs.held != jobs.gpus_min
+    wrong[jobs.holder[aside[jobs.alloc_gpus]]] = True
+    return wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +217,9 @@ class _Modelling:
 
     def _slower(self, profile: int, n: int) -> float:
         throughput = self.view.profiles[profile].throughput
-        return np.inf if throughput is None else max(throughput.rate(n) / throughput.rate(n, spread=True), ALIKE)
+        if throughput is None:
+            return np.inf
+        return max(throughput.consolidated(n, self.grid.largest(None)) / throughput.rate(n, spread=True), ALIKE)
 
     def _worth_of_staying(self) -> Floats:
         """A suspension throws away its overhead: as a share of a lease, of the reward that such a lease earns without a deadline."""

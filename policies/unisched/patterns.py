@@ -44,7 +44,7 @@ def all_patterns(gpus: int, levels: int = 4) -> list[Pattern]:
 def patterns(gpus: int, levels: int = 4) -> tuple[Pattern, ...]:
     """The patterns worth a choice, compact ones first: none takes as much as another of the same speed and more of some cells.
 
-    Speed depends only on whether the gang is on as few nodes as possible (5.3.2.1), so there are one or two of them.
+    Speed depends only on whether the gang is on one node (5.3.2.1), so there are one or two of them.
     """
     if gpus < 1:
         raise ValueError(f"gpus: a gang has at least 1 GPU, not {gpus}")

@@ -46,9 +46,11 @@ OUTWEIGHED = Reason("outweighed", "could meet its deadline, but for that others 
 PROFILER = Reason("profiling", "waits to be profiled; all GPUs for that are taken")
 
 
-def place(view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools) -> Plan:
-    """``aside``: GPUs that are set aside for profiling runs, one a GPU of the view."""
-    placing = _Placing(view, roles, standing, cycle, config, aside)
+def place(
+    view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools, *, endless: bool = False
+) -> Plan:
+    """``aside``: GPUs that are set aside for profiling runs, one a GPU of the view. ``endless``: leases are renewed without an end."""
+    placing = _Placing(view, roles, standing, cycle, config, aside, endless)
     placing.run()
     return placing.plan()
 
@@ -66,9 +68,11 @@ class _Kind(NamedTuple):
 
 
 class _Placing:
-    def __init__(self, view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools) -> None:
+    def __init__(
+        self, view: View, roles: Roles, standing: Standing, cycle: Cycle, config: UniSchedConfig, aside: Bools, endless: bool
+    ) -> None:
         self.view, self.jobs, self.roles, self.standing = view, view.jobs, roles, standing
-        self.cycle, self.config = cycle, config
+        self.cycle, self.config, self.endless = cycle, config, endless
         self.main = self.profiler = Placement(view)
         if config.profiler == STATIC:
             self.profiler = self.main.copy()
@@ -221,7 +225,7 @@ class _Placing:
             preempt=[int(jobs.id[row]) for row in self.preempted],
             waiting=Later(self._waiting),
             order=Later(lambda: [int(job) for job in jobs.id[self._unserved()]]),
-            wake_at=self.cycle.ends,
+            wake_at=None if self.endless else self.cycle.ends,
         )
 
     def _allocation(self, row: int, gpus: tuple[int, ...]) -> Allocation:
@@ -233,10 +237,10 @@ class _Placing:
         if role != Role.SLO:
             # What is hardly longer than its start is no lease: it then goes on through the next cycle.
             short = self.cycle.ends - self.view.now < min(float(self.roles.overhead[row]), config.be_lease / 2)
-            return Allocation(gpus, self.cycle.ends + short * config.be_lease)
+            return Allocation(gpus, None if self.endless and not short else self.cycle.ends + short * config.be_lease)
         # All leases of one kind end together (5.3.3.1): what one of them frees can be a whole node.
         length = config.slo_leases * config.be_lease
-        return Allocation(gpus, math.ceil(self.cycle.ends / length - AT_ONCE) * length)
+        return Allocation(gpus, None if self.endless else math.ceil(self.cycle.ends / length - AT_ONCE) * length)
 
     def _unserved(self) -> Ints:
         """All that are to wait, in the order in which they would be served."""

@@ -19,6 +19,7 @@ from .last import Last, last_of
 from .modelling import Model, Standing, model, standing_of
 from .placing import Cycle, place
 from .problem import TIMEOUT, Limits, Solution
+from .quiet import counted_ends, given_ends, is_quiet, passed_over, without_end
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, loses_its_slack, roles_of
 from .selector import solve
 from .walk import walk
@@ -49,29 +50,40 @@ class UniSched:
         self.config = config
         self._cycle: Cycle | None = None
         self._last: Last | None = None
+        self._quiet = False  #: by the last plan nobody need be asked when the next cycle begins
 
     def plan(self, view: View) -> Plan:
+        cycle = self._going_on(view)
         if not len(view.jobs):
+            self._quiet = False
             return Plan({}, preempt=())
-        aside = self._set_aside(view)
-        standing, roles = standing_of(view, aside), roles_of(view, self.config)
-        cycle = self._going_on(view.now)
+        aside, roles, endless = self._set_aside(view), roles_of(view, self.config), without_end(view)
+        ends = counted_ends(view, roles, self.config, endless)
+        standing = standing_of(view, aside, ends=ends)
         if cycle is None:
             decided, cycle = True, self._begin(view, roles, standing, aside)
         elif decided := bool(hurried := self._hurried(view, roles, cycle)):
-            standing = standing_of(view, aside, roles.role != Role.PROFILER)
+            standing = standing_of(view, aside, roles.role != Role.PROFILER, ends)
             cycle = replace(self._begin(view, roles, standing, aside), hurried=cycle.hurried | hurried)
-        self._cycle = cycle
+        self._cycle, self._quiet = cycle, is_quiet(view, aside)
+        plan = self._answer(view, roles, standing, aside, cycle, decided=decided)
+        if not self._quiet and endless.any():
+            plan = replace(plan, allocations={**plan.allocations, **given_ends(view, standing, ends, endless)})
+        return plan
+
+    def _answer(self, view: View, roles: Roles, standing: Standing, aside: Bools, cycle: Cycle, *, decided: bool) -> Plan:
         waits = bool((view.jobs.phase == Phase.PENDING).any())
         if not (waits or standing.expired.any() or standing.leaving.any()):
-            return Plan({}, preempt=(), wake_at=cycle.ends)
-        plan = place(view, roles, standing, cycle, self.config, aside)
+            return Plan({}, preempt=(), wake_at=None if self._quiet else cycle.ends)
+        plan = place(view, roles, standing, cycle, self.config, aside, endless=self._quiet)
         return replace(plan, status=cycle.status, gap=cycle.gap) if decided else plan
 
-    def _going_on(self, now: float) -> Cycle | None:
-        """The cycle that ``now`` is in, None: a new one begins."""
-        cycle = self._cycle
-        if cycle is None or not cycle.ends - self.config.be_lease - AT_ONCE <= now < cycle.ends - AT_ONCE:
+    def _going_on(self, view: View) -> Cycle | None:
+        """The cycle that the view is in, None: a new one begins."""
+        cycle, length = self._cycle, self.config.be_lease
+        if self._quiet and cycle is not None and view.now >= cycle.ends - AT_ONCE and (later := passed_over(cycle, view, length)):
+            cycle = self._cycle = later
+        if cycle is None or not cycle.ends - length - AT_ONCE <= view.now < cycle.ends - AT_ONCE:
             return None
         return cycle
 

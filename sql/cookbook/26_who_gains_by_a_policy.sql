@@ -1,7 +1,10 @@
 -- Which jobs gain or lose most between two simulated runs of one trace? Put their numbers in the places of 1 and 2.
 SELECT a.job, a.ended AS ended_first, b.ended AS ended_second, b.ended - a.ended AS seconds_later, a.preemptions AS preempted_first,
        b.preemptions AS preempted_second
-FROM sim_jobs a JOIN sim_jobs b ON b.job = a.job
-WHERE a.run_id = 1 AND b.run_id = 2
+FROM sim_runs r
+JOIN sim_runs s ON s.trace = r.trace AND s.trace_sha256 = r.trace_sha256 AND s.trace_id IS NOT DISTINCT FROM r.trace_id
+JOIN sim_jobs a ON a.run_id = r.id
+JOIN sim_jobs b ON b.run_id = s.id AND b.job = a.job
+WHERE r.id = 1 AND s.id = 2
 ORDER BY abs(seconds_later) DESC NULLS LAST
 LIMIT 20
