@@ -15,9 +15,10 @@ import numpy as np
 
 from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Policy, View
 from ..guards import Memory
+from .agenda import NOBODY, Kind
 from .cluster import Cluster
 from .options import Options
-from .simulator import Kind, Simulation
+from .simulator import Simulation
 from .table import Job
 from .truth import Truth
 from .workload import Workload
@@ -80,8 +81,8 @@ def ends_from(
 class _Starts(Truth):
     """First starts take as long as they did of each job's model."""
 
-    def __init__(self, simulation: Simulation, start_up: Floats) -> None:
-        super().__init__(simulation.workload, simulation.gpus, simulation.options.costs, simulation.options.seed)
+    def __init__(self, workload: Workload, gpus: Gpus, options: Options, start_up: Floats) -> None:
+        super().__init__(workload, gpus, options.costs, options.seed)
         self._start_up = start_up
 
     def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
@@ -101,15 +102,17 @@ class _Ongoing(Simulation):
         start_up: Floats | None,
     ) -> None:
         gpus_of = tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())
-        super().__init__(_workload(view, left), _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None)
+        workload = _workload(view, left)
+        truth = None if start_up is None else _Starts(workload, view.gpus, options, start_up)
+        super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth)
         self._watched = watched
         self._cpu_until = cpu_until
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
-        self.now = view.now
+        self.agenda.now = view.now
         self.memory = _memory(memory, view)
         self._start_up = self._starting = np.zeros(len(left))
         if start_up is not None:
-            self._start_up, self.truth = start_up, _Starts(self, start_up)
+            self._start_up = start_up
             begun = (view.jobs.held > 0) & (view.jobs.run_time == 0.0)
             self._starting = np.where(begun, np.maximum(start_up - view.jobs.lease_time, 0.0), 0.0)
         self._take_over(view, left)
@@ -138,7 +141,7 @@ class _Ongoing(Simulation):
             if rows[number][-1]:
                 self._hold(job, view)
         self.changed = True
-        self._push(view.now, Kind.WAKE, 0, self.waking)
+        self.agenda.put(view.now, Kind.WAKE, NOBODY)
 
     def _take_over_profiling(self, view: View) -> None:
         """Jobs of unknown speed have their profiling runs to come, or are in them, where the policy gives them such."""
@@ -149,9 +152,9 @@ class _Ongoing(Simulation):
             self.table.add(job, view.now, int(needed[job]))
             self.waiting.add(job)
             if needed[job]:
-                self.unmeasured[job] = max(self.options.costs.profiling - float(trained[job]), 0.0)
+                self.training.unmeasured[job] = max(self.options.costs.profiling - float(trained[job]), 0.0)
                 if 0 < jobs.held[job] < jobs.gpus_min[job]:
-                    self.profiling.add(job)
+                    self.training.profiling.add(job)
 
     def _know(self, job: Job) -> None:
         """What is believed of its duration is of the view, and stays as wrong as it is."""
@@ -164,20 +167,15 @@ class _Ongoing(Simulation):
         jobs, number = view.jobs, job.number
         job.since = view.now + float(self._starting[number])
         job.phase = int(jobs.phase[number])
-        self.recorder.attempts[number] = int(number not in self.profiling)  # from a profiling run nothing goes on
-        self.version[number] = 1
+        self.recorder.attempts[number] = int(number not in self.training.profiling)  # from a profiling run nothing goes on
         self.waiting.discard(number)
-        self._occupy(job, jobs.allocation(number).tolist())
+        self.training.occupy(job, jobs.allocation(number).tolist())
         if job.phase == Phase.STOPPING:
-            self._push(view.now + STOPS_IN, Kind.STOPPED, number, 1)
+            self.agenda.put(view.now + STOPS_IN, Kind.STOPPED, number)
             return
-        self._pace(job)
+        self.training.pace(job)
         end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])
-        self._set_lease_end(job, max(end, view.now))
-
-    def _open(self, gpus: list[int]) -> None:
-        """Those that are out of use stay so when their job has left."""
-        super()._open([gpu for gpu in gpus if self.gpus.usable[gpu]])
+        self.training.renew(job, max(end, view.now))
 
     def _decide(self) -> None:
         if self._is_known():

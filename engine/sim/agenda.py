@@ -1,0 +1,53 @@
+"""The clock of a simulation, and the events that are to come."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+NOBODY = -1  #: in place of a job, of events that are no job's
+
+
+class Kind:
+    """Kinds of events, in the order in which those of one moment are processed."""
+
+    END = 0
+    STOPPED = 1
+    FAILURE = 2
+    PROFILED = 3
+    MEASURED = 4
+    LEASE_END = 5
+    WAKE = 6
+
+
+class Agenda:
+    """Events on a heap keyed (time, kind, sequence), of so many jobs or of `NOBODY`. Times are seconds."""
+
+    def __init__(self, jobs: int) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
+        self._sequence = 0
+        self._version = [0] * (jobs + 1)  #: by job, the last for nobody; events of an older one are void
+
+    def put(self, moment: float, kind: int, job: int) -> None:
+        """It is to happen, unless it is void by then; never, if ``moment`` is infinite."""
+        if moment < math.inf:
+            self._sequence += 1
+            heapq.heappush(self._heap, (moment, kind, self._sequence, job, self._version[job]))
+
+    def void(self, job: int) -> None:
+        """Nothing of what was to happen to it will."""
+        self._version[job] += 1
+
+    def next(self) -> float:
+        """The moment of the next event, inf: none is to come."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def pop(self) -> tuple[int, int] | None:
+        """(kind, job) of the next event that is due by now; None: there is none."""
+        heap = self._heap
+        while heap and heap[0][0] <= self.now:
+            _, kind, _, job, version = heapq.heappop(heap)
+            if self._version[job] == version:
+                return kind, job
+        return None
