@@ -18,6 +18,8 @@ from typing import Any
 from .errors import KINDS, StokerError, Unreachable
 from .home import Home
 
+KEEP_ALIVE = 60  #: seconds for which the daemon keeps a connection open that nobody uses
+
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float) -> None:
@@ -39,8 +41,11 @@ class Client:
         self.token = token or os.environ.get("STOKER_TOKEN")
         self.timeout = timeout
         self._connection: http.client.HTTPConnection | None = None
+        self._used_at = 0.0  #: monotonic time of the last answer
 
     def _connect(self) -> http.client.HTTPConnection:
+        if time.monotonic() - self._used_at > KEEP_ALIVE / 2:
+            self.close()  # the daemon may be closing it, and nobody knows whether a POST that meets this has been acted on
         if self._connection is None:
             if self.url:
                 where = urllib.parse.urlsplit(self.url)
@@ -66,21 +71,22 @@ class Client:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
-        reused = self._connection is not None
+        connection = self._connect()
+        reused = connection.sock is not None
         while True:
-            connection = self._connect()
             connection.timeout = timeout or self.timeout
             if connection.sock is not None:
                 connection.sock.settimeout(connection.timeout)
             try:
                 connection.request(method, path, body, headers)
                 response = connection.getresponse()
+                self._used_at = time.monotonic()
                 break
             except (ConnectionError, FileNotFoundError, http.client.HTTPException, TimeoutError, OSError) as error:
                 self.close()
                 # Only what surely was not acted on is sent again: a GET, or a connection gone before it was used.
                 if reused and (method == "GET" or isinstance(error, (http.client.CannotSendRequest, BrokenPipeError))):
-                    reused = False
+                    reused, connection = False, self._connect()
                     continue
                 raise Unreachable(self._nobody(error)) from None
         if response.status >= 400:

@@ -31,6 +31,7 @@ from .api.auth import Tokens
 from .api.run_uploads import RunUploads
 from .api.uploads import Uploads
 from .board import Board
+from .client import KEEP_ALIVE
 from .config import Config
 from .config import load as load_config
 from .deadlines import DeadlineWatch
@@ -207,7 +208,17 @@ class _Server(uvicorn.Server):
 
 
 def _server(app: object) -> _Server:
-    return _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3, lifespan="off", ws="none"))  # type: ignore[arg-type]
+    return _Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=3,
+            timeout_keep_alive=KEEP_ALIVE,
+            lifespan="off",
+            ws="none",
+        )
+    )
 
 
 def unix_socket(path: Path) -> socket.socket:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PF_KTHREAD = 0x00200000  #: of linux/sched.h
 
 
 class Process(NamedTuple):
@@ -31,6 +32,7 @@ class Stat(NamedTuple):
     threads: int
     cpu: float  #: seconds of CPU, its own and its reaped children's
     memory: int  #: resident bytes
+    kernel: bool  #: a thread of the kernel's
 
     @property
     def process(self) -> Process:
@@ -67,6 +69,7 @@ def stat(pid: int) -> Stat | None:
         threads=int(field[17]),
         cpu=sum(map(int, field[11:15])) / _TICK,
         memory=int(field[21]) * _PAGE,
+        kernel=bool(int(field[6]) & _PF_KTHREAD),
     )
 
 

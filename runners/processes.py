@@ -14,6 +14,8 @@ from pathlib import Path
 from ..engine.identity import Process, Stat, alive, stat
 from .rundir import ENV_TAG
 
+_EXEC = 1.0  #: seconds for which a process is given to become another program
+
 
 def myself() -> Process:
     own = stat(os.getpid())
@@ -74,15 +76,32 @@ def watch(process: Process) -> int | None:
 
 def tagged(tag: str) -> list[Process]:
     """Living processes that carry this tag in the environment they were started with."""
-    entry = f"{ENV_TAG}={tag}".encode()
+    entry, until = f"{ENV_TAG}={tag}".encode(), time.monotonic() + _EXEC
     found = []
     for pid in pids():
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            environment = _environment(pid, until)
         except OSError:
             continue  # gone, or another user's and so not ours
         if entry in environment.split(b"\0") and (known := stat(pid)) is not None and not known.dead:
             found.append(known.process)
+    return found
+
+
+def _environment(pid: int, until: float) -> bytes:
+    """What a process was started with.
+
+    One that is just becoming another program shows neither arguments nor environment for a moment, on a busy core for milliseconds:
+    it is looked at again.
+    """
+    directory = Path(f"/proc/{pid}")
+    while not (found := (directory / "environ").read_bytes()):
+        if (directory / "cmdline").read_bytes():
+            return (directory / "environ").read_bytes()  # it may have become one between the two looks
+        known = stat(pid)
+        if known is None or known.kernel or known.state in "ZX" or time.monotonic() > until:
+            break
+        time.sleep(0.001)
     return found
 
 

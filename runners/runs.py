@@ -124,17 +124,16 @@ class Run:
         """Bring phase, identity and exit up to date with the directory."""
         if self.phase is Phase.ENDED:
             return
-        if self.identity is None:
-            try:
-                self._meet()
-            except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
-                self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
-            if self.exit is not None:
-                return
-        # In this order: a supervisor writes exit.json before it dies.
+        self._meet()
+        # In this order: a supervisor registers, writes exit.json and dies.
         gone = self.identity is not None and not identity.alive(self.identity)
         code = self.supervisor.poll() if self.supervisor else None
-        if ended := self._last_word():
+        ended = self._last_word()
+        if ended:
+            self._meet()  # who has registered since the look above has run, and that is told too
+        if self.exit is not None:
+            return
+        if ended:
             self._end(ended)
         elif gone:
             self._end(self._lost("its supervisor was killed"))
@@ -146,6 +145,14 @@ class Run:
 
     def _meet(self) -> None:
         """Take note of its supervisor, once that has registered."""
+        if self.identity is not None or self.exit is not None:
+            return
+        try:
+            self._take_note()
+        except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
+            self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
+
+    def _take_note(self) -> None:
         found = self.dir.read("supervisor.json")
         if found is None:
             return

@@ -53,7 +53,7 @@ class _Reports:
             self._read_tail(size)
         record["seq"] = self._seq + 1
         line = self._glue + _encode(record).encode() + b"\n"
-        written = os.write(self._fd, line)  # one write, so that whatever is killed leaves whole lines
+        written = os.write(self._fd, line)  # one write: whatever is killed leaves whole lines, but for one that crosses a page
         self._end = size + written
         self._glue = b"" if written == len(line) else b"\n"
         if written == len(line):

@@ -2,8 +2,10 @@
 
 import socket
 import threading
+import time
 
 import pytest
+from stoker.engine import client as module
 from stoker.engine.client import Client
 from stoker.engine.errors import Unreachable
 
@@ -35,3 +37,15 @@ def test_a_daemon_that_dies_while_it_answers_has_not_answered(home, said: str) -
             client.post_raw("/v1/runner/report", b"{}")
         client.close()
         thread.join()
+
+
+def test_a_connection_that_the_daemon_may_be_closing_is_not_used_again(start_daemon, monkeypatch) -> None:
+    """A POST that meets its end would fail, and nobody could tell whether it was acted on."""
+    client = start_daemon().client()
+    first = client.request("GET", "/v1/status")
+    first.read()
+    used = client._connection
+    assert client.get("/v1/status") and client._connection is used
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now + module.KEEP_ALIVE / 2 + 1)
+    assert client.get("/v1/status") and client._connection is not used

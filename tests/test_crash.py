@@ -25,11 +25,12 @@ from chaos_support import Chaos
 from e2e import DaemonProcess, Jobs, RunnerProcess, until
 from stoker.engine.errors import Unreachable
 from stoker.engine.home import Home
-from stoker.engine.identity import Process, alive
+from stoker.engine.identity import Process, alive, boot_id
 from stoker.engine.protocol import Assignment
 from stoker.runners import processes
 from stoker.runners.rundir import RunDir
 from stoker.runners.runs import Run
+from stoker.runners.supervisor import write_exit
 
 BODY = {"provenance": {"argv": ["test"], "cwd": "/"}}
 #: one of each kind of damage
@@ -56,8 +57,10 @@ def diary(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     (tmp_path / "locks").mkdir()
 
     def read() -> list[dict[str, Any]]:
+        """Whole lines: one that crosses a page of the file is seen in halves while it is written."""
         path = tmp_path / "diary.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+        return [json.loads(line) for line in whole.splitlines()]
 
     return read
 
@@ -92,6 +95,7 @@ def test_the_examination_sees_each_kind_of_wrong(directory: Path) -> None:
         assert chaos.examine() == []
         tamper(chaos)
         left = subprocess.Popen(["sleep", "60"], env={"STOKER_TAG": f"{chaos.home.path}:1"})
+        until(lambda: processes.tagged(f"{chaos.home.path}:1"))  # it shows its environment a moment after it has come
         wrong = examine(chaos.home, chaos.diary, chaos.ledger)
         left.kill()
         left.wait()
@@ -231,8 +235,12 @@ def test_training_resumes_to_the_same_result_after_kill_of_supervisor_and_worker
     daemon: DaemonProcess = start_daemon()
     start_runner()
     jobs = Jobs(daemon.client())
-    recipe = {"recipe": "toy", "params": {"step_ms": 100.0, "checkpoint_every": 10, "seed": 5}, "stop": {"iterations": 60}}
-    undisturbed, struck = jobs.submit("undisturbed", **recipe), jobs.submit("struck", **recipe)
+
+    def training(name: str, step_ms: float) -> int:
+        params = {"step_ms": step_ms, "checkpoint_every": 10, "seed": 5}
+        return jobs.submit(name, recipe="toy", params=params, stop={"iterations": 60})
+
+    undisturbed, struck = training("undisturbed", 100.0), training("struck", 250.0)  # which is struck long before its end
     until(lambda: jobs.sql(f"SELECT 1 FROM progress WHERE job_id = {struck} AND checkpoint_step >= 10 AND step > 12"))
     (lease,) = jobs.sql(f"SELECT lease_id FROM jobs WHERE id = {struck}")[0]
     supervisor = registered(daemon.home, lease)
@@ -272,6 +280,29 @@ def test_a_supervisor_killed_before_it_has_started_anything_costs_the_job_no_att
     run.supervisor.wait()
     run.look()
     assert run.exit["outcome"] == "lost" and "killed before it had started anything" in run.exit["message"]
+
+
+def test_a_job_that_comes_and_goes_between_two_looks_at_its_directory_has_run(home: Home) -> None:
+    assignment = Assignment(lease=1, job=1, attempt=1, spec={"name": "job", "command": ["true"]}, gpus=["here/cpu0"], world_size=1)
+    run = Run.take_up(RunDir(home.path, 1, 1), assignment, "here")
+    own = processes.myself()
+
+    class Supervisor(subprocess.Popen[bytes]):
+        def __init__(self) -> None:
+            """Nothing is started."""
+
+        def __del__(self) -> None:
+            """So nothing is to be waited for."""
+
+        def poll(self) -> int | None:
+            registered = {"pid": own.pid, "started": own.started, "boot_id": boot_id()}
+            (run.dir.path / "supervisor.json").write_text(json.dumps(registered))
+            write_exit(run.dir.path, outcome="completed", message="", survivors=[])
+            return 0
+
+    run.supervisor = Supervisor()
+    run.look()
+    assert run.exit["outcome"] == "completed" and run.identity == own
 
 
 def test_a_supervisor_carries_the_tag_of_its_lease(start_daemon, start_runner, tmp_path, diary) -> None:

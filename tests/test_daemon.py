@@ -114,13 +114,13 @@ class TestRealDaemon:
         runner = daemon.client()
         session = runner.post("/v1/runner/hello", msgspec.to_builtins(hello()))["session"]
         answer = runner.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 0.1})
-        got = []
         poll = {"node": "n1", "session": session, "version": answer["version"], "wait": 600.0}
-        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=120)))
-        waiting.start()
+        # Sent from here: a thread may come to send it only when nobody listens any more.
+        waiting = runner._connect()
+        waiting.request("POST", "/v1/runner/poll", json.dumps(poll), {"Content-Type": "application/json"})
+        assert daemon.client().get("/v1/status")  # what came before it has been read
         assert daemon.stop() == 0
-        waiting.join(60)
-        assert got[0]["leases"] == []
+        assert json.loads(waiting.getresponse().read())["leases"] == []
         assert not daemon.home.socket.exists()
 
 

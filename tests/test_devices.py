@@ -207,10 +207,19 @@ def test_readings(nvml: FakeNvml) -> None:
     assert NvmlGpus(nvml).read("GPU-0000") == Reading(0.87, GIB // 2, 60.0, 700.0, None)
 
 
+def has_its_name(pid: int) -> None:
+    """A process bears our name until it has become a sleep, and `Popen` returns before that."""
+    end = time.monotonic() + 60
+    while processes.command(pid) != "sleep":
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def test_memory_that_is_held_makes_a_gpu_dirty(nvml: FakeNvml) -> None:
     """Named: who holds it, a living process and one that NVML alone still knows of."""
     found = NvmlGpus(nvml)
     with subprocess.Popen(["sleep", "60"]) as child:
+        has_its_name(child.pid)
         nvml.gpus[0].used, nvml.gpus[0].pids = 9 * GIB, [child.pid, 2**22 + 1]
         now = found.check("GPU-0000")
         child.kill()

@@ -34,8 +34,11 @@ def shaken(sample):
     inputs, target = sample
     return inputs + 0.1 * torch.randn(4) * random.random(), target
 
+HELD = int(os.environ.get("STOKER_RESUME_COUNT", "0")) >= 2
+
 def loss(model, batch):
-    time.sleep(PACE)
+    if not HELD:  # what is to be held twice comes to no end before, however late the holder looks
+        time.sleep(PACE if model[1].num_batches_tracked < 30 else 10 * PACE)
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
 PACE = 0.0

@@ -29,6 +29,7 @@ from stoker.engine.home import Home
 from stoker.engine.identity import Process, alive, stat
 from stoker.engine.store.store import Store, self_check
 from stoker.runners import agent as agents
+from stoker.runners import processes
 from stoker.runners.devices import NvmlGpus
 from test_devices import GIB, FakeNvml
 
@@ -115,14 +116,17 @@ def busy(jobs: Jobs) -> int:
     return sum(row["busy"] for row in jobs.client.get("/v1/runners")["runners"])
 
 
-def worker_of(jobs: Jobs, job: int) -> tuple[Process, Process]:
-    """Supervisor and main process of a running job."""
+def worker_of(jobs: Jobs, job: int, program: str = "sleep") -> tuple[Process, Process]:
+    """Supervisor and main process of a running job, once that is the program: while it becomes it, it shows no tag to end it by."""
     run = until(lambda: jobs.state(job) == "running" and jobs.run_dir(job))
-    registered = until(lambda: agents.RunDir(run.parents[2], job, int(run.name[4:])).read("supervisor.json"))
+    directory = agents.RunDir(run.parents[2], job, int(run.name[4:]))
+    registered = until(lambda: directory.read("supervisor.json"))
     supervisor = Process(registered["pid"], registered["started"])
     children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
     child = stat(int(until(lambda: children.read_text().split())[0]))
     assert child is not None
+    until(lambda: processes.command(child.pid) == program)
+    until(lambda: child.process in processes.tagged(directory.tag))
     return supervisor, child.process
 
 
@@ -136,7 +140,7 @@ def processes_die(*found: Process) -> None:
 def test_pain_01_a_silent_but_living_runner_is_suspect_and_its_job_does_not_run_twice(fleet: Fleet, jobs: Jobs) -> None:
     """'Rescue by elapsed time alone re-ran live jobs nightly' (hexpm PR#1825): silence is shown, nothing is started elsewhere."""
     job = jobs.shell("patient", "while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran", workdir=tempfile.mkdtemp(dir=fleet.home.path))
-    _, worker = worker_of(jobs, job)
+    _, worker = worker_of(jobs, job, "sh")
     os.kill(fleet.runner.pid, signal.SIGSTOP)
     try:
         until(lambda: fleet.states()["here"] == "suspect")
@@ -276,8 +280,9 @@ def test_pain_04_a_gpu_is_dirty_until_its_memory_is_back(fleet: Fleet, jobs: Job
         gpu.used, gpu.pids = 9 * GIB, [os.getpid()]
     gate.touch()
     jobs.ended(first)
-    rows = until(lambda: (found := jobs.sql("SELECT health, note FROM gpus WHERE pool = 'gpus'")) and found[0][0] == "dirty" and found)
-    assert all(health == "dirty" and "9.0 GiB of its memory are in use" in note for health, note in rows)
+    query = "SELECT health, note FROM gpus WHERE pool = 'gpus'"
+    rows = until(lambda: (found := jobs.sql(query)) and all(health == "dirty" for health, _ in found) and found)
+    assert len(rows) == 2 and all("9.0 GiB of its memory are in use" in note for _, note in rows)
     second = jobs.shell("waits-for-memory", "echo $CUDA_VISIBLE_DEVICES", pool="gpus")
     until(lambda: jobs.waits(second) == "resources")
     assert jobs.show(second)["attempts"] == 0
@@ -340,7 +345,8 @@ def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs
         "stop": {"iterations": 60},
         "params": {"step_ms": 100.0, "load_ms": 5.0, "eval_ms": 50.0, "eval_every": 20, "checkpoint_every": 40, "seed": 7},
     }
-    stopped, twin = jobs.submit("stopped", **recipe), jobs.submit("twin", **recipe)
+    slower = recipe | {"params": recipe["params"] | {"step_ms": 250.0}}  # so that it is stopped long before its end
+    stopped, twin = jobs.submit("stopped", **slower), jobs.submit("twin", **recipe)
     steps = f"SELECT coalesce(max(step), 0) FROM metrics WHERE job_id = {stopped} AND name = 'loss'"
     until(lambda: jobs.sql(steps)[0][0] >= 3)
     jobs.act("hold", stopped)

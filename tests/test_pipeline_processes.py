@@ -318,13 +318,17 @@ def test_at_the_limit_of_descriptors_it_says_so_and_the_next_object_arrives() ->
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "together"])
 def test_a_sample_of_a_list_keeps_the_others_in_memory_unless_they_are_apart(apart: bool) -> None:
+    others = mapped_items()  # what tests before this one have left in this process
     with nothing_left(), Pipeline([Source(range(2)), Map(four_arrays, processes=True, apart=apart)]) as pipeline:
         kept = [samples[1] for samples in pipeline]
         pipeline.close()
-        maps = Path("/proc/self/maps").read_text()
         assert [sample[0] for sample in kept] == [0.0, 1.0]
-        assert ("memfd:stoker-item" in maps) is not apart
+        assert (mapped_items() <= others) is apart
         kept[0][0] = 5.0  # what is given is to be written to
+
+
+def mapped_items() -> set[str]:
+    return {line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:stoker-item" in line}
 
 
 def four_arrays(value: int) -> list[Any]:
@@ -336,7 +340,7 @@ def test_cpu_time_of_the_processes_is_measured_there() -> None:
         list(pipeline)
         reading = pipeline.observe().stages[1]
     assert (reading.processes, reading.items) == (True, 40)
-    assert 0.0004 < reading.wait < 0.1
+    assert 0.0004 < reading.wait < 0.5  # seconds, of which it sleeps 0.00075 in the mean
     assert reading.cpu > 0
 
 

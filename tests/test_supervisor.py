@@ -16,7 +16,7 @@ import pytest
 from stoker.engine import identity
 from stoker.engine.identity import Process
 from stoker.runners import endings, processes
-from stoker.runners.rundir import RunDir
+from stoker.runners.rundir import ENV_TAG, RunDir
 from stoker.runners.supervisor import TAKEN
 
 
@@ -151,13 +151,14 @@ def test_stop_that_came_first(tmp_path: Path) -> None:
     assert not shim.run.log.exists()
 
 
+#: Without print: a handler may run within the one before it, which then lets no other in, or has written half of its line.
 CHECKPOINTS = """
-import signal, sys, time
+import os, signal, sys, time
 def leave(*_):
-    print("saved", flush=True)
+    os.write(1, b"saved\\n")
     sys.exit(75)
 signal.signal(signal.SIGTERM, leave)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 while True: time.sleep(0.01)
 """
 
@@ -174,7 +175,7 @@ def test_stop_lets_it_checkpoint(shim: Any) -> None:
 def test_stop_behind_a_shell_lets_it_checkpoint(shim: Any, tmp_path: Path) -> None:
     """The shell dies of SIGTERM at once; what it had started still gets its grace."""
     script = tmp_path / "train.py"
-    script.write_text(CHECKPOINTS.replace('print("saved"', 'time.sleep(0.5); print("saved"'))
+    script.write_text(CHECKPOINTS.replace('os.write(1, b"saved', 'time.sleep(0.5); os.write(1, b"saved'))
     run = shim("sh", "-c", f"true && {sys.executable} -S {script}; echo after")
     run.says("ready")
     run.stop()
@@ -186,14 +187,14 @@ def test_stop_spares_loader_workers(shim: Any) -> None:
     """Children of the main process are its own affair: a loader worker that dies of SIGTERM breaks the step to be saved."""
     run = shim(
         *python(
-            "import subprocess, signal, sys, time\n"
+            "import os, subprocess, signal, sys, time\n"
             "loader = subprocess.Popen(['sleep', '60'])\n"
             "def leave(*_):\n"
             "    time.sleep(0.3)\n"
-            "    print('loader', loader.poll(), flush=True)\n"
+            "    os.write(1, f'loader {loader.poll()}\\n'.encode())\n"
             "    sys.exit(75)\n"
             "signal.signal(signal.SIGTERM, leave)\n"
-            "print('ready', flush=True)\n"
+            "os.write(1, b'ready\\n')\n"
             "while True: time.sleep(0.01)\n"
         )
     )
@@ -226,8 +227,8 @@ def test_a_second_word_may_shorten_the_grace(shim: Any) -> None:
 
 def test_stop_without_a_file(shim: Any) -> None:
     """A full disk has kept the agent from writing it: the signal is heard all the same, with a reason and grace of its own."""
-    run = shim(*python("import signal, sys; signal.signal(15, lambda *_: sys.exit(75)); print('up', flush=True); signal.pause()"))
-    run.says("up")
+    run = shim(*python(CHECKPOINTS))
+    run.says("ready")
     (run.run.path / "stop.json").write_text('{"reas')
     run.process.terminate()
     end = run.end()
@@ -267,6 +268,7 @@ def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
     with shim.process.stdin as pipe:
         pipe.write(json.dumps(shim.launch).encode())
     shim.says("ready")
+    until(lambda: "sleep" in map(processes.command, (found.pid for found in processes.tagged(shim.run.tag))))  # and no shell any more
     shim.stop(grace=0.1)
     assert shim.process.wait(60) == 0
     end = shim.run.read("exit.json") or {}
@@ -397,3 +399,15 @@ def test_holders_of_device_files(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_that_is_becoming_another_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows neither arguments nor environment of it for a moment."""
+    child = subprocess.Popen(["sleep", "60"], env={ENV_TAG: "/here:1"})
+    until(lambda: processes.command(child.pid) == "sleep")
+    blank = [f"/proc/{child.pid}/environ", f"/proc/{child.pid}/cmdline"]
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"" if str(path) in blank and not blank.remove(str(path)) else read(path))
+    assert [found.pid for found in processes.tagged("/here:1")] == [child.pid] and not blank
+    child.kill()
+    child.wait()

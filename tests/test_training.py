@@ -340,7 +340,9 @@ def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     assignment = {"lease": 1, "job": 1, "attempt": 1, "spec": one.spec, "gpus": ["n/cpu0", "n/cpu1"], "world_size": 2}
     (run_dir / "assignment.json").write_text(json.dumps(assignment))
     env = {**os.environ, "STOKER_RUN_DIR": str(run_dir), "STOKER_CHECKPOINT_DIR": str(one.path / "checkpoints")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "stoker.runners.worker"]
+    # By number: the name of a host need not resolve on it.
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", *launcher, "-m", "stoker.runners.worker"]
     done = subprocess.run(command, cwd=one.path, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert one.state["step"] == STEPS

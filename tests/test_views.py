@@ -208,12 +208,14 @@ def test_comments_and_views_can_be_made_again(con: duckdb.DuckDBPyConnection) ->
 
 
 def test_first_starts_are_measured(con: Any) -> None:
-    for job, model, worker in ((1, "train/a", 2.0), (2, "train/a", 4.0), (3, "command/x@1", 0.0)):
-        add_job(con, job, "completed", model=model, finished_at=ago(1), outcome="completed")
-        add_lease(con, job, job, granted_at=ago(60), started_at=ago(60 - worker), state="ended", ended_at=ago(1), outcome="completed")
-    add_lease(con, 9, 1, attempt=2, granted_at=ago(50), started_at=ago(10))  # later ones are not first
-    for at in (50, 40):
-        insert(con, "metrics", job_id=1, lease_id=1, rank=0, seq=at, ts=ago(at), step=1, name="loss", value=1.0)
+    granted = ago(60)
+    after = [granted + dt.timedelta(seconds=seconds) for seconds in range(60)]
+    for job, model, worker in ((1, "train/a", 2), (2, "train/a", 4), (3, "command/x@1", 0)):
+        add_job(con, job, "completed", model=model, finished_at=after[59], outcome="completed")
+        add_lease(con, job, job, granted_at=granted, started_at=after[worker], state="ended", ended_at=after[59], outcome="completed")
+    add_lease(con, 9, 1, attempt=2, granted_at=after[10], started_at=after[50])  # later ones are not first
+    for at in (10, 20):
+        insert(con, "metrics", job_id=1, lease_id=1, rank=0, seq=at, ts=after[at], step=1, name="loss", value=1.0)
     found = con.execute(sql("policy/start_ups"), ["default"]).fetchall()
     assert [(model, times) for model, _, _, times in found] == [("command/x@1", 1), ("train/a", 2)]
-    assert found[1][1:3] == pytest.approx((3.0, 4.0), abs=0.5)  # of two first starts one reported a step, 8 s later
+    assert found[1][1:3] == pytest.approx((3.0, 4.0))  # of two first starts one reported a step, 8 s later

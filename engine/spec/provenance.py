@@ -123,8 +123,9 @@ def snapshot(tree: Path, destination: Path, max_bytes: int = SNAPSHOT_BYTES, max
             _copy(root, path, temporary, destination)
         os.replace(temporary, destination)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise StokerError(one_line(f"--snapshot: {error.filename or tree}: {error.strerror}; nothing was submitted")) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone when all went well
     return Snapshot(destination, len(files), total)
 
 
