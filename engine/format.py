@@ -9,6 +9,7 @@ from typing import Any
 MISSING = "–"
 _STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 _PARTS = " ▏▎▍▌▋▊▉"
+_LARGEST = 1e15  #: nobody reads more digits than these
 
 
 def duration(seconds: float | None) -> str:
@@ -75,8 +76,15 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A measured value with a few significant digits."""
-    return MISSING if value is None else f"{value:.{digits}g}"
+    """A measured value with so many significant digits at least: ``0.01234``, ``2462``, ``18,520``."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if 10**digits <= abs(value) < _LARGEST else f"{value:.{digits}g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2,462 jobs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def percent(share: float | None) -> str:

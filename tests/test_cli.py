@@ -88,6 +88,20 @@ def test_examples_parse(path: str, command: click.Command, tmp_path: Path, monke
     assert own, f"no example shows {path} itself"
 
 
+def test_lists_of_commands_are_not_cut(stoker: Stoker) -> None:
+    for path, command in ALL:
+        if isinstance(command, click.Group):
+            lines = stoker(*path.split()[1:], "--help")[1].splitlines()
+            assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")], path
+
+
+def test_the_help_of_import_lists_the_formats(stoker: Stoker) -> None:
+    from stoker.engine.traces.formats.registry import FAMILIES, IMPORTED
+
+    said = " ".join(stoker("trace", "import", "--help")[1].split())
+    assert all(f" {name} {FAMILIES[name].title} " in said for name in IMPORTED) and "pai-jobs" not in said
+
+
 def test_list_of_commands_says_what_each_command_says() -> None:
     """The list imports no command, so its words are written twice: they must be the same."""
     for section in SECTIONS.values():
@@ -270,6 +284,31 @@ def test_a_closed_pipe_is_quiet(line: str) -> None:
     with os.fdopen(writer, "wb") as pipe:
         done = subprocess.run([sys.executable, "-m", "stoker", *line.split()], stdout=pipe, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("line", ["--version", "trace --help", "completion bash"])
+@pytest.mark.parametrize(("output", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+def test_an_output_that_cannot_be_written_gets_one_line(line: str, output: str, why: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m stoker {line} {output}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"stoker: error: cannot write the output: {why}\n")
+
+
+def test_who_closes_stderr_gets_the_answer_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("key,submitted,duration,gpus_min\na,0,1,1\n")
+    command = f"{shlex.quote(sys.executable)} -m stoker trace import t.csv --dry-run 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "t: 1 job would be imported (format stoker)\n")
+
+
+def test_sigterm_runs_what_is_to_be_done_at_the_end() -> None:
+    program = (
+        "import os, sys; from stoker.engine.client import Client; from stoker.engine.cli.main import main\n"
+        "def get(*_, **__):\n    try: os.kill(os.getpid(), 15)\n    finally: print('done')\n"
+        "Client.get = get; sys.argv[1:] = ['ps']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "done\n", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

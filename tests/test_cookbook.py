@@ -75,7 +75,7 @@ def test_synchronisation_that_was_not_measured_is_not_taken_for_nothing(con: duc
 def test_a_file_that_bears_the_name_of_another_trace_is_not_joined_to_its_jobs(con: duckdb.DuckDBPyConnection) -> None:
     """Run 1 is of the imported trace 'week', run 2 of a file of that name: what is told of jobs must not mix them."""
     waits, gains = (
-        (ROOT / "sql" / "cookbook" / name).read_text() for name in ("27_simulated_jct_percentiles.sql", "26_who_gains_by_a_policy.sql")
+        (ROOT / "sql" / "cookbook" / name).read_text() for name in ("27_simulated_wait_percentiles.sql", "26_who_gains_by_a_policy.sql")
     )
     cursor = con.cursor()
     cursor.execute("BEGIN")
@@ -83,6 +83,48 @@ def test_a_file_that_bears_the_name_of_another_trace_is_not_joined_to_its_jobs(c
     cursor.execute("UPDATE sim_runs SET trace_id = NULL, trace_sha256 = 'def' WHERE id = 2")
     assert [row[0] for row in cursor.execute(waits).fetchall()] == [1] and not cursor.execute(gains).fetchall()
     cursor.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    "change", ["options = '{\"until\": 5}'", "version = '0.2'", "nodes = '2x4'", "trace_sha256 = 'def'", "config = '{\"backfill\": true}'"]
+)
+def test_different_experiments_are_not_averaged(con: duckdb.DuckDBPyConnection, change: str) -> None:
+    """Of runs 1 and 2 the average JCT is 100 and 200 s. What is not a seed of the same experiment has a row of its own."""
+    query = (ROOT / "sql" / "cookbook" / "25_policies_side_by_side.sql").read_text()
+    cursor = con.cursor()
+
+    def found() -> list[tuple[int, float]]:
+        answer = cursor.execute(query)
+        place = [column[0] for column in answer.description or ()]
+        return sorted((row[place.index("seeds")], row[place.index("jct")]) for row in answer.fetchall())
+
+    cursor.execute("BEGIN")
+    cursor.execute("UPDATE sim_runs SET policy = 'fifo', seed = id")
+    assert found() == [(2, 150.0)]
+    cursor.execute(f"UPDATE sim_runs SET {change} WHERE id = 2")
+    assert found() == [(1, 100.0), (1, 200.0)]
+    cursor.execute("ROLLBACK")
+
+
+def test_a_run_that_was_stored_twice_is_no_second_seed(con: duckdb.DuckDBPyConnection) -> None:
+    query = (ROOT / "sql" / "cookbook" / "25_policies_side_by_side.sql").read_text()
+    cursor = con.cursor()
+    cursor.execute("BEGIN")
+    cursor.execute("UPDATE sim_runs SET policy = 'fifo'")
+    answer = cursor.execute(f"SELECT seeds, jct FROM ({query})").fetchall()
+    cursor.execute("ROLLBACK")
+    assert answer == [(1, 200.0)], "the one that was stored last"
+
+
+def test_two_runs_say_whether_only_their_policies_differ(con: duckdb.DuckDBPyConnection) -> None:
+    query = (ROOT / "sql" / "cookbook" / "26_who_gains_by_a_policy.sql").read_text()
+    cursor = con.cursor()
+    cursor.execute("BEGIN")
+    told = [cursor.execute(f"SELECT DISTINCT first, second, only_policies_differ FROM ({query})").fetchall()]
+    cursor.execute("UPDATE sim_runs SET options = '{\"until\": 5}' WHERE id = 2")
+    told += [cursor.execute(f"SELECT DISTINCT first, second, only_policies_differ FROM ({query})").fetchall()]
+    cursor.execute("ROLLBACK")
+    assert told == [[("srtf", "fifo", True)], [("srtf", "fifo", False)]]
 
 
 def test_document_shows_the_queries_as_they_are() -> None:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "engine.spec": ("engine.spec", "engine.errors"),
     # The simulator decides nothing by a store or a clock, and nothing of it reaches the daemon but what is handed in.
     "engine.sim": ("", "engine.sim", "engine.guards", "engine.plan_check", "engine.rowof", "policies"),
-    "engine.traces": ("", "engine.traces", "engine.sim.workload", "policies"),
+    "engine.traces": ("", "engine.traces", "engine.format", "engine.sim.workload", "policies"),
     "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (

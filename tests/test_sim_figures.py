@@ -157,7 +157,7 @@ def test_r_slo_of_perfect_service_is_zero_and_of_none_is_one() -> None:
 def test_jobs_that_never_ended_have_no_times_but_violate() -> None:
     workload = make_workload("cut", [0, 1], [2, 100], [1, 1], tiers=[[], [(50, 100)]])
     got = f.figures(workload, result([0, 1], [2, NAN], [2, 20]), TWO)
-    assert (got.jct_avg, got.makespan, got.slo_violations) == (2, 2, 1)
+    assert (got.jct_avg, got.makespan, got.slo_violations) == (2, None, 1)
 
 
 #: Cut off at 20: one kept, one late, one whose only deadline has passed, two with a deadline ahead, one given up, three that came too late.
@@ -191,6 +191,34 @@ def test_a_run_that_is_not_cut_off_has_no_undecided_jobs() -> None:
     got = f.figures(CUT, CUT_SERVED, TWO)
     assert got.slo_violations == pytest.approx(7 / 8), "who never ends has not kept its deadline"
     assert not f.undecided(CUT, CUT_SERVED.fates, np.inf).any() and not f.not_submitted(CUT, CUT_SERVED.fates, np.inf).any()
+
+
+def test_use_is_measured_to_the_cut_when_jobs_are_still_at_work() -> None:
+    """a holds one GPU of two for 10 s, b then both until the cut at 30; c has not started."""
+    served = result([0, 10, NAN], [10, NAN, NAN], [10, 20, 0], gpus=[1, 2, 1], usage=[(0, 1), (10, 2)])
+    assert f.extent(QUEUE, served.fates, 30.0) == (0, 30)
+    got = f.figures(QUEUE, served, TWO, 30.0)
+    assert got.utilisation == pytest.approx((10 + 2 * 20) / 60)
+    assert got.makespan is None, "who knows when the others would have ended"
+
+
+def test_use_is_measured_to_the_cut_when_nothing_had_ended() -> None:
+    served = result([0, NAN, NAN], [NAN] * 3, [5, 0, 0], usage=[(0, 1)])
+    got = f.figures(QUEUE, served, TWO, 5.0)
+    assert (got.utilisation, got.makespan, got.jct_avg) == (0.5, None, None)
+
+
+def test_policies_of_a_study_that_is_cut_off_are_measured_over_one_time() -> None:
+    """Whether the first job had ended by the cut or not: another was to come."""
+    workload = make_workload("later", [0, 100], [10, 10], [1, 1])
+    quick, slow = result([0, NAN], [10, NAN], [10, 0], usage=[(0, 1), (10, 0)]), result([15, NAN], [NAN, NAN], [5, 0], usage=[(15, 1)])
+    assert [f.extent(workload, served.fates, 20.0) for served in (quick, slow)] == [(0, 20), (0, 20)]
+    got = [f.figures(workload, served, TWO, 20.0) for served in (quick, slow)]
+    assert [one.utilisation for one in got] == [10 / 40, 5 / 40] and [one.makespan for one in got] == [10, None]
+
+
+def test_a_cut_after_everything_changes_nothing() -> None:
+    assert f.figures(QUEUE, SERVED, TWO, 1e6) == f.figures(QUEUE, SERVED, TWO)
 
 
 def test_a_job_that_came_and_ended_at_the_cut_takes_part() -> None:

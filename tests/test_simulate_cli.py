@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import html
 import json
 import multiprocessing
 import os
@@ -22,9 +23,10 @@ import msgspec
 import numpy as np
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess
+from stoker import __version__
 from stoker.engine.api import run_uploads
 from stoker.engine.api.run_uploads import RunUploads
-from stoker.engine.cli import sim_store
+from stoker.engine.cli import sim_report, sim_store, sim_words
 from stoker.engine.cli.main import run
 from stoker.engine.cli.numbers import Finite, FiniteRange
 from stoker.engine.cli.sim_options import DURATION, SETTINGS, make_options
@@ -192,6 +194,9 @@ def test_settings_reach_the_policies_that_have_the_key() -> None:
         (["srtf,hysteresis=0"], [], "srtf: hysteresis: 0.0 is outside its range 1.0 to 100.0"),
         (["srtf,hysteresis"], [], "'hysteresis' is not KEY=VALUE"),
         (["fifo", "fifo"], [], "fifo is given twice"),
+        (["srtf", "srtf,hysteresis=2"], [], "srtf and srtf,hysteresis=2 are the same; tell them apart"),
+        (["fifo", "stoker.policies.fifo:Fifo"], [], "fifo and stoker.policies.fifo:Fifo are the same"),
+        (["srtf", "srtf,hysteresis=3"], ["hysteresis=3"], "srtf and srtf,hysteresis=3 are the same"),
         (["FIFO"], [], "did you mean 'fifo'"),
         (["uni"], [], "did you mean 'unisched'"),
         (["srtf,hyst=2"], [], "hyst: unknown configuration key; did you mean 'hysteresis'"),
@@ -291,6 +296,23 @@ def test_until_says_who_has_not_ended(stoker: Callable[..., Told], trace: str) -
     assert "fifo: 1 jobs finished, 0 rejected, 2 not ended" in out
 
 
+def test_use_until_the_cut_is_of_the_time_until_the_cut(stoker: Callable[..., Told], trace: str) -> None:
+    """a holds one of two GPUs for 100 s, b both from then on."""
+    (row,) = json.loads(stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--until", "110s", "--no-store", "--json")[1])["policies"]
+    assert row["utilisation"] == pytest.approx((100 + 2 * 10) / (2 * 110)) and row["makespan"] is None
+
+
+def test_what_is_known_of_models_is_an_option_like_others(stoker: Callable[..., Told], trace: str) -> None:
+    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--json"]
+    told = [json.loads(stoker(*line, *more)[1])["runs"][0]["options"] for more in ([], ["--no-profiles"])]
+    assert [options.pop("profiles") for options in told] == [True, False] and told[0] == told[1]
+
+
+def test_studies_that_begin_within_a_second_have_names_of_their_own(stoker: Callable[..., Told], trace: str) -> None:
+    line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "-j", "1", "--no-store", "--json"]
+    assert len({json.loads(stoker(*line)[1])["study"] for _ in range(3)}) == 3
+
+
 def test_jobs_that_come_after_the_cut_are_no_part_of_the_run(stoker: Callable[..., Told], tmp_path: Path) -> None:
     """a ends in time, b runs on with its deadline ahead, c comes a day later."""
     jobs = [("a", 0, 100, "[150]"), ("b", 10, 5000, "[9000]"), ("c", 100_000, 10, "[50]")]
@@ -317,11 +339,53 @@ def test_jobs_of_a_run_that_is_cut_off() -> None:
     assert [record.run_row(asked, one)["jobs"] for one in (outcome, failed)] == [2, 2]
 
 
+def test_how_many_jobs_there_are_is_known_before_any_run() -> None:
+    workload = make_workload("cut", [0, 10, 2000], [100, 50, 10], [1, 16, 1])
+    asked = study.Study(workload, Cluster.parse("1x2"), Options(until=1000.0), study.runs_of(study.choose(["fifo"], []), [0]))
+    assert [*sim_words.remarks(asked, [], [])] == [
+        "1 jobs; 1 larger than the cluster are left out; 1 submitted at --until or later are left out"
+    ]
+
+
+def test_means_over_seeds_are_called_means_and_rounded() -> None:
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), [])
+    row = {"label": "elasticflow", "seeds": 3, "jobs": 195.0, "finished": 265 / 3, "rejected": 320 / 3, "undecided": 0.0}
+    assert [*sim_words.remarks(asked, [row], [])][1:] == ["elasticflow: on average 88.3 jobs finished, 106.7 rejected, 0 not ended"]
+    row |= {"seeds": 30, "finished": 194 + 29 / 30, "rejected": 0.0, "undecided": 1 / 30}
+    (said,) = [*sim_words.remarks(asked, [row], [])][1:]
+    assert said.startswith("elasticflow: on average 195 jobs finished, 0 rejected, 0.03 not ended, 0.03 of these before")
+
+
+def test_a_figure_that_a_seed_does_not_have_has_no_mean() -> None:
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(), study.runs_of(study.choose(["fifo"], []), range(2)))
+    runs = [record.recorded(asked, outcome) for outcome in study.run_study(asked, 1, lambda *_: None)]
+    assert record.averages(runs)[0].mean["makespan"] == 160
+    runs[1] = dataclasses.replace(runs[1], row={**runs[1].row, "makespan": None})
+    (average,) = record.averages(runs)
+    assert (average.mean["makespan"], average.spread["makespan"], average.mean["jct_avg"]) == (None, None, pytest.approx(380 / 3))
+
+
+@pytest.mark.parametrize(("width", "hidden"), [("80", ["PREEMPTED", "LOST GPU-H", "DECISION", "OF RUN"]), ("200", [])])
+def test_columns_that_a_terminal_has_no_room_for_are_named(
+    stoker: Callable[..., Told], trace: str, monkeypatch: pytest.MonkeyPatch, width: str, hidden: list[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", width)
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "-j", "1", "--no-store")
+    assert code == 0 and err == (f"stoker: no room for {', '.join(hidden)}: widen the terminal, or take --json\n" if hidden else "")
+    assert not [header for header in hidden if header in out]
+
+
+def test_the_help_says_where_policies_come_from(stoker: Callable[..., Told]) -> None:
+    said = " ".join(stoker("simulate", "--help")[1].split())
+    assert "stoker policy list" in said and "stoker policy show" in said and "package.module:Class" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["-n", "1x2"], "no job of large fits 1x2: the smallest needs 16 GPUs"),
-        (["-n", "1x16", "--until", "20s"], "--until: nothing has come by then: the first job of large is submitted 30 s after its start"),
+        (["-n", "1x16", "--until", "20s"], "--until: nothing has come by then: the first job of large is submitted 30s after its start"),
         (["-n", "1x16", "--until", "30s"], "--until: nothing has come by then"),
     ],
 )
@@ -455,12 +519,74 @@ def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], tr
     assert 'src="http' not in page and "href=" not in page
 
 
+def test_the_report_says_what_was_simulated(stoker: Callable[..., Told], tmp_path: Path) -> None:
+    """In the words of the terminal, where this says it too."""
+    out = tmp_path / "report"
+    (tmp_path / "odd.csv").write_text(TRACE + LARGE + "5,e,9,0,1,v\n")
+    modelled = ["--costs", "thesis", "--until", "110s", "--max-preemptions", "3", "--unknown-share", "0.25", "--seed", "4", "--seeds", "2"]
+    line = [
+        "simulate",
+        str(tmp_path / "odd.csv"),
+        "-p",
+        "srtf",
+        "-c",
+        "hysteresis=3",
+        "-n",
+        "1x2",
+        "-j",
+        "1",
+        "--no-profiles",
+        "--study",
+        "<mine>",
+    ]
+    code, said, err = stoker(*line, *modelled, "--no-store", "--out", str(out))
+    page = (out / "index.html").read_text()
+    assert code == 0 and f"<p>Study &lt;mine&gt;, by Stoker {__version__}, made 20" in page
+    digest = hashlib.sha256((tmp_path / "odd.csv").read_bytes()).hexdigest()
+    assert f"<p>Trace odd, SHA-256 {digest[:12]}…; nodes 1x2.</p>" in page
+    options = "--until 110s, --suspend 4s, --resume 18s, --resume-per-gpu 0.357143s, --max-preemptions 3, --unknown-share 0.25"
+    assert f"<p>Options: {options}; speeds of known models are not used.</p>" in page and "<p>Seeds 4 to 5.</p>" in page
+    assert "<p>Configuration of srtf: hysteresis=3; all other keys have their defaults.</p>" in page
+    remarks = said.strip().splitlines()[1:3]
+    assert remarks[0].endswith("are left out") and remarks[1].startswith("srtf: on average")
+    left_out = err.strip().removeprefix("stoker: ")
+    assert left_out.startswith("left out of odd: ")
+    for words in (*remarks, left_out):
+        assert f"<p>{words}</p>" in page
+
+
+@pytest.mark.usefixtures("foreign")
+def test_the_report_says_what_failed(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
+    line = ["simulate", trace, "-p", "foreign_policies:Raises", "-p", "fifo", "-n", "1x2", "-j", "1", "--no-store"]
+    code, _, err = stoker(*line, "--out", str(tmp_path / "report"))
+    words = err.strip().removeprefix("stoker: error: ")
+    assert code == 1 and words.startswith("foreign_policies:Raises, seed 0: ")
+    assert f"<p class=bad>{html.escape(words)}</p>" in (tmp_path / "report" / "index.html").read_text()
+
+
+def test_curves_of_runs_that_were_cut_off_reach_to_the_cut() -> None:
+    asked = study.Study(small(), Cluster.parse("1x2"), Options(until=110.0), study.runs_of(study.choose(["fifo"], []), [0]))
+    runs = [record.recorded(asked, outcome) for outcome in study.run_study(asked, 1, lambda *_: None)]
+    drawn = sim_report.comparison(asked, runs, record.averages(runs))
+    assert (drawn.begin, drawn.end) == (0, 110)
+
+
 def test_a_report_of_nothing_that_finished_says_so(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
     (tmp_path / "jct.png").write_bytes(b"of an earlier study")
     line = ["simulate", trace, "-p", "fifo", "-n", "1x2", "--until", "1s", "--no-store", "--out", str(tmp_path)]
     assert stoker(*line)[0] == 0
     assert not (tmp_path / "jct.png").exists() and (tmp_path / "gantt.png").exists()
     assert "<p>No job finished.</p>" in (tmp_path / "index.html").read_text()
+
+
+def test_a_report_without_a_name_is_not_written_to_the_current_folder(
+    stoker: Callable[..., Told], trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, out, err = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store", "--out", "")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--out" in err and "it is empty; name a folder" in err
+    assert not list((tmp_path / "here").iterdir())
 
 
 def test_a_report_that_cannot_be_written_is_said_in_one_line(stoker: Callable[..., Told], trace: str, tmp_path: Path) -> None:
@@ -589,12 +715,15 @@ def test_runs_are_kept_and_history_is_replayed(
     assert (kept["id"], kept["jct_avg"]) == (json.loads(out)["runs"][0]["id"], pytest.approx(380 / 3))
     ended = Jobs(client).sql("SELECT ended FROM sim_jobs j JOIN sim_runs r ON r.id = j.run_id WHERE study = 'mine' ORDER BY job")
     assert [row[0] for row in ended] == [100, 150, 160]
-    assert "FROM sim_runs WHERE study = 'mine'" in stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--study", "mine")[1]
+    _, out, err = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--study", "mine")
+    assert "FROM sim_runs WHERE study = 'mine'" in out and err == "stoker: there is a study 'mine' already: these runs are added to it\n"
+    assert len(client.get("/v1/simulations", study="mine")["runs"]) == 2
     assert stoker("trace", "import", trace)[0] == 0
     assert stoker("simulate", "three", "-p", "fifo", "-n", "1x2", "--study", "imported", "--no-profiles")[0] == 0
     (imported,) = client.get("/v1/simulations", study="imported")["runs"]
     (number,) = [row["id"] for row in client.get("/v1/traces")["traces"]]
     assert (kept["trace"], kept["trace_id"]) == ("three", None) and (imported["trace"], imported["trace_id"]) == ("three", number)
+    assert (kept["options"]["profiles"], imported["options"]["profiles"]) == (True, False)
     assert kept["trace_sha256"] == imported["trace_sha256"] == hashlib.sha256(TRACE.encode()).hexdigest()
 
     _refused(client)
@@ -654,15 +783,18 @@ def past(number: int, ready: float, started: float, ended: float, **more: Any) -
     }  # fmt: skip
 
 
+NOBODY = {"not_ended": 0, "never_ran": 0, "held_before": 0}  #: was left out
+
+
 def stay(job: int, begins: float, ends: float, gpus: int = 1, gpu: int = 0) -> dict[str, Any]:
-    return {"job_id": job, "begins": DAY + begins, "ends": DAY + ends, "gpus": gpus, "gpu": gpu}
+    return {"job_id": job, "begins": DAY + begins, "ends": DAY + ends, "gpu_count": gpus, "gpus": list(range(gpu, gpu + gpus))}
 
 
 def test_history_becomes_a_workload_and_what_happened() -> None:
     """Two GPUs. 7 starts at 2 after 2 s of start-up and ends at 12; 9 needs both, is preempted once, and misses its first step."""
     second = past(
         9, 5, 14, 40, gpus_min=2, gpus_max=2, run_time=20.0, attained=40.0, preemptions=1, demand="soft",
-        deadlines=[DAY + 30, DAY + 50], rewards=[4.0, 1.0],
+        deadlines=[DAY + 30, DAY + 50], rewards=[140.0, 25.0],
     )  # fmt: skip
     history = History.of(
         {
@@ -670,7 +802,7 @@ def test_history_becomes_a_workload_and_what_happened() -> None:
             "jobs": [past(7, 0, 2, 12), second],
             "stays": [stay(7, 0, 12), stay(9, 12, 24, 2), stay(9, 28, 40, 2)],
             "nodes": [2],
-            "left_out": {"not_ended": 1, "never_ran": 0},
+            "left_out": {"not_ended": 1, "never_ran": 0, "held_before": 0},
         }
     )
     workload = history.workload()
@@ -696,7 +828,7 @@ def test_what_was_is_of_the_jobs_that_fit_the_simulated_cluster() -> None:
     large = past(8, 1, 2, 30, gpus_min=2, gpus_max=2, preemptions=3, demand="soft", deadlines=[DAY + 10], rewards=[1.0])
     stays = [stay(7, 0, 12), stay(8, 2, 30, 2), stay(9, 30, 40)]
     jobs = [past(7, 0, 2, 12), large, past(9, 5, 30, 40)]
-    history = History.of({"pool": "default", "jobs": jobs, "stays": stays, "nodes": [3], "left_out": {"not_ended": 0, "never_ran": 0}})
+    history = History.of({"pool": "default", "jobs": jobs, "stays": stays, "nodes": [3], "left_out": NOBODY})
     one = Cluster.parse("1x1")
     asked = study.Study(history.workload(), one, Options(), study.runs_of(study.choose(["fifo"], []), [0]), history.source())
     (simulated,) = study.run_study(asked, 1, lambda *_: None)
@@ -713,6 +845,6 @@ def test_what_was_is_of_the_jobs_that_fit_the_simulated_cluster() -> None:
         (30, 1, 0),
         (40, 0, 0),
     ]
-    other = History.of({"pool": "default", "jobs": jobs[:2], "stays": [], "nodes": [3], "left_out": {"not_ended": 0, "never_ran": 0}})
-    assert history.source() == History.of({**dataclasses.asdict(history), "left_out": {"not_ended": 0, "never_ran": 0}}).source()
+    other = History.of({"pool": "default", "jobs": jobs[:2], "stays": [], "nodes": [3], "left_out": NOBODY})
+    assert history.source() == History.of({**dataclasses.asdict(history), "left_out": NOBODY}).source()
     assert history.source() != other.source()

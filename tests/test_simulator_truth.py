@@ -40,8 +40,8 @@ def test_golden_fifo() -> None:
     assert result.usage.busy.tolist() == [3, 3, 3, 3, 3, 1, 4, 0]
     assert result.usage.running.tolist() == [1, 1, 1, 1, 2, 1, 1, 0]
     assert result.usage.waiting.tolist() == [0, 1, 2, 3, 1, 1, 0, 0]
-    bars = (result.bars.job, result.bars.begins, result.bars.ends, result.bars.gpus)
-    stays = [(0, 0.0, 10.0, 3), (1, 10.0, 15.0, 2), (2, 10.0, 30.0, 1), (3, 30.0, 34.0, 4)]
+    bars = (result.bars.job, result.bars.begins, result.bars.ends, result.bars.gpu, result.bars.gpus)
+    stays = [(0, 0.0, 10.0, 0, 1), (0, 0.0, 10.0, 2, 2), (1, 10.0, 15.0, 0, 2), (2, 10.0, 30.0, 2, 1), (3, 30.0, 34.0, 0, 4)]
     assert list(zip(*(column.tolist() for column in bars), strict=True)) == stays
 
 
@@ -315,6 +315,19 @@ def test_a_job_that_grows() -> None:
     assert result.fates.lost.tolist() == [2.0 + 4 * 8.0]
 
 
+def test_the_chart_shows_the_gpus_that_a_gang_has() -> None:
+    """Job 0 on GPUs 0, 1 and 3 of four, and job 1 on the one in between."""
+    result = run(workload([(0.0, 9.0, 3), (0.0, 5.0, 1)]), Timetable({0.0: {0: (0, 1, 3), 1: (2,)}}), "1x4")
+    bars = result.bars
+    assert sorted(zip(bars.job.tolist(), bars.gpu.tolist(), bars.gpus.tolist(), bars.ends.tolist(), strict=True)) == [
+        (0, 0, 2, 9.0),
+        (0, 3, 1, 9.0),
+        (1, 2, 1, 5.0),
+    ]
+    assert (result.fates.run_time.tolist(), result.fates.gpu_time.tolist()) == ([9.0, 5.0], [27.0, 5.0])
+    assert result.usage.running.tolist() == [2, 1, 0]
+
+
 def test_a_batch_size_that_the_policy_chooses() -> None:
     """One GPU, a step of 1 s + 0.01 s a sample, M0 = 100, phi = 300: batch 100 takes 2 s (50 samples/s), batch 300 takes 4 s, 75
     samples/s of which (300 + 100) / (300 + 300) count: 50 too. Batch 200: 3 s, 66.7 samples/s of which 0.8 count, 53.3 or 16/15 as fast.
@@ -330,6 +343,17 @@ def test_a_batch_size_that_the_policy_chooses() -> None:
     as_fast = {20.0: {0: Allocation((0,), batch_size=300)}}
     assert run(jobs, Timetable(alone | as_fast)).fates.ended == pytest.approx([100.0])
     assert run(jobs, Timetable({0.0: {0: Allocation((0,), batch_size=200)}})).fates.ended == pytest.approx([93.75])
+
+
+def test_efficiency_is_that_of_the_progress_at_the_last_choice_of_the_batch_size() -> None:
+    """As above, but phi grows from 300 to 1 100. With batch 300 half of the work takes 50 s at the efficiency of its begin; then phi is
+    700, (700 + 100) / (700 + 300) of 75 samples/s count, 60 or 6/5 as fast, and the other half takes 50 / 1.2 s.
+    """
+    goodput = Goodput(StepTime(grad=1.0, grad_per_sample=0.01), 100, 1000, (1, 1000), ((0.0, 300.0), (1.0, 1100.0)))
+    jobs = workload([(0.0, 100.0, 1)], models=["a"], batch_size=[100], profiles=[Profile("a", goodput=goodput)])
+    chosen = {0: Allocation((0,), batch_size=300)}
+    assert run(jobs, Timetable({0.0: chosen})).fates.ended == pytest.approx([100.0])
+    assert run(jobs, Timetable({0.0: chosen, 50.0: chosen})).fates.ended == pytest.approx([50.0 + 50.0 / 1.2])
 
 
 def test_the_view_tells_what_is_so() -> None:

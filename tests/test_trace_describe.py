@@ -185,6 +185,9 @@ def test_demand_by_hand() -> None:
     """Two GPUs for the first hour, one for half of the second: 1.5 and 0.5 GPUs on average beside what overlaps."""
     found = demand(np.array([0.0, 1800.0]), np.array([3600.0, 3600.0]), np.array([1, 1]))
     assert found.gpus.tolist() == pytest.approx([1.5, 0.5])
+    assert (found.mean, found.peak) == (1.0, 2.0)  # one GPU until the second comes, two from then on
+    following = demand(np.array([0.0, 60.0, 120.0]), np.array([60.0, 60.0, 60.0]), np.array([2, 2, 2]))
+    assert (following.mean, following.peak) == (2.0, 2.0)  # at the moment at which one ends the next begins
 
 
 jobs = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e5), st.integers(1, 64)), max_size=40)
@@ -198,6 +201,7 @@ def test_demand_is_all_of_the_service(rows: list[tuple[float, float, int]]) -> N
     found = demand(submitted, took, gpus)
     assert found.gpus.sum() * found.bucket == pytest.approx(float((took * gpus).sum()), rel=1e-6, abs=1e-3)
     assert (found.gpus >= -1e-6).all()
+    assert found.mean is None or found.mean <= found.peak <= gpus.sum()
 
 
 def test_shares_of_users_by_hand() -> None:
@@ -298,7 +302,10 @@ def test_the_command_prints_tables(csv: Path, capsys: pytest.CaptureFixture[str]
 def test_the_command_says_why_there_is_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("key,submitted,duration,gpus_min\na,0,1e8,1\nb,1,1e8,1\n")
     assert run(["trace", "describe", str(tmp_path / "t.csv"), "--nodes", "1x8"]) == 0
-    assert "GPUs demanded  mean unknown, as the jobs run for longer than they arrive, peak 2\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "GPUs demanded  unknown, as the jobs run for longer than they arrive\n" in out
+    assert "GPUs in use    if no job waited: mean 1 until the last arrival, peak 2\n" in out
+    assert "deadlines      2 best-effort\n" in out
 
 
 def test_the_command_prints_json_and_writes_figures(csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,8 +318,8 @@ def test_the_command_prints_json_and_writes_figures(csv: Path, tmp_path: Path, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "many"], "nodes: 'many' is not NODESxGPUS"),
-        (["--task", "colour"], "task: 'colour' is no column"),
+        (["--nodes", "many"], " --nodes: 'many' is not NODESxGPUS"),
+        (["--task", "colour"], " --task: 'colour' is no column"),
         (["--out", "/proc/no"], "--out: cannot write /proc/no"),
     ],
 )

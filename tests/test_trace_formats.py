@@ -189,6 +189,15 @@ def test_lucid_tells_how_its_models_share_a_gpu(tmp_path: Path) -> None:
     assert measured(read(write(tmp_path, TIRESIAS)).jobs) == ()
 
 
+def test_a_table_of_helios_with_the_columns_of_lucid_is_lucids(tmp_path: Path) -> None:
+    own_columns = [
+        f"{line},{more}" for line, more in zip(HELIOS.splitlines(), ["jobname,model,batchsize", *["j,ResNet18,64"] * 9], strict=False)
+    ]
+    trace = read(write(tmp_path, "\n".join(own_columns)))
+    assert (trace.format, trace.jobs[0].model, trace.jobs[0].batch_size) == ("lucid", "ResNet18", 64)
+    assert read(write(tmp_path, "\n".join(own_columns)), "helios").format == "helios"
+
+
 def test_chronus_has_steps_and_minutes(tmp_path: Path) -> None:
     trace = read(write(tmp_path, CHRONUS))
     soft, strict, best = trace.jobs
@@ -349,7 +358,7 @@ def test_gavel_needs_throughputs(tmp_path: Path, as_json: bool) -> None:
     assert trace.recipe["throughputs"]["file"] == table.name
     assert slow.dropped == {"no throughput for its job type and GPUs": 1}
     assert brief(read(write(tmp_path, GAVEL_CSV), throughputs=table)) == [("0", 3.0, 100.0, 1)]
-    with pytest.raises(ValueError, match="steps and no durations: give --throughputs FILE"):
+    with pytest.raises(ValueError, match="steps and no durations: import it with 'stoker trace import FILE --throughputs TABLE'"):
         read(path)
     with pytest.raises(ValueError, match="no 'a100' in this table of throughputs; it has k80, v100"):
         read(path, throughputs=table, gpu_type="a100")
@@ -363,8 +372,12 @@ def test_workloads_without_durations_need_a_table(tmp_path: Path) -> None:
     by_key = write(tmp_path, "key,duration\nbert-0,7\n", "k.csv")
     trace = read(write(tmp_path, POLLUX), durations=by_key)
     assert (brief(trace), trace.dropped) == ([("bert-0", 110.0, 7.0, 6)], {"no duration in the table": 1})
-    with pytest.raises(ValueError, match="no durations: give --durations FILE"):
+    with pytest.raises(ValueError, match="no durations: import it with 'stoker trace import FILE --durations TABLE'"):
         read(write(tmp_path, POLLUX))
+    with pytest.raises(
+        ValueError, match=r"no job is left of it: 2 no duration in the table \(first: line 2: k.csv has none for key 'bert-0'"
+    ):
+        read(write(tmp_path, POLLUX), durations=write(tmp_path, "key,duration\nbert-9,7\n", "k.csv"))
     with pytest.raises(ValueError, match="needs the columns duration and key or model; it has a, b"):
         read(write(tmp_path, POLLUX), durations=write(tmp_path, "a,b\n1,2\n", "bad.csv"))
     with pytest.raises(ValueError, match=r"bad\.csv:2: duration: 'x' is not a number"):
@@ -388,11 +401,11 @@ HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
         (ROW.format(2, 0, 0, 5), "CPU job (0 GPUs)", "num_gpu: is 0, a CPU job"),
         (ROW.format(2, -1, 0, 5), "GPUs out of range", "num_gpu: -1 is not between 0 and 1000000"),
         (ROW.format(2, "1e9", 0, 5), "GPUs out of range", "num_gpu: 1e+09 is not between 0 and 1000000"),
-        (ROW.format(2, 1, 0, 0), "zero duration", "job '2': duration is 0 s"),
-        (ROW.format(2, 1, 0, -5), "negative duration", "job '2': duration is -5 s"),
-        (ROW.format(2, 1, 0, "1e10"), "duration beyond 30 years", "job '2': duration is 1e+10 s"),
+        (ROW.format(2, 1, 0, 0), "zero duration", "job '2': duration is 0s"),
+        (ROW.format(2, 1, 0, -5), "negative duration", "job '2': duration is -5s"),
+        (ROW.format(2, 1, 0, "1e10"), "duration beyond 30 years", "job '2': duration is 115740d 17h"),
         (ROW.format(2, 1, -1, 5), "submission out of range", "job '2': submitted at -1 s"),
-        (ROW.format(2, 1, "1e12", 5), "submission out of range", "job '2': submitted at 1e+12 s"),
+        (ROW.format(2, 1, "1e12", 5), "submission out of range", "job '2': submitted at 1,000,000,000,000 s"),
         (ROW.format(2, 1, 0, "NaN"), "no duration", "duration: is empty"),
         (ROW.format(2, 1, 0, "inf"), "duration is not a number", "duration: 'inf' is not a number"),
         (ROW.format(2, 1, 0, "9" * 400), "duration is not a number", f"duration: '{'9' * 37}...' is not a number"),
@@ -429,6 +442,17 @@ def test_what_a_job_can_do_without_is_left_out(tmp_path: Path) -> None:
         "iterations is not a number, left out": 1,
         "iterations is out of range, left out": 1,
     }
+
+
+def test_ids_that_differ_in_bytes_that_are_not_utf_8_stay_two(tmp_path: Path) -> None:
+    path = tmp_path / "latin-1.csv"
+    rows = [ROW.format(key, 1, at, 5) for at, key in enumerate(("h\xe9ro", "h\xe8ro", "hero"))]
+    path.write_bytes("".join([HEADER, *rows]).encode("latin-1") + ROW.format("h\xe9ro", 1, 9, 5).encode())
+    tally = Tally("")
+    trace = read(path, tally=tally)
+    assert [job.key for job in trace.jobs] == ["h\\xe9ro", "h\\xe8ro", "hero", "h\xe9ro"]
+    assert (trace.dropped, trace.repaired) == ({}, {"bytes that are not UTF-8, written as \\xNN": 2})
+    assert tally.first.popitem()[1].startswith("line 2: the row is ")
 
 
 def test_repairs_of_dropped_rows_do_not_count(tmp_path: Path) -> None:
@@ -558,7 +582,12 @@ def test_a_format_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
         (b'{"a": 1}', "is not the JSON array of cluster_job_log"),
         (b"[1, 2]", "no job is left of it: 2 entry is not as published"),
         (b'[{"jobid": "\xff"}]', "not UTF-8|is not JSON|is not the JSON"),
-        (b"\xff\xfe\x00binary", "unknown format"),
+        (b"\xff\xfb\x00binary", "unknown format"),
+        (TIRESIAS.encode("utf-16"), "is UTF-16 text: write it in UTF-8, such as with 'iconv -f UTF-16 -t UTF-8'"),
+        (gzip.compress(TIRESIAS.encode("utf-16-be"), mtime=0), "is UTF-16BE text: write it in UTF-8"),
+        (HELIOS.replace(",", ";").encode(), "its first line has semicolons between the fields: write the table with commas"),
+        (TIRESIAS.replace(",", "\t").encode(), "its first line has tabs between the fields"),
+        (HEADER.replace(",", "\t").replace("\n", "\ta\tb\tc\n").encode(), "its first line has tabs between the fields"),  # 10, as Gavel's
         (own.MARK.encode() + b"{}\nkey,submitted\na,0\n", "has no column duration, gpus_min"),
         (own.MARK.encode() + b"{\n", ":1: what follows '# stoker trace' is not as 'stoker trace export' writes it"),
     ],

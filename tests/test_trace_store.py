@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pty
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -322,12 +325,12 @@ def test_import_list_show_drop(stoker: Callable[..., Any], tmp_path: Path) -> No
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "side: 2 jobs imported (format side-by-side)",
-        "  dropped 1: zero duration; first: line 4: job 'k3': duration is 0 s",
+        "  dropped 1: zero duration; first: line 4: job 'k3': duration is 0s",
     ]
     code, out, _ = stoker("trace", "import", "side.csv", "--json")
     answer = json.loads(out)
     assert (code, answer["existing"], answer["jobs"], answer["dropped"]) == (0, True, 2, {"zero duration": 1})
-    assert answer["first"] == {"zero duration": "line 4: job 'k3': duration is 0 s"}
+    assert answer["first"] == {"zero duration": "line 4: job 'k3': duration is 0s"}
     (tmp_path / "side.csv").write_text(CSV.replace("79", "80"))
     code, _, err = stoker("trace", "import", "side.csv")
     assert code == 4 and "give another name with --name, or 'stoker trace drop side' first" in err
@@ -341,7 +344,7 @@ def test_import_list_show_drop(stoker: Callable[..., Any], tmp_path: Path) -> No
     code, _, err = stoker("trace", "show", "sied")
     assert (code, err) == (3, "stoker: error: there is no trace 'sied' (did you mean 'side'?); 'stoker trace list' shows them\n")
     code, out, err = stoker("trace", "drop", "side", "sied")
-    assert (code, out) == (3, "side and its 2 jobs are dropped\n") and "there is no trace 'sied'" in err
+    assert (code, out) == (3, "side is dropped with 2 jobs\n") and "there is no trace 'sied'" in err
 
 
 def test_a_dry_run_and_strict_store_nothing(stoker: Callable[..., Any], client: Client, tmp_path: Path) -> None:
@@ -349,7 +352,7 @@ def test_a_dry_run_and_strict_store_nothing(stoker: Callable[..., Any], client: 
     code, out, _ = stoker("trace", "import", "dry.csv", "--dry-run")
     assert (code, out.splitlines()[0]) == (0, "dry: 2 jobs would be imported (format side-by-side)")
     code, out, err = stoker("trace", "import", "dry.csv", "--strict")
-    assert (code, out, err) == (2, "", "stoker: error: dry.csv:4: job 'k3': duration is 0 s\n")
+    assert (code, out, err) == (2, "", "stoker: error: dry.csv:4: job 'k3': duration is 0s\n")
     assert "dry" not in names(client)
 
 
@@ -365,6 +368,10 @@ def test_a_dry_run_and_strict_store_nothing(stoker: Callable[..., Any], client: 
         (["export", "nothing"], 3, "there is neither a file nor a trace 'nothing'; 'stoker trace list' shows the traces"),
         (["export", "ok.csv", "--to", "bad.csv"], 2, "--to: bad.csv exists: name another file, or give --force"),
         (["export", "ok.csv", "--to", "no/dir.csv"], 2, "--to: no/dir.csv: cannot be written: No such file or directory"),
+        (["export", "ok.csv", "--to", ".", "--force"], 2, "--to: . is a folder: name a file in it"),
+        (["show", "./ok.csv"], 3, "'./ok.csv' names a file and no imported trace: 'stoker trace describe' takes files, too"),
+        (["show", ""], 3, "no trace can be called ''; 'stoker trace list' shows the traces"),
+        (["drop", "a b"], 3, "no trace can be called 'a b'; 'stoker trace list' shows the traces"),
         (["improt", "ok.csv"], 2, "no such command 'improt' (did you mean 'import'?)"),
     ],
 )
@@ -382,7 +389,7 @@ def test_what_is_exported_is_imported_again(stoker: Callable[..., Any], client: 
     send_trace(client, trace)
     to = tmp_path / f"out.{ending}"
     code, _, err = stoker("trace", "export", trace.name, "--to", str(to))
-    assert (code, err) == (0, f"stoker: 3 jobs are written to {to}\n")
+    assert (code, err) == (0, f"stoker: 3 jobs written to {to}\n")
     assert [path.name for path in tmp_path.iterdir()] == [to.name]  # no temporary file is left
     assert (to.read_bytes()[:2] == b"\x1f\x8b") == (ending == "csv.gz")
     again = read(to)
@@ -408,6 +415,36 @@ def test_export_tells_programs_what_it_wrote(tmp_path: Path, capsys: pytest.Capt
     assert run(["trace", "export", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["name"], [job["key"] for job in found["jobs"]]) == ("side", ["k1", "k2"])
+
+
+def test_export_follows_links_and_writes_into_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands at --to stays what it is, but for a file."""
+    monkeypatch.chdir(tmp_path)
+    Path("side.csv").write_text(CSV)
+    Path("kept").mkdir()
+    Path("link.csv").symlink_to("kept/own.csv")
+    os.mkfifo("pipe")
+    assert run(["trace", "export", "side.csv", "--to", "link.csv"]) == 0  # to nothing as yet
+    assert run(["trace", "export", "side.csv", "--to", "link.csv"]) == 2
+    assert run(["trace", "export", "side.csv", "--to", "link.csv", "--force"]) == 0
+    assert Path("link.csv").is_symlink() and [path.name for path in Path("kept").iterdir()] == ["own.csv"]
+    with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE) as reader:
+        assert run(["trace", "export", "side.csv", "--to", "pipe"]) == 0
+        assert reader.communicate()[0] == Path("kept/own.csv").read_bytes()
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_an_export_that_is_ended_leaves_nothing_and_says_so(tmp_path: Path, number: int, code: int, word: str) -> None:
+    (tmp_path / "side.csv").write_text(CSV)
+    program = (
+        "import os, sys; from stoker.engine.cli.main import main; from stoker.engine.traces.formats import stoker\n"
+        f"def write(trace, file): file.write('half'), file.flush(), os.kill(os.getpid(), {int(number)})\n"
+        "stoker.write = write; sys.argv[1:] = ['trace', 'export', 'side.csv', '--to', 'own.csv']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (code, f"stoker: error: {word}: the trace was not written")
+    assert [path.name for path in tmp_path.iterdir()] == ["side.csv"]
 
 
 def test_a_folder_shadows_no_trace(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_left_out_and_counted() -> None:
     jobs = [TraceJob(key=str(row), submitted=float(row), duration=took, gpus_min=gpus) for row, (took, gpus) in enumerate(rows)]
     made = sample(msgspec.structs.replace(SOURCE, jobs=jobs), "w", choice=Choice(gpus=8, max_duration=HOUR, max_gpus=1))
     assert [job.key for job in made.jobs] == ["1"]
-    assert made.dropped == {"shorter than 1 s": 1, "longer than 3600 s": 1, "more than 1 GPUs": 2}
+    assert made.dropped == {"shorter than 1s": 1, "longer than 1h": 1, "more than 1 GPU": 2}
 
 
 @settings(max_examples=40)
@@ -584,7 +584,10 @@ def test_requests_that_do_not_fit_are_left_out_unless_named(tmp_path: Path, caps
         (["--window", "2017-09-22.."], "--window: '2017-09-22' is a date, and the trace does not tell when it was"),
         (["--window", "soon..later"], "--window: must be a duration"),
         (["--rate", "3"], "--rate: is for workloads from nothing"),
-        (["--shares", "strict"], "--shares: 'strict' is not NAME=NUMBER"),
+        (["--shares", "strict"], "--shares: 'strict' is not DEMAND=SHARE, such as strict=0.5"),
+        (["--shares", "strict=2"], "--shares: strict=2 must be probabilities that add to 1"),
+        (["--load", "1", "--jobs", "3", "--nodes", "1x8"], "--jobs, --load: give one of them"),
+        (["--min-duration", "100d"], "400 shorter than 100d"),
         (["--scales", "0.5,0.5"], "--scales: '0.5,0.5' is not three numbers"),
         (["--nodes", "8"], "--nodes: '8' is not NODESxGPUS"),
         (["--max-duration", "x"], "--max-duration: must be a duration"),
@@ -608,7 +611,8 @@ def test_bad_options_get_one_line(csv: str, arguments: list[str], message: str, 
             for option in ("--load", "--rate", "--sigma", "--performance", "--elastic")
             for value in ("nan", "inf")
         ),
-        (["--name", "w", "--jobs", "5", "--rate", "1", "--requests", "a:1"], "--requests: 'a:1' is not NAME:NUMBER"),
+        (["--name", "w", "--jobs", "5"], "--rate, --load: say how often"),
+        (["--name", "w", "--jobs", "5", "--rate", "1", "--requests", "1:a"], "--requests: '1:a' is not GPUS:WEIGHT, such as 8:0.1"),
     ],
 )
 def test_bad_options_without_a_source_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -626,6 +630,9 @@ def test_a_workload_is_stored_with_its_recipe_and_made_from_again(
     assert synth(capsys, csv, "--name", "first", "--jobs", "200", "--mix", "mix2", "--home", home)["existing"]
     again = synth(capsys, "first", "--name", "second", "--jobs", "20", "--home", home)
     assert again["recipe"]["source"]["recipe"] == made["recipe"]
+    assert run(["trace", "show", "second", "--home", home]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  choice      min duration 1, jobs 20\n" in shown and "None" not in shown and "{" not in shown
     assert run(["trace", "describe", "second", "--home", home, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == 20
     assert run(["trace", "synth", csv, "--name", "first", "--jobs", "199", "--home", home]) == 4

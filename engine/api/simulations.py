@@ -143,7 +143,7 @@ async def history(call: Call) -> dict[str, Any]:
             "jobs": objects(store, "api/sim_history", pool, since),
             "stays": objects(store, "api/sim_stays", pool, since),
             "nodes": [row[0] for row in store.rows("api/sim_nodes", pool)],
-            "left_out": dict(zip(("not_ended", "never_ran"), store.rows("api/sim_left_out", pool, since)[0], strict=True)),
+            "left_out": objects(store, "api/sim_left_out", pool, since)[0],
         }
 
     return await asyncio.to_thread(read)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +12,38 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ..errors import UsageError
+from ..errors import StokerError, UsageError
 from ..home import Home
 
 if TYPE_CHECKING:
     from ..client import Client
 
 
+_WHOLE = 1000  #: characters; no first sentence has so many
 TIMEOUT = 30.0  #: seconds until an answer, unless a command knows better
+
+
+class Terminated(BaseException):
+    """SIGTERM came. As with Ctrl-C's, nobody who catches exceptions takes it for a fault that can be lived with."""
+
+
+class Ended(StokerError):
+    """Ctrl-C or SIGTERM ended a command that says what became of its work."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def unless_ended(outcome: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM in the block (or the function, as a decorator) are answered with what became of the work."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Ended(f"interrupted: {outcome}", 130) from None
+    except Terminated:
+        raise Ended(f"terminated: {outcome}", 143) from None
 
 
 @dataclass
@@ -145,6 +170,12 @@ class Group(click.Group):
             hint = nearest(args[0], known) or f"; one of: {', '.join(known)}"
             ctx.fail(f"no such command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What each command says of itself, wrapped: click would cut it to a line."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in commands if command and not command.hidden])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:

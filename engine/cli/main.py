@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
 
 import click
 
 from ... import __version__
 from ..errors import StokerError
-from .command import App, Lazy, LazyGroup, examples
-from .output import error_line, silence_stdout
+from .command import App, Lazy, LazyGroup, Terminated, examples
+from .output import error_line, is_of_output, open_streams, silence_stdout
 
 SECTIONS: dict[str, dict[str, Lazy]] = {
     "Jobs": {
@@ -114,12 +117,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{_sentence(error.format_message())}; see '{path} --help'", 2)
     except click.ClickException as error:
         return fail(_sentence(error.format_message()), 1)
+    except Terminated:
+        return 143
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        return unwritten(error) if is_of_output(error) else fail_unexpectedly(error)
     except UnicodeEncodeError as error:  # bytes of the command line that are not UTF-8 are surrogates in Python
         return fail(f"{error.object[:60]!r} is not UTF-8 text: write it in UTF-8", 2)
     except Exception as error:
-        return fail(f"unexpected {type(error).__name__}: {error}; STOKER_DEBUG=1 shows where; please report it", 1)
+        return fail_unexpectedly(error)
 
 
 def _sentence(message: str) -> str:
@@ -138,10 +145,43 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def fail_unexpectedly(error: Exception) -> int:
+    return fail(f"unexpected {type(error).__name__}: {error}; STOKER_DEBUG=1 shows where; please report it", 1)
+
+
+def unwritten(error: OSError) -> int:
+    """The disk behind our output is full, or the output is closed."""
+    silence_stdout()
+    return fail(f"cannot write the output: {error.strerror}", 1)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, so that it takes its temporary files along; who was started to ignore it does."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, lambda *_: None)  # timeout(1) sends it to the command and then to its group: twice
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:  # else the second may still come
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main() -> NoReturn:
-    code = run()
+    open_streams()
+    with _ended_by_sigterm():
+        code = run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         silence_stdout()
+    except OSError as error:
+        code = unwritten(error)
     sys.exit(code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
 import json
 import os
 import sys
@@ -62,6 +64,34 @@ class Column:
 
 def state_style(row: Row) -> str:
     return STATE_STYLE.get(str(row.get("state")), "")
+
+
+#: Why a descriptor takes no more. Who opens a file is told its name with the error, so that without one it is most likely our output.
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+
+
+def is_of_output(error: OSError) -> bool:
+    """Whether it says that what we print cannot be written."""
+    return error.filename is None and error.errno in _UNWRITABLE
+
+
+def open_streams() -> None:
+    """Stand-ins for an output that the caller has closed: Python has None there, and the next file would be opened in its place.
+
+    Writing to stdout then fails as it does on a full disk; of stderr there is nobody whom it could be told.
+    """
+    if sys.stdout is None:
+        sys.stdout = _devnull(1, os.O_RDONLY)
+    if sys.stderr is None:
+        sys.stderr = _devnull(2, os.O_WRONLY)
+
+
+def _devnull(number: int, mode: int) -> io.TextIOWrapper:
+    opened = os.open(os.devnull, mode)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+    return io.TextIOWrapper(io.FileIO(number, "w"), encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def silence_stdout() -> None:

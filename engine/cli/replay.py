@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from .. import format as fmt
 from ..errors import Conflict, UsageError
 from .command import App, Command, examples, pass_app
 from .output import Answer, json_option, note
@@ -15,6 +16,11 @@ from .report import since_option
 from .simulating import answer, make_study, parse_nodes, study_options
 
 HISTORY_TIMEOUT = 120.0  #: seconds
+_LEFT_OUT = {  #: remarks, by what `History` counts
+    "not_ended": "left out: {jobs} not ended yet",
+    "never_ran": "left out: {jobs} ended without running",
+    "held_before": "left out: {jobs} of before --since that still held GPUs, which the simulated policies find free",
+}
 
 
 @click.command(cls=Command)
@@ -47,7 +53,7 @@ def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> 
         raise Conflict(f"pool {pool!r} has no GPUs now; name a cluster with --nodes")
     study = make_study(history.workload(), parse_nodes(nodes) if nodes else history.cluster(), given, history.source())
     pool_now = dataclasses.replace(study, cluster=history.cluster()) if history.nodes else study
-    for count, words in zip(history.left_out, ("have not ended", "ended without running"), strict=True):
-        if count:
-            note(f"{count} jobs that {words} are left out")
-    return answer(app, study, given, before=recorded(pool_now, history.outcome(study.cluster)))
+    notes = [words.format(jobs=fmt.counted(count, "job")) for name, words in _LEFT_OUT.items() if (count := history.left_out[name])]
+    for words in notes:
+        note(words)
+    return answer(app, study, given, notes, before=recorded(pool_now, history.outcome(study.cluster)))

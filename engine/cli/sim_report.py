@@ -26,9 +26,14 @@ _PANELS = (  # column of sim_runs, its title, whether it is a time, whether it i
 )
 
 
-def write_report(out: Path, study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Path:
-    """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page."""
-    from ..report.sim_page import write
+def write_report(
+    out: Path, study: Study, runs: Sequence[Recorded], averages: Sequence[Average], *, about: Sequence[str], wrong: Sequence[str]
+) -> Path:
+    """Figures and a page into ``out``; curves are of the first completed seed of each policy. The path of the page.
+
+    ``about`` and ``wrong`` are sentences: what was simulated, and what of it failed.
+    """
+    from ..report.sim_page import Words, write
     from ..sim.history import AS_IT_WAS
 
     seeds = max(average.seeds for average in averages)
@@ -39,17 +44,19 @@ def write_report(out: Path, study: Study, runs: Sequence[Recorded], averages: Se
         lead += f" {AS_IT_WAS.capitalize()}: measured."
     rows = [row_of(average) for average in averages]
     columns = columns_for(rows)
-    return write(
-        _comparison(study, runs, averages),
-        out,
+    words = Words(
         title=f"Simulated: {study.workload.name}",
         lead=lead,
+        about=about,
+        wrong=wrong,
         header=[column.header for column in columns],
         rows=[[column.text(row) for column in columns] for row in rows],
     )
+    return write(comparison(study, runs, averages), out, words)
 
 
-def _comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
+def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
+    """What the figures are drawn from."""
     from ..report.sim_plots import Comparison, Panel
     from ..sim.figures import extent
 
@@ -58,7 +65,7 @@ def _comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Avera
         if run.outcome.result is not None:
             first.setdefault(run.outcome.run.choice.label, run)
     results = [run.outcome.result for run in first.values() if run.outcome.result]
-    spans = [span for result in results if (span := extent(study.workload, result.fates))]
+    spans = [span for result in results if (span := extent(study.workload, result.fates, study.until))]
     begin, end = min((span[0] for span in spans), default=0.0), max((span[1] for span in spans), default=1.0)
     panels = [
         Panel(title, [one.mean[name] for one in averages], [one.spread.get(name) for one in averages], is_time, is_share)

@@ -26,7 +26,8 @@ class Keeper:
         self.numbers: dict[int, int] = {}  #: of stored runs, by their number in the study
         self._open = True
         try:
-            self._client.get("/healthz")
+            if self._client.get("/v1/simulations", study=name, limit=1)["runs"]:
+                note(f"there is a study {name!r} already: these runs are added to it")
         except StokerError as error:
             self._give_up(error)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import format as fmt
-from .output import Column, Row
+from .output import Column, Row, fit
 
 if TYPE_CHECKING:
     from ..sim.record import Average
@@ -34,6 +34,12 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
     """Without those about deadlines where no job has one."""
     deadlines = any(row["slo_violations"] is not None for row in rows)
     return [column for column in _COLUMNS if deadlines or column.header not in _OF_DEADLINES]
+
+
+def without_room(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[str]:
+    """Headers of the columns that a terminal of this width does not show."""
+    shown = {place for place, _ in fit(columns, [[column.drawn(row) for row in rows] for column in columns], width)} if rows else None
+    return [column.header for place, column in enumerate(columns) if shown is not None and place not in shown]
 
 
 def _cell(key: str, words: Callable[[float | None], str]) -> Callable[[Row], str]:

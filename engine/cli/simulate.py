@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @json_option
 @pass_app
 @examples(
-    "stoker simulate philly.csv --policy fifo --policy srtf --nodes 100x8",
-    "stoker simulate philly --policy srtf --policy srtf,hysteresis=1 --nodes 4x8,2x4 --costs thesis --out report",
-    "stoker simulate philly -p srtf -n 100x8 --config srtf.unknown=600 --estimate-error 0.2 --seeds 3 --json",
+    "stoker simulate philly.csv --policy fifo --policy srtf --nodes 300x8",
+    "stoker simulate week.csv --policy srtf --policy srtf,hysteresis=1 --nodes 4x8,2x4 --costs thesis --out report",
+    "stoker simulate week -p srtf -n 4x8 --config srtf.unknown=600 --estimate-error 0.2 --seeds 3 --json",
 )
 def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) -> Answer:
     """Simulate policies on a trace: a file, or a trace that was imported.
@@ -34,17 +34,21 @@ def simulate(app: App, trace: str, nodes: str, no_profiles: bool, **given: Any) 
     The policies are those that run live, on a virtual clock. Costs and guards are off and estimates exact unless asked for.
     """
     cluster = parse_nodes(nodes)
-    workload, source = _workload(app, trace, profiled=not no_profiles)
-    return answer(app, make_study(workload, cluster, given, source), given)
+    workload, source, notes = _workload(app, trace, profiled=not no_profiles)
+    return answer(app, make_study(workload, cluster, given, source), given, notes)
 
 
-def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source]:
+def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source, list[str]]:
+    """The jobs, what tells them from others, and what was said of those that are left out."""
     from ..sim.study import Source
     from ..traces.models import measured, profiles
     from ..traces.trace import to_workload
     from .trace_source import find_trace
 
     found, number = find_trace(trace, lambda: app.client)
+    notes = []
     if found.dropped and found.recipe is None:  # what synth did not draw is no flaw of a file
-        note(f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items()))
-    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number)
+        notes = [f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items())]
+    for words in notes:
+        note(words)
+    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number), notes

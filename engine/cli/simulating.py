@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,12 +18,13 @@ import click
 
 from .. import format as fmt
 from ..errors import StokerError, UsageError
-from .command import App
-from .output import Answer, Row, print_table, section, write
+from . import sim_words
+from .command import App, Ended
+from .output import Answer, Row, console, note, print_table, section, write
 from .policy import PolicyName
 from .sim_options import make_options, sim_options
 from .sim_store import Keeper
-from .sim_table import columns_for, row_of
+from .sim_table import columns_for, row_of, without_room
 
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
@@ -32,36 +34,36 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class Folder(click.Path):
+    """A folder to write to. Without a name it would be the current one, which nobody means who gives an empty variable."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; name a folder, or . for the current one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _STUDY_OPTIONS = (
     click.option("-p", "--policy", "policies", type=PolicyName(), multiple=True, required=True, metavar="NAME[,KEY=VALUE]...",
-                 help="Policy to simulate; may be repeated."),
+                 help="Policy to simulate: one of 'stoker policy list', with keys of 'stoker policy show NAME', or your own as "
+                      "package.module:Class. May be repeated."),
     click.option("-c", "--config", "settings", multiple=True, metavar="[POLICY.]KEY=VALUE",
                  help="Configuration key, of every policy that has it or of the one named."),
     click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy, of consecutive seeds."),
     click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="The first seed."),
     click.option("-j", "--jobs", "processes", type=click.IntRange(1, 1024), metavar="N", help="Runs at a time (default: one a core)."),
     click.option("--strict", is_flag=True, help="Jobs larger than the cluster are an error; else they are left out and counted."),
-    click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write figures (PNG) and a page (index.html) there."),
-    click.option("--study", "name", metavar="NAME", help="Name under which the runs are stored (default: trace and time)."),
+    click.option("--out", type=Folder(file_okay=False, path_type=Path), help="Write figures (PNG) and a page (index.html) there."),
+    click.option("--study", "name", metavar="NAME",
+                 help="Name to store the runs under, beside those that have it already (default: trace and time)."),
     click.option("--no-store", is_flag=True, help="Do not store the figures in the daemon's database."),
     click.option("--costs", type=click.Choice(["none", "thesis"]), default="none", show_default=True,
                  help="Costs to begin with: none, or suspension and resumption as the thesis measured them."),
 )  # fmt: skip
 
 
-class Interrupted(StokerError):
-    """Ctrl-C: what had finished is stored and shown."""
-
-    exit_code = 130
-
-
-class Terminated(StokerError):
-    """SIGTERM: the same."""
-
-    exit_code = 143
-
-
-_ENDED = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+_ENDED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def study_options(*, until: bool) -> Callable[[F], F]:
@@ -110,7 +112,8 @@ def _refuse_nothing(study: Study) -> None:
     if not fits.any():
         raise UsageError(f"no job of {workload.name} fits {cluster}: the smallest needs {workload.gpus_min.min()} GPUs; give more --nodes")
     if (first := float(workload.submitted[fits].min())) >= study.until:
-        raise UsageError(f"--until: nothing has come by then: the first job of {workload.name} is submitted {first:g} s after its start")
+        when = f"{fmt.duration(first)} after its start"
+        raise UsageError(f"--until: nothing has come by then: the first job of {workload.name} is submitted {when}")
 
 
 def _refuse_large(workload: Workload, cluster: Cluster) -> None:
@@ -121,24 +124,31 @@ def _refuse_large(workload: Workload, cluster: Cluster) -> None:
         raise UsageError(f"--strict: {first}, {cluster} has {cluster.total}{more}; without --strict they are left out")
 
 
-def answer(app: App, study: Study, given: Mapping[str, Any], before: Recorded | None = None) -> Answer:
-    """Run the study, store each run as it comes, write the report. ``before`` is shown first, as what really happened."""
+def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str] = (), before: Recorded | None = None) -> Answer:
+    """Run the study, store each run as it comes, write the report.
+
+    ``notes`` were said of its jobs, and are for the report too; ``before`` is shown first, as what really happened.
+    """
     from ..sim.record import averages
     from ..sim.study import cores
 
     if given["out"]:
         _check_writable(given["out"])
-    name = given["name"] or f"{study.workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    name = given["name"] or f"{study.workload.name} {_now()}"
     keeper = None if given["no_store"] else Keeper(app, study, name)
     runs, ended = _run(study, given["processes"] or cores(), keeper)
     shown = [*([before] if before else []), *runs]
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
+    rows = [row_of(average) for average in means]
+    said = [*sim_words.remarks(study, rows, runs)]
     errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
+    stopped = [] if ended is None else [Ended(f"{_ENDED[ended]}: {len(runs)} of {len(study.runs)} runs are done", 128 + ended)]
     page = None
     if given["out"] and means:
+        about = [*sim_words.about(study, name, time.time()), *notes, *said]
         try:
-            page = _report(given["out"], study, shown, means)
+            page = _report(given["out"], study, shown, means, about, [str(error) for error in (*errors, *stopped)])
         except UsageError as error:  # the figures are printed all the same
             errors.append(error)
     value = {
@@ -146,18 +156,21 @@ def answer(app: App, study: Study, given: Mapping[str, Any], before: Recorded | 
         "study": name,
         "trace": study.workload.name,
         "nodes": str(study.cluster),
-        "policies": [row_of(average) for average in means],
+        "policies": rows,
         "runs": [{"id": numbers.get(run.outcome.run.number), **run.row} for run in runs],
         "page": page,
     }
-    if ended is not None:
-        errors.append(_ENDED[ended](f"{_ENDED[ended].__name__.lower()}: {len(runs)} of {len(study.runs)} runs are done"))
-    return Answer(value, lambda: _show(study, value, runs), errors)
+    return Answer(value, lambda: _show(study, value, said), [*errors, *stopped])
+
+
+def _now() -> str:
+    """To the microsecond: commands that a script starts at once are studies of their own."""
+    return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], signal.Signals | None]:
     """The runs that were done, in the order of the study, and the signal that kept it from doing all."""
-    from ..sim.errors import Ended
+    from ..sim import errors
     from ..sim.record import recorded
     from ..sim.study import run_study
 
@@ -170,7 +183,7 @@ def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Reco
                 told(outcome.run, 1, 1)
                 if keeper is not None:
                     keeper.add(runs[-1])
-    except Ended as error:
+    except errors.Ended as error:
         ended = signal.Signals(error.number)
     except KeyboardInterrupt:  # the second one
         ended = signal.SIGINT
@@ -179,8 +192,8 @@ def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Reco
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM raises `Ended`; another Ctrl-C does what it does elsewhere, should the end take too long."""
-    from ..sim.errors import Ended
+    """The first Ctrl-C or SIGTERM raises `errors.Ended`; another Ctrl-C does what it does elsewhere, should the end take too long."""
+    from ..sim import errors
 
     if threading.current_thread() is not threading.main_thread():
         yield  # signals cannot be set there, and go to the main thread
@@ -190,7 +203,7 @@ def _signals() -> Iterator[None]:
         if number == signal.SIGTERM:
             before[number] = signal.SIG_IGN  # timeout(1) sends it to the command and then to its group: twice
         restore()
-        raise Ended(number)
+        raise errors.Ended(number)
 
     def restore() -> None:
         for number, handler in before.items():
@@ -236,11 +249,11 @@ def _check_writable(out: Path) -> None:
         raise _unwritable(out, error) from None
 
 
-def _report(out: Path, study: Study, runs: Sequence[Recorded], means: Sequence[Average]) -> str:
+def _report(out: Path, study: Study, runs: Sequence[Recorded], means: Sequence[Average], about: Sequence[str], wrong: Sequence[str]) -> str:
     from .sim_report import write_report
 
     try:
-        return str(write_report(out, study, runs, means))
+        return str(write_report(out, study, runs, means, about=about, wrong=wrong))
     except OSError as error:
         raise _unwritable(out, error) from None
 
@@ -249,37 +262,20 @@ def _unwritable(out: Path, error: OSError) -> UsageError:
     return UsageError(f"--out: cannot write {out}: {error.strerror}")
 
 
-def _show(study: Study, value: Row, runs: Sequence[Recorded]) -> None:
+def _show(study: Study, value: Row, said: Sequence[str]) -> None:
     from ..sim.history import AS_IT_WAS
 
     rows = value["policies"]
     replayed = f"; {AS_IT_WAS!r} was measured" if rows and rows[0]["label"] == AS_IT_WAS else ""
     section(f"Simulated: {value['trace']} on {value['nodes']} ({study.cluster.total} GPUs){replayed}")
-    for words in _remarks(study, rows, runs):
+    for words in said:
         write(words + "\n")
-    print_table(rows, columns_for(rows), "no run was completed")
+    columns = columns_for(rows)
+    print_table(rows, columns, "no run was completed")
+    if sys.stdout.isatty() and (hidden := without_room(rows, columns, console().width)):
+        note(f"no room for {', '.join(hidden)}: widen the terminal, or take --json")
     if value["page"]:
         write(f"report: {value['page']}\n")
     if any(run["id"] is not None for run in value["runs"]):
         name = value["study"].replace("'", "''")
         write(f"stored: stoker sql \"FROM sim_runs WHERE study = '{name}'\"\n")
-
-
-def _remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
-    import numpy as np
-
-    jobs, large, late = (max((run.row[name] for run in runs), default=0) for name in ("jobs", "dropped", "not_submitted"))
-    yield f"{jobs} jobs" + "".join(
-        f"; {count} {words} are left out"
-        for count, words in ((large, "larger than the cluster"), (late, "submitted at --until or later"))
-        if count
-    )
-    speeds = [row for row, profile in enumerate(study.workload.profiles) if profile.throughput is not None]
-    if profiled := int(np.isin(study.workload.profile, speeds).sum()):
-        yield f"{profiled} jobs are of models whose speed on other GPUs than they ask for is known"
-    for row in rows:
-        ended = row["finished"] + row["rejected"]
-        if ended < row["jobs"] or row["rejected"]:
-            still = row["jobs"] - ended
-            ahead = f", {row['undecided']:g} of these before their last deadline: neither kept nor violated" if row["undecided"] else ""
-            yield f"{row['label']}: {row['finished']:g} jobs finished, {row['rejected']:g} rejected, {still:g} not ended{ahead}"

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import importlib
 import os
+import stat
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,8 @@ from urllib.parse import quote
 import click
 
 from .. import format as fmt
-from .command import App, Group, Lazy, examples, pass_app
+from ..errors import StokerError, UsageError
+from .command import App, Command, Group, Lazy, examples, pass_app, unless_ended
 from .output import Answer, Column, json_option, note, print_facts, print_table, section, write, write_json
 
 if TYPE_CHECKING:
@@ -49,7 +51,18 @@ def trace() -> None:
     """Workload traces: files in public formats, kept by the daemon in one form, for 'stoker simulate'."""
 
 
-@trace.command("import")
+class _Import(Command):
+    """The help lists the formats, as the registry has them."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ..traces.formats.registry import FAMILIES, IMPORTED
+
+        with formatter.section("Formats"):
+            formatter.write_dl([(name, FAMILIES[name].title) for name in IMPORTED])
+        super().format_epilog(ctx, formatter)
+
+
+@trace.command("import", cls=_Import)
 @click.argument("file", type=FILE)
 @click.option("--format", "format_", metavar="NAME", help="Format of the file (default: what its first line shows).")
 @click.option("--name", help="Name of the trace (default: the file's name).")
@@ -81,9 +94,10 @@ def import_(
     join: Path | None,
     dry_run: bool,
 ) -> Answer:
-    """Read a trace from a file of a public format, plain or gzipped, and keep it.
+    """Read a trace from a file of a public format, and keep it.
 
-    Rows that cannot be jobs are dropped, and counted by reason. The same file under the same name is not stored twice.
+    The file may be gzipped. Rows that cannot be jobs are dropped, and counted by reason. The same file under the same name is not stored
+    twice.
     """
     from ..traces.formats.rows import Tally
     from .trace_send import progress_bar, send_trace
@@ -92,7 +106,7 @@ def import_(
     if not dry_run and is_file(file):
         app.client.get("/v1/status")  # whoever has no daemon is told so before a minute's reading, not after it
     tally = Tally(str(file))
-    with progress_bar(f"reading {file.name}") as progress:
+    with unless_ended("nothing was imported"), progress_bar(f"reading {file.name}") as progress:
         found = read_file(
             file, format=format_, name=name, strict=strict, cpu_jobs=cpu_jobs, throughputs=throughputs, gpu_type=gpu_type,
             durations=durations, join=join, tally=tally, progress=progress,
@@ -100,7 +114,7 @@ def import_(
     found.source = str(file.absolute())
     stored: dict[str, Any] = {"id": None, "existing": False}
     if not dry_run:
-        with progress_bar(f"storing {found.name}") as progress:
+        with unless_ended("'stoker trace list' shows whether it was imported"), progress_bar(f"storing {found.name}") as progress:
             stored = send_trace(app.client, found, progress)
     answer = {
         "id": stored["id"], "name": found.name, "format": found.format, "source": found.source, "sha256": found.sha256,
@@ -111,8 +125,9 @@ def import_(
 
 
 def _show_import(found: Trace, tally: Tally, existing: bool, dry_run: bool) -> None:
+
     done = "would be imported" if dry_run else "there already, nothing was changed" if existing else "imported"
-    write(f"{found.name}: {len(found.jobs)} jobs {done} (format {found.format})\n")
+    write(f"{found.name}: {fmt.counted(len(found.jobs), 'job')} {done} (format {found.format})\n")
     if found.starts_at is not None:
         note(f"second 0 is {_date(found.starts_at)}; dates without a zone are taken for UTC")
     if (gap := max((_gap(*pair) for pair in pairwise(found.jobs)), default=(0.0, 0.0)))[0] > LONG_GAP:
@@ -171,12 +186,18 @@ def _path(name: str) -> str:
 @pass_app
 @examples("stoker trace show helios", "stoker trace show helios --json")
 def show(app: App, name: str) -> Answer:
-    """Show where a trace came from, what it holds, and what was dropped and repaired."""
-    answer = app.client.get(_path(name))
+    """Show where a trace came from and what it holds.
+
+    NAME is a trace that was imported; 'stoker trace describe' also takes files.
+    """
+    from .trace_source import check_stored
+
+    answer = app.client.get(_path(check_stored(name)))
     return Answer(answer, lambda: _show(answer["trace"], answer["summary"]))
 
 
 def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
+
     with_deadlines = f"{summary['strict']} strict, {summary['soft']} soft" if summary["strict"] or summary["soft"] else ""
     print_facts(
         [
@@ -186,23 +207,37 @@ def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
             ("sha256", row["sha256"]),
             ("added", f"{fmt.clock(row['added_at'])} by {fmt.clean(row['added_by'])}"),
             ("second 0", _date(row["starts_at"])),
-            ("jobs", str(row["jobs"])),
+            ("jobs", f"{row['jobs']:,}"),
             ("submitted", f"over {fmt.duration(summary['last_submitted'] - summary['first_submitted'])}"),
-            ("GPU-hours", f"{summary['gpu_hours']:.1f}"),
+            ("GPU-hours", f"{summary['gpu_hours']:,.1f}"),
             ("duration", f"{fmt.duration(summary['duration_p50'])} median, {fmt.duration(summary['duration_avg'])} average, "
                          f"{fmt.duration(summary['duration_max'])} longest"),
-            ("largest job", f"{summary['gpus_most']} GPUs"),
+            ("largest job", fmt.counted(summary["gpus_most"], "GPU")),
             ("users", str(summary["users"] or "")),
             ("pools", str(summary["pools"] or "")),
             ("models", str(summary["models"] or "")),
             ("deadlines", with_deadlines),
-            ("recipe", "" if row["recipe"] is None else ", ".join(f"{key}={value}" for key, value in row["recipe"].items())),
         ]
     )  # fmt: skip
+    if row["recipe"]:
+        section("recipe")
+        print_facts([(key.replace("_", " "), fmt.clean(_in_words(value))) for key, value in row["recipe"].items()], indent=2)
     for what in ("dropped", "repaired"):
         if row[what]:
             section(what)
             print_facts([(str(count), fmt.clean(reason)) for reason, count in row[what].items()], indent=2)
+
+
+def _in_words(value: Any) -> str:
+    """A value of a recipe: of a table ``name value, name value``, what was not asked for left out."""
+    if isinstance(value, dict):
+        words = [(key.replace("_", " "), _in_words(inner), isinstance(inner, dict)) for key, inner in value.items()]
+        return ", ".join(f"{key} ({text})" if nested else f"{key} {text}" for key, text, nested in words if text)
+    if isinstance(value, list):
+        return " ".join(map(_in_words, value))
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:.{4 if abs(value) < 1000 else 10}g}" if isinstance(value, float) else str(value)
 
 
 @trace.command()
@@ -211,32 +246,38 @@ def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
 @pass_app
 @examples("stoker trace drop helios", "stoker trace drop mix1 mix2")
 def drop(app: App, name: tuple[str, ...]) -> Answer:
-    """Remove traces from the database; the figures of what was simulated on them stay."""
+    """Remove traces; the figures of what was simulated on them stay."""
     import json
 
-    from ..errors import StokerError
+    from .trace_source import check_stored
 
     done: list[dict[str, Any]] = []
     errors: list[StokerError] = []
     for one in name:
         try:
-            done.append(json.loads(app.client.fetch("DELETE", _path(one))))
+            done.append(json.loads(app.client.fetch("DELETE", _path(check_stored(one)))))
         except StokerError as error:
             errors.append(error)
-    return Answer(done, lambda: write("".join(f"{row['name']} and its {row['jobs']} jobs are dropped\n" for row in done)), errors)
+    return Answer(done, lambda: write("".join(map(_dropped, done))), errors)
+
+
+def _dropped(row: dict[str, Any]) -> str:
+
+    return f"{row['name']} is dropped with {fmt.counted(row['jobs'], 'job')}\n"
 
 
 @trace.command()
 @click.argument("trace", metavar="TRACE")
-@click.option("--to", type=FILE, help="File to write, gzipped where its name ends in .gz (default: standard output).")
+@click.option("--to", type=FILE, help="File or pipe to write, gzipped where its name ends in .gz (default: standard output).")
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: what was written with --to, else the trace itself in place of CSV.")
 @pass_app
 @examples("stoker trace export helios --to helios.csv.gz", "stoker trace export philly.csv")
+@unless_ended("the trace was not written")
 def export(app: App, trace: str, to: Path | None, force: bool, as_json: bool) -> None:
-    """Write a trace as CSV in our own format, which 'import' reads back without loss.
+    """Write a trace as CSV, which 'import' reads back without loss.
 
-    TRACE is the name of a trace that the daemon has, or a file of any known format.
+    The CSV is of our own format. TRACE is the name of a trace that the daemon has, or a file of any known format.
     """
     from .trace_source import load_trace
 
@@ -244,7 +285,7 @@ def export(app: App, trace: str, to: Path | None, force: bool, as_json: bool) ->
     if to is not None:
         write_file(found, to, force)
         written = {"name": found.name, "file": str(to), "jobs": len(found.jobs)}
-        write_json(written) if as_json else note(f"{len(found.jobs)} jobs are written to {to}")
+        write_json(written) if as_json else note(f"{fmt.counted(len(found.jobs), 'job')} written to {to}")
     elif as_json:
         import msgspec
 
@@ -264,22 +305,50 @@ def _print_csv(found: Trace) -> None:
 
 
 def write_file(found: Trace, to: Path, force: bool) -> None:
-    """All of it or nothing: a file that is cut off would be read as a shorter trace."""
-    import gzip
-
-    from ..errors import UsageError
-    from ..traces.formats.stoker import write as write_csv
-
-    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    """The trace as the file ``to``, or as what a link of this name points to: all of it or nothing, as a file that is cut off would be
+    read as a shorter trace. What is no regular file (a pipe, a device) is written into as it is."""
     try:
-        if to.exists() and not force:
+        mode = _mode(to)
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"--to: {to} is a folder: name a file in it")
+        if mode and _keeps(mode) and not force:
             raise UsageError(f"--to: {to} exists: name another file, or give --force")
-        opened = gzip.open if to.suffix == ".gz" else open
-        with opened(temporary, "wt", encoding="utf-8", newline="") as file:
-            write_csv(found, file)
-        os.replace(temporary, to)
+        zipped = to.suffix == ".gz"
+        if mode and not stat.S_ISREG(mode):
+            _write_csv(found, to, zipped)
+        else:
+            _replace(found, to.resolve(), zipped)
     except OSError as error:
         raise UsageError(f"--to: {to}: cannot be written: {error.strerror or error}") from None
+
+
+def _mode(path: Path) -> int:
+    """What kind of file there is, links followed; 0 where there is none."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _keeps(mode: int) -> bool:
+    """Whether what is written there takes the place of something: so of files and disks, and not of pipes and terminals."""
+    return stat.S_ISREG(mode) or stat.S_ISBLK(mode)
+
+
+def _replace(found: Trace, to: Path, zipped: bool) -> None:
+    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    try:
+        _write_csv(found, temporary, zipped)
+        os.replace(temporary, to)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _write_csv(found: Trace, to: Path, zipped: bool) -> None:
+    import gzip
+
+    from ..traces.formats.stoker import write as write_csv
+
+    with gzip.open(to, "wt", encoding="utf-8", newline="") if zipped else open(to, "w", encoding="utf-8", newline="") as file:
+        write_csv(found, file)

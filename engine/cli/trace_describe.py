@@ -10,7 +10,7 @@ import click
 
 from .. import format as fmt
 from ..errors import UsageError
-from .command import App, Command, examples, pass_app
+from .command import App, Command, examples, pass_app, unless_ended
 from .output import Answer, Column, Row, json_option, print_facts, print_table, section, write
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def _groups(header: str) -> list[Column]:
     "stoker trace describe philly.csv --nodes 100x8 --out philly/",
     "stoker trace describe philly --task user,gpus --json",
 )
+@unless_ended("the trace was not described")
 def describe(app: App, trace: str, out: Path | None, nodes: str | None, task: str | None) -> Answer:
     """Describe a trace: a file, or one that was imported.
 
@@ -80,7 +81,7 @@ def describe(app: App, trace: str, out: Path | None, nodes: str | None, task: st
     """
     from ..sim.cluster import Cluster
     from ..traces.describe import Description
-    from .trace_source import load_trace
+    from .trace_source import as_options, load_trace
 
     by = tuple(column.strip() for column in task.split(",")) if task else ()
     try:
@@ -88,7 +89,7 @@ def describe(app: App, trace: str, out: Path | None, nodes: str | None, task: st
         described = Description(load_trace(trace, lambda: app.client), by, capacity)
         summary = described.summary()
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(as_options(str(error), ("nodes", "task"))) from None
     page = _write(described, out) if out else None
     return Answer({**summary, "page": page}, lambda: _show(summary, page))
 
@@ -119,6 +120,7 @@ def _top(rows: Sequence[Row], columns: list[Column], empty: str) -> None:
 
 
 def _facts(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
+
     yield "trace", f"{of['name']}: {of['format']}, from {of['source']}"
     yield "jobs", f"{of['jobs']:,}, submitted within {fmt.duration(of['span'])}"
     yield "left out", ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items())
@@ -126,12 +128,15 @@ def _facts(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "duration", ", ".join(f"{name} {fmt.duration(length[key])}" for name, key in _LENGTHS) if of["jobs"] else ""
     yield "service", f"{of['gpu_hours']:,.0f} GPU-hours"
     demand = of["demand"]
-    load = f"; a load of {demand['load']:.2f} for {demand['capacity']} GPUs" if demand["load"] is not None else ""
-    mean = fmt.number(demand["mean"]) if demand["mean"] is not None else "unknown, as the jobs run for longer than they arrive"
-    yield "GPUs demanded", f"mean {mean}, peak {demand['peak']:,.0f}{load}" if of["jobs"] else ""
+    load = f"; a load of {demand['load']:.2f} for {demand['capacity']:,} GPUs" if demand["load"] is not None else ""
+    why = "unknown, as the jobs run for longer than they arrive"
+    offered = f"{fmt.number(demand['offered'])}: all service over the time of arrival{load}" if demand["offered"] is not None else why
+    yield "GPUs demanded", offered if of["jobs"] else ""
+    mean = f"mean {fmt.number(demand['mean'])} until the last arrival, " if demand["mean"] is not None else ""
+    yield "GPUs in use", f"if no job waited: {mean}peak {fmt.number(demand['peak'])}" if of["jobs"] else ""
     yield "arrivals", _arrivals(of["arrivals"]) if of["jobs"] else ""
     yield "recurrence", _recurrence(of["recurrence"])
-    for key, name in (("demands", "demands"), ("stops", "stop at"), ("scales", "scales")):
+    for key, name in (("demands", "deadlines"), ("stops", "stop at"), ("scales", "scales")):
         yield name, ", ".join(f"{count:,} {word}" for word, count in of[key].items())
 
 
@@ -139,6 +144,7 @@ _LENGTHS = (("median", "p50"), ("mean", "mean"), ("p90", "p90"), ("p99", "p99"),
 
 
 def _arrivals(found: dict[str, Any]) -> str:
+
     each = "an hour" if found["bucket"] == HOUR else f"in {found['bucket'] / HOUR:g} hours"
     if found["period"] is None:
         period = "no period stands out"
@@ -146,7 +152,7 @@ def _arrivals(found: dict[str, Any]) -> str:
         period = (
             f"the dominating period is {found['period'] / HOUR:.1f} h, {fmt.percent(found['periodic_share'])} of the variance is periodic"
         )
-    return f"mean {found['mean']:.1f} {each}, peak {found['peak']:,.0f}; {period}"
+    return f"mean {fmt.number(found['mean'])} {each}, peak {fmt.number(found['peak'])}; {period}"
 
 
 def _recurrence(found: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -40,6 +40,25 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def check_stored(name: str) -> str:
+    """A name that a trace of the daemon's may have; NotFound says what this one is, which need not be asked of the daemon."""
+    from ..traces.check import check_name
+
+    try:
+        return check_name(name)
+    except ValueError:
+        if name and (is_file(Path(name)) or _looks_like_a_file(name)):
+            raise NotFound(f"{name!r} names a file and no imported trace: 'stoker trace describe' takes files, too") from None
+        raise NotFound(f"no trace can be called {name!r}; 'stoker trace list' shows the traces") from None
+
+
+def as_options(message: str, options: Iterable[str]) -> str:
+    """The message with the fields that it begins with as they are written on the command line."""
+    fields, colon, rest = message.partition(":")
+    named = fields.split(", ")
+    return ", ".join(f"--{field.replace('_', '-')}" for field in named) + colon + rest if set(named) <= set(options) else message
 
 
 def read_file(path: Path, **options: Any) -> Trace:

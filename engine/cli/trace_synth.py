@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,7 @@ import click
 from ... import __version__
 from .. import format as fmt
 from ..errors import UsageError
-from .command import App, Command, examples, pass_app
+from .command import App, Command, examples, pass_app, unless_ended
 from .numbers import Finite
 from .output import Answer, json_option, print_facts
 
@@ -71,11 +71,12 @@ _OF_NOTHING = ("rate", "median", "sigma", "requests")
     "stoker trace synth philly --name busy --load 1.2 --nodes 100x8 --replace",
     "stoker trace synth --name poisson --jobs 10000 --load 0.9 --nodes 16x8 --to poisson.csv",
 )
+@unless_ended("no workload was made")
 def synth(app: App, source: str | None, name: str, to: Path | None, force: bool, **options: Any) -> Answer:
-    """Make a workload from a trace (a file, or an imported one), or from nothing.
+    """Make a workload from a trace, or from nothing.
 
-    Jobs are sampled and keep their arrival pattern; models, deadlines, stopping rules and elastic ranges are assigned as asked for.
-    The whole recipe is stored beside the trace.
+    SOURCE is a file, or the name of an imported trace. Jobs are sampled and keep their arrival pattern; models, deadlines, stopping rules
+    and elastic ranges are assigned as asked for. The whole recipe is stored beside the trace.
     """
     from ..traces.check import check_name
 
@@ -84,17 +85,16 @@ def synth(app: App, source: str | None, name: str, to: Path | None, force: bool,
         check_name(name)
         made = _sample(app, source, name, options) if source is not None else _from_nothing(name, options)
     except ValueError as error:
-        raise UsageError(_as_option(str(error), {**options, "name": name})) from None
+        raise UsageError(_as_option(str(error), {*options, "name"})) from None
     stored = _write(made, to, force) if to else _store(app, made)
     value = {"name": made.name, "jobs": len(made.jobs), "dropped": made.dropped, "recipe": made.recipe, **stored}
     return Answer(value, lambda: print_facts(_facts(value)))
 
 
-def _as_option(message: str, options: Mapping[str, Any]) -> str:
-    """The message with its fields as they are written on the command line."""
-    field, colon, rest = message.partition(":")
-    named = f"--{field.replace('_', '-')}{colon}{rest}" if field in options else message
-    return named.replace("add replace", "add --replace")
+def _as_option(message: str, options: Iterable[str]) -> str:
+    from .trace_source import as_options
+
+    return as_options(message, options).replace("add replace", "add --replace")
 
 
 def _refuse_strangers(source: str | None, options: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _attributes(options: Mapping[str, Any]) -> Attributes:
         models=options["models"] or KEEP,
         models_by=options["models_by"],
         mix=options["mix"] or KEEP,
-        shares=_pairs("shares", options["shares"], "=", str),
+        shares=_pairs("shares", options["shares"], "=", str, "DEMAND=SHARE, such as strict=0.5"),
         performance=options["performance"],
         elastic=options["elastic"],
         gpus=gpus,
@@ -170,7 +170,7 @@ def _from_nothing(name: str, options: Mapping[str, Any]) -> Trace:
         gpus=wanted.gpus,
         median=_duration("median", options["median"]) if options["median"] else generate.PHILLY_MEDIAN,
         sigma=options["sigma"] if options["sigma"] is not None else generate.PHILLY_SIGMA,
-        requests=_pairs("requests", options["requests"], ":", int) or generate.philly_requests(wanted.gpus),
+        requests=_pairs("requests", options["requests"], ":", int, "GPUS:WEIGHT, such as 8:0.1") or generate.philly_requests(wanted.gpus),
     )
     return from_nothing(name, shape, wanted=wanted, seed=options["seed"], version=__version__)
 
@@ -219,8 +219,8 @@ def _numbers(field: str, text: str | None) -> tuple[float, float, float] | None:
     return small, medium, large
 
 
-def _pairs(field: str, text: str | None, mark: str, kind: Callable[[str], T]) -> dict[T, float] | None:
-    """``a=1,b=2`` as a table."""
+def _pairs(field: str, text: str | None, mark: str, kind: Callable[[str], T], form: str) -> dict[T, float] | None:
+    """``a=1,b=2`` as a table; ``form`` says what each part should be."""
     if text is None:
         return None
     found: dict[T, float] = {}
@@ -231,7 +231,7 @@ def _pairs(field: str, text: str | None, mark: str, kind: Callable[[str], T]) ->
                 raise ValueError
             found[kind(key.strip())] = float(value)
         except ValueError:
-            raise ValueError(f"{field}: {part.strip()!r} is not NAME{mark}NUMBER") from None
+            raise ValueError(f"{field}: {part.strip()!r} is not {form}") from None
     return found
 
 
@@ -245,7 +245,7 @@ def _write(made: Trace, to: Path, force: bool) -> dict[str, Any]:
 def _store(app: App, made: Trace) -> dict[str, Any]:
     from .trace_send import progress_bar, send_trace
 
-    with progress_bar(f"storing {made.name}") as progress:
+    with unless_ended("'stoker trace list' shows whether it was stored"), progress_bar(f"storing {made.name}") as progress:
         answer = send_trace(app.client, made, progress)
     return {"file": None, "existing": answer["existing"]}
 

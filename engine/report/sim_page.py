@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from .html import document, figure, table
@@ -16,21 +18,35 @@ SECTIONS = {
     "queue": ("Queue length", "Jobs that wait, averaged over slices of time.", ""),
     "gantt": (
         "GPUs by time",
-        f"One row a GPU, one bar a stay of a job, drawn from the lowest of its GPUs on; at most {MOST_CHARTS} policies.",
+        f"One row a GPU, one colour a job, and a bar for each stay on neighbouring GPUs; at most {MOST_CHARTS} policies.",
         "No job started.",
     ),
 }
 
 
-def write(study: Comparison, out: Path, *, title: str, lead: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
-    """Write the figures as PNG and ``index.html`` into ``out``; the path of the page. ``rows`` are the table of figures."""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the page says besides its figures."""
+
+    title: str
+    lead: str
+    about: Sequence[str]  #: sentences: what was simulated
+    wrong: Sequence[str]  #: sentences: what failed
+    header: Sequence[str]  #: of the table of figures
+    rows: Sequence[Sequence[str]]
+
+
+def write(study: Comparison, out: Path, words: Words) -> Path:
+    """Write the figures as PNG and ``index.html`` into ``out``; the path of the page."""
     out.mkdir(parents=True, exist_ok=True)
     index = out / "index.html"
-    index.write_text(render(draw(study, out), title, lead, header, rows), encoding="utf-8")
+    index.write_text(render(draw(study, out), words), encoding="utf-8")
     return index
 
 
-def render(images: Mapping[str, bytes], title: str, lead: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def render(images: Mapping[str, bytes], words: Words) -> str:
     """The page. Every text is escaped."""
+    wrong = "".join(f"<p class=bad>{escape(sentence)}</p>\n" for sentence in words.wrong)
+    about = "<h2>What was simulated</h2>\n" + "".join(f"<p>{escape(sentence)}</p>\n" for sentence in words.about)
     figures = "".join(figure(heading, caption, images.get(name), nothing) for name, (heading, caption, nothing) in SECTIONS.items())
-    return document(title, lead, table("Figures", header, rows) + figures)
+    return document(words.title, words.lead, wrong + table("Figures", words.header, words.rows) + about + figures)

@@ -53,9 +53,12 @@ def _tiles(of: Description) -> Iterator[str]:
     yield tile("Submitted within", fmt.duration(of.span))
     yield tile("Duration, median", fmt.duration(length["p50"]), f"mean {fmt.duration(length['mean'])}, p99 {fmt.duration(length['p99'])}")
     yield tile("GPU-hours", f"{of.service.sum() / _HOUR:,.0f}")
-    load = f", {fmt.percent(of.load)} of {of.capacity}" if of.load is not None else ""
+    load = f": {fmt.percent(of.load)} of {of.capacity:,}" if of.load is not None else ""
     why = "" if of.mean_demand is not None else "; the jobs run for longer than they arrive"
-    yield tile("GPUs demanded, mean", fmt.number(of.mean_demand), f"peak {of.demand.peak:,.0f}{load}{why}")
+    offered = fmt.MISSING if of.mean_demand is None else fmt.number(of.mean_demand)
+    yield tile("GPUs demanded", offered, f"all service over the time of arrival{load}{why}")
+    mean = "" if of.demand.mean is None else f", mean {fmt.number(of.demand.mean)} until the last arrival"
+    yield tile("GPUs in use, peak", fmt.number(of.demand.peak), f"if no job waited{mean}")
     period = "none" if found.period is None else f"{found.period / _HOUR:.3g} h"
     yield tile("Period of arrivals", period, f"{fmt.percent(found.share)} of the variance is periodic")
     if of.recurrence.often is not None:

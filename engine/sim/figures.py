@@ -43,7 +43,8 @@ class Figures:
 def figures(workload: Workload, result: Result, cluster: Cluster, until: float = math.inf) -> Figures:
     """Figures over the jobs that were simulated; times and fairness over those of them that came to their end.
 
-    ``until`` is when the simulation was cut off: of the deadlines behind it nothing is known.
+    ``until`` is when the simulation was cut off: of the deadlines behind it nothing is known. Use is measured over its `extent`, and
+    there is no makespan while a job that takes part has not ended: it is longer than what was seen of it.
     ``r_slo`` is 1 - mean(reward) / 100: 002 Eqn 5.15 as printed is the mean reward itself, the attainment, while the
     text calls it a violation rate and its tables hold lower for better. So what is reported is its complement.
     """
@@ -54,14 +55,15 @@ def figures(workload: Workload, result: Result, cluster: Cluster, until: float =
     reward = reward_of(workload, fates)[judged]
     rho = rho_of(workload, fates, cluster)
     rho = rho[~np.isnan(rho)]
-    span = extent(workload, fates)
+    span = extent(workload, fates, until)
+    all_ended = not (takes_part(workload, fates, until) & _open(fates)).any()
     return Figures(
         jct_avg=_mean(jct),
         jct_p50=_percentile(jct, 50),
         jct_p99=_percentile(jct, 99),
         wait_avg=_mean(waited),
         wait_p99=_percentile(waited, 99),
-        makespan=span[1] - span[0] if span else None,
+        makespan=float(fates.ended[done].max()) - _first(workload, fates) if done.any() and all_ended else None,
         slo_violations=_mean(violates(workload, fates)[judged].astype(np.float64)),
         r_slo=1.0 - float(reward.mean()) / FULL_REWARD if len(reward) else None,
         rho_avg=_mean(rho),
@@ -111,12 +113,18 @@ def wait_of(workload: Workload, fates: Fates) -> Floats:
     return np.maximum(jct_of(workload, fates) - fates.run_time, 0.0)
 
 
-def extent(workload: Workload, fates: Fates) -> tuple[float, float] | None:
-    """First submission and last end of what was simulated; None when nothing ended."""
+def extent(workload: Workload, fates: Fates, until: float = math.inf) -> tuple[float, float] | None:
+    """First submission and last end of what was simulated, or when it was cut off, if jobs had not ended by then or had yet to come:
+    so the policies of a study are measured over one and the same time. None when nothing ended."""
+    if math.isfinite(until) and _open(fates).any():
+        return _first(workload, fates), until
     done = finished(fates)
-    if not done.any():
-        return None
-    return float(workload.submitted[~fates.dropped].min()), float(fates.ended[done].max())
+    return (_first(workload, fates), float(fates.ended[done].max())) if done.any() else None
+
+
+def _first(workload: Workload, fates: Fates) -> float:
+    """First submission of a job that fits the cluster."""
+    return float(workload.submitted[~fates.dropped].min())
 
 
 def has_deadline(workload: Workload) -> Bools:
@@ -199,11 +207,11 @@ def _tier_owner(workload: Workload) -> Ints:
 
 
 def _utilisation(usage: Usage, span: tuple[float, float] | None, gpus: int) -> float | None:
-    """GPU-time held over GPU-time there was, first submission to last end."""
+    """GPU-time held over GPU-time there was, within the `extent`."""
     if span is None or span[1] <= span[0]:
         return None
     begin, end = span
-    moments = np.clip(np.concatenate((usage.ts, [end])), begin, end)
+    moments = np.clip(np.concatenate((usage.ts, [end])), begin, end)  # what was held last is held to its end
     return float((np.diff(moments) * usage.busy).sum()) / (gpus * (end - begin))
 
 

@@ -15,7 +15,7 @@ from ...policies.contract import Demand
 from .cluster import Cluster
 from .figures import FULL_REWARD
 from .recorder import usage
-from .result import Bars, Fates, Result, Usage
+from .result import Bars, Fates, Result, Usage, are_neighbours
 from .study import Choice, Outcome, Run, Source
 from .workload import Workload, make_workload
 
@@ -31,12 +31,11 @@ class History:
     jobs: Sequence[Mapping[str, Any]]
     stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
     nodes: Sequence[int]  #: GPUs of each node of the pool now
-    left_out: tuple[int, int]  #: jobs that have not ended, and that ended without running
+    left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, and ``held_before`` the first of ``jobs`` came
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> History:
-        left_out = answer["left_out"]
-        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], (left_out["not_ended"], left_out["never_ran"]))
+        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], answer["left_out"])
 
     @property
     def begin(self) -> float:
@@ -73,11 +72,9 @@ class History:
         )
 
     def _tiers(self, job: Mapping[str, Any]) -> list[tuple[float, float]]:
-        """Live rewards have a scale of the submitter's; here the best of each job is the full one, as 002 Eqn 5.15 has it."""
-        if not job["deadlines"]:
-            return []
-        full = FULL_REWARD / max(job["rewards"])
-        return [(deadline - self.begin, reward * full) for deadline, reward in zip(job["deadlines"], job["rewards"], strict=True)]
+        """Rewards as they were submitted: policies weigh jobs by them. Jobs older than their limit may have asked for more."""
+        deadlines = [deadline - self.begin for deadline in job["deadlines"] or ()]
+        return [(deadline, min(reward, FULL_REWARD)) for deadline, reward in zip(deadlines, job["rewards"] or (), strict=True)]
 
     def outcome(self, cluster: Cluster) -> Outcome:
         """What really happened to the jobs that fit the simulated cluster: both are of the same jobs.
@@ -88,7 +85,8 @@ class History:
         dropped = np.array([job["gpus_min"] > cluster.total for job in self.jobs], dtype=bool)
         stays = [stay for stay in self.stays if not dropped[place[stay["job_id"]]]]
         owner = np.array([place[stay["job_id"]] for stay in stays], dtype=np.int64)
-        begins, ends, gpus, gpu = (np.array([stay[name] for stay in stays], dtype=np.float64) for name in ("begins", "ends", "gpus", "gpu"))
+        begins, ends = (np.array([stay[name] for stay in stays], dtype=np.float64) for name in ("begins", "ends"))
+        gpus = np.array([stay["gpu_count"] for stay in stays], dtype=np.int64)
         begins, ends = begins - self.begin, np.maximum(ends, begins) - self.begin
         held, gpu_time = np.zeros(len(place)), np.zeros(len(place))
         np.add.at(held, owner, ends - begins)
@@ -104,17 +102,19 @@ class History:
             rejected=np.zeros(len(place), dtype=bool),
             dropped=dropped,
         )
-        bars = Bars(owner, begins, ends, gpu.astype(np.int64), gpus.astype(np.int64))
-        result = Result(fates, self._usage(fates, bars), bars, events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
+        bars = Bars(owner, begins, ends, np.array([min(stay["gpus"], default=0) for stay in stays], dtype=np.int64), gpus)
+        # A GPU that has left the pool since has no place in the chart.
+        apart = {row: some for row, stay in enumerate(stays) if len(some := stay["gpus"]) < gpus[row] or not are_neighbours(some)}
+        result = Result(fates, self._usage(fates, bars), bars.split(apart), events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
         return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
 
-    def _usage(self, fates: Fates, bars: Bars) -> Usage:
+    def _usage(self, fates: Fates, stays: Bars) -> Usage:
         """State of the pool after each change, as far as these jobs made it."""
         submitted = np.array([job["submitted"] - self.begin for job in self.jobs])[~fates.dropped]
         state = usage(
             [
-                (bars.begins, bars.gpus, 1, 0),
-                (bars.ends, -bars.gpus, -1, 0),
+                (stays.begins, stays.gpus, 1, 0),
+                (stays.ends, -stays.gpus, -1, 0),
                 (submitted, 0, 0, 1),
                 (fates.ended[~fates.dropped], 0, 0, -1),
             ]

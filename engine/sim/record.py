@@ -14,7 +14,6 @@ import numpy as np
 from ...policies.contract import Floats, Ints
 from . import figures as of
 from .figures import Figures
-from .options import Options
 from .result import Usage
 from .study import Choice, Outcome, Study
 
@@ -44,7 +43,7 @@ def run_row(study: Study, outcome: Outcome) -> dict[str, Any]:
         "policy": choice.policy,
         "config": dict(choice.config),
         "nodes": str(study.cluster),
-        "options": options_row(study.options),
+        "options": options_row(study),
         "seed": outcome.run.seed,
         "status": "completed" if result else "failed",
         "error": outcome.error,
@@ -66,14 +65,19 @@ def _figures(study: Study, outcome: Outcome) -> dict[str, Any]:
     return nothing | {"preemptions": 0, "lost_gpu_time": 0.0}
 
 
-def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
+def jobs_of(study: Study) -> dict[str, int]:
+    """How many jobs its runs are of, and how many these leave out: known before any of them."""
     workload = study.workload
+    large = workload.gpus_min > study.cluster.total
+    late = ~large & (workload.submitted >= study.until)
+    left_out = {"dropped": int(large.sum()), "not_submitted": int(late.sum())}
+    return {"jobs": len(workload) - sum(left_out.values()), **left_out}
+
+
+def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
     if outcome.result is None:
-        large = workload.gpus_min > study.cluster.total
-        late = ~large & (workload.submitted >= study.until)
-        left_out = {"dropped": int(large.sum()), "not_submitted": int(late.sum())}
-        return {"jobs": len(workload) - sum(left_out.values()), "finished": 0, "rejected": 0, "undecided": 0, **left_out}
-    fates = outcome.result.fates
+        return {"finished": 0, "rejected": 0, "undecided": 0, **jobs_of(study)}
+    workload, fates = study.workload, outcome.result.fates
     rows = {
         "jobs": of.takes_part(workload, fates, study.until),
         "finished": of.finished(fates),
@@ -85,11 +89,11 @@ def _counts(study: Study, outcome: Outcome) -> dict[str, int]:
     return {name: int(some.sum()) for name, some in rows.items()}
 
 
-def options_row(options: Options) -> dict[str, Any]:
-    """What was modelled; the seed is a column of its own."""
-    row = dataclasses.asdict(options)
+def options_row(study: Study) -> dict[str, Any]:
+    """What was modelled; the seed is a column of its own. ``profiles``: known models are as fast on other GPUs as was measured."""
+    row = dataclasses.asdict(study.options)
     del row["seed"]
-    return row
+    return row | {"profiles": bool(study.workload.profiles)}
 
 
 def finite(value: Any) -> Any:
@@ -168,7 +172,8 @@ class Average:
 
     choice: Choice
     seeds: int  #: runs that were completed
-    mean: Mapping[str, float | None]  #: by column of `sim_runs`, with ``decision_seconds`` and ``plan_share`` besides
+    #: By column of `sim_runs`, with ``decision_seconds`` and ``plan_share`` besides; None where one of the seeds has none.
+    mean: Mapping[str, float | None]
     spread: Mapping[str, float | None]  #: standard deviation over the seeds, None of a single one
 
 
@@ -187,8 +192,9 @@ def _average(runs: Sequence[Recorded]) -> Average:
     spread: dict[str, float | None] = {}
     for name in rows[0]:
         known = [float(value) for row in rows if (value := row[name]) is not None]
-        mean[name] = float(np.mean(known)) if known else None
-        spread[name] = float(np.std(known, ddof=1)) if len(known) > 1 else None
+        told = len(known) == len(rows)  # the seeds that were cut off before their end are those of the longest makespans
+        mean[name] = float(np.mean(known)) if told else None
+        spread[name] = float(np.std(known, ddof=1)) if told and len(known) > 1 else None
     return Average(runs[0].outcome.run.choice, len(runs), mean, spread)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints
-from .result import Bars, Fates, Result, Usage
+from .result import Bars, Fates, Result, Usage, are_neighbours
 from .workload import Workload
 
 _REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that a decision costs the same after a year
-_STAY = struct.Struct("5d")  #: a row of `Bars`; an array takes it at once, and plain numbers one by one
+_COLUMNS = 5
+_STAY = struct.Struct(f"{_COLUMNS}d")  #: a row of `Bars`; an array takes it at once, and plain numbers one by one
 _Change = tuple[Any, Any, Any, Any]  #: moments, and what changes at each of them: GPUs held, jobs that hold some, jobs at hand
 
 
@@ -30,7 +31,8 @@ class Recorder:
         self._begins = float(workload.submitted[~dropped].min(initial=math.inf))
         self._came, self._given_up = array("d"), array("d")  #: moments
         self._finished: list[int] = []  #: jobs in the order of their ends
-        self._stays = array("d")  #: rows of `Bars`, one after the other
+        self._stays = array("d")  #: rows of `Bars`, one after the other, with the first and the number of all GPUs of a stay
+        self._apart: dict[int, list[int]] = {}  #: by such a row, the GPUs of a stay that are not all neighbours
         self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
         self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
         self._service: Floats | None = None
@@ -58,6 +60,8 @@ class Recorder:
 
     def leave(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
         """A stay on GPUs ends."""
+        if not are_neighbours(gpus):
+            self._apart[len(self._stays) // _COLUMNS] = sorted(gpus)
         self.gpu_time[job] += (now - granted) * len(gpus)
         self._stays.frombytes(_STAY.pack(job, granted, now, min(gpus), len(gpus)))
 
@@ -86,33 +90,33 @@ class Recorder:
         return self._service
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
-        job, begins, ends, gpu, gpus = np.array(self._stays).reshape(-1, 5).T.copy()
-        bars = Bars(_ints(job), begins, ends, _ints(gpu), _ints(gpus))
+        job, begins, ends, gpu, gpus = np.array(self._stays).reshape(-1, _COLUMNS).T.copy()
+        stays = Bars(_ints(job), begins, ends, _ints(gpu), _ints(gpus))
         started = np.full(len(self.ended), np.nan)
-        started[bars.job[::-1]] = begins[::-1]  # of several the first stays
-        run_time: Floats = np.bincount(bars.job, ends - begins, len(self.ended)).astype(np.float64)
+        started[stays.job[::-1]] = begins[::-1]  # of several the first stays
+        run_time: Floats = np.bincount(stays.job, ends - begins, len(self.ended)).astype(np.float64)
         gpu_time, lost = np.array(self.gpu_time), np.array(self.lost)
         preemptions = np.array(self.preemptions, dtype=np.int64)
         return Result(
             fates=Fates(started, self.ended, run_time, gpu_time, lost, preemptions, self.rejected, self.dropped),
-            usage=self._usage(bars, begun=events > 0),
-            bars=bars,
+            usage=self._usage(stays, begun=events > 0),
+            bars=stays.split(self._apart),
             events=events,
             decisions=decisions,
             plan_seconds=plan_seconds,
             wall_seconds=wall_seconds,
         )
 
-    def _usage(self, bars: Bars, *, begun: bool) -> Usage:
-        left = slice(len(bars.job) - self._cut_short)
+    def _usage(self, stays: Bars, *, begun: bool) -> Usage:
+        left = slice(len(stays.job) - self._cut_short)
         shared, gpus = np.array(self._sharing).reshape(-1, 2).T
         return usage(
             [
                 ([self._begins] * begun, 0, 0, 0),
                 (np.array(self._came), 0, 0, 1),
-                (bars.begins, bars.gpus, 1, 0),
+                (stays.begins, stays.gpus, 1, 0),
                 (shared, -gpus, 0, 0),
-                (bars.ends[left], -bars.gpus[left], -1, 0),
+                (stays.ends[left], -stays.gpus[left], -1, 0),
                 (self.ended[self._finished], 0, 0, -1),
                 (np.array(self._given_up), 0, 0, -1),
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import multiprocessing
 import os
@@ -223,10 +224,16 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         choices.append(Choice(",".join([name, *(f"{key}={value}" for key, value in own.items())]), name, config))
-    labels = [choice.label for choice in choices]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ValueError(f"{twice} is given twice; tell them apart by their configuration, such as {twice},KEY=VALUE")
+    _check_different(choices)
     return choices
+
+
+def _check_different(choices: Sequence[Choice]) -> None:
+    """Defaults included: ``srtf`` and ``srtf,hysteresis=2`` are one and the same where 2 is the default."""
+    for one, other in itertools.combinations(choices, 2):
+        if one.config == other.config and registry.load(one.policy) is registry.load(other.policy):
+            same = f"{one.label} is given twice" if one.label == other.label else f"{one.label} and {other.label} are the same"
+            raise ValueError(f"{same}; tell them apart by their configuration, such as {one.policy},KEY=VALUE")
 
 
 def _asked(text: str) -> tuple[str, dict[str, str]]:

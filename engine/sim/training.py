@@ -199,11 +199,11 @@ class Training:
     # Pace
 
     def set_batches(self, batches: Iterable[tuple[int, int]]) -> None:
-        """Batch sizes that the policy chooses hold at once; a job trains at one efficiency until the next choice."""
+        """Batch sizes that the policy chooses hold at once. Until it chooses again, be it the same, a job trains at one efficiency:
+        that of its progress now, with which the noise of its gradients grows (Pollux, OSDI 2021, sec. 3.1)."""
         for job, batch in batches:
-            if self._batch.get(job) != batch:
-                self._batch[job] = batch
-                self._change_pace(self._table.of(job))
+            self._batch[job] = batch
+            self._change_pace(self._table.of(job))
 
     def pace(self, job: Job) -> None:
         """The job's speed as things stand now, and its end at that speed."""
@@ -240,7 +240,11 @@ class Training:
         seconds = self._settle(job)
         if job.number in self.unmeasured:
             self.unmeasured[job.number] -= seconds
-        return [*self._stretches.pop(job.number, ()), (seconds, job.speed)]
+        stretches = self._stretches.pop(job.number, [])
+        if stretches and stretches[-1][1] == job.speed:
+            seconds += stretches.pop()[0]
+        stretches.append((seconds, job.speed))
+        return stretches
 
     def _interrupt(self, job: Job) -> float:
         """A job that trains is to stop; the seconds of training in this lease that were not in vain."""

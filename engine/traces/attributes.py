@@ -67,7 +67,8 @@ def check(wanted: Attributes) -> None:
             _one_of("shares", demand, list(DEMANDS))
         values = wanted.shares.values()
         if not all(0 <= share <= 1 for share in values) or not math.isclose(sum(values), 1.0, abs_tol=1e-6):
-            raise ValueError(f"shares: {dict(wanted.shares)} must be probabilities that add to 1")
+            given = ", ".join(f"{demand}={share:g}" for demand, share in wanted.shares.items())
+            raise ValueError(f"shares: {given} must be probabilities that add to 1")
     if wanted.performance is not None and not 0 <= wanted.performance <= 1:
         raise ValueError(f"performance: {wanted.performance:g} is outside 0 to 1")
     if not (1 <= wanted.elastic <= 1024):

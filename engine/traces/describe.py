@@ -107,10 +107,8 @@ class Demand:
     start: float  #: of the first bucket, seconds
     bucket: float
     gpus: Floats
-
-    @property
-    def peak(self) -> float:
-        return float(self.gpus.max()) if len(self.gpus) else 0.0
+    mean: float | None = None  #: from the first submission to the last; None: these are one moment
+    peak: float = 0.0  #: the most at any moment: the mean of a bucket may be far below, where jobs are shorter than that
 
 
 def demand(submitted: Floats, duration: Floats, gpus: Ints) -> Demand:
@@ -125,7 +123,16 @@ def demand(submitted: Floats, duration: Floats, gpus: Ints) -> Demand:
     order = np.argsort(moments, kind="stable")
     moments, in_use = moments[order], np.cumsum(np.concatenate([gpus, -gpus])[order]).astype(np.float64)
     served = np.concatenate([[0.0], np.cumsum(in_use[:-1] * np.diff(moments))])
-    return Demand(start, bucket, np.diff(np.interp(edges, moments, served)) / bucket)
+    lasts = np.diff(moments) > 0  # at the moment at which a job ends another one takes its place
+    peak = float(in_use[:-1][lasts].max()) if lasts.any() else 0.0
+    return Demand(start, bucket, np.diff(np.interp(edges, moments, served)) / bucket, _mean(moments, served, submitted, peak), peak)
+
+
+def _mean(moments: Floats, served: Floats, submitted: Floats, peak: float) -> float | None:
+    first, last = float(submitted.min()), float(submitted.max())
+    if first == last:
+        return None
+    return min(float(np.interp(last, moments, served)) / (last - first), peak)  # rounding puts it above where all moments are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +218,10 @@ class Description:
 
     @property
     def mean_demand(self) -> float | None:
-        """GPUs that the jobs would keep busy while they arrive; None when they do not arrive for long enough to tell.
+        """GPUs that would do all the service of the jobs while they arrive; None when they do not arrive for long enough to tell.
 
-        That is so when they run, on average over the GPUs that they ask for, for longer than they arrive: the quotient would be more GPUs
-        than all of them ask for together.
+        It is no mean of what is in use, as jobs run on after the last has arrived. It is unknown where they run, on average over the GPUs
+        that they ask for, for longer than they arrive: the quotient would be more GPUs than all of them ask for together.
         """
         service = float(self.service.sum())
         return service / self.span if self.span and service <= float(self.gpus.sum()) * self.span else None
@@ -242,7 +249,7 @@ class Description:
             "requests": [_request(one) for one in self.requests],
             "arrivals": _arrivals(self.arrivals),
             "recurrence": _recurrence(self.recurrence),
-            "demand": {"mean": self.mean_demand, "peak": self.demand.peak, "capacity": self.capacity, "load": self.load},
+            "demand": _demand(self),
             "users": [_group(one) for one in self.users],
             "pools": [_group(one) for one in self.pools],
             "statuses": [_group(one) for one in self.statuses],
@@ -295,6 +302,11 @@ def _arrivals(found: Arrivals) -> dict[str, Any]:
         "components": list(found.components),
         "highest_burst": float(found.bursty.max()) if len(found.bursty) else 0.0,
     }
+
+
+def _demand(of: Description) -> dict[str, Any]:
+    found = of.demand
+    return {"offered": of.mean_demand, "mean": found.mean, "peak": found.peak, "capacity": of.capacity, "load": of.load}
 
 
 def _recurrence(found: Recurrence) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import format as fmt
 from .formats.rows import LATEST, MOST_GPUS
 from .sampling import MOST_JOBS
 from .trace import TraceJob
@@ -50,7 +51,7 @@ def check(shape: Shape) -> None:
     if shape.load is not None and not shape.gpus:
         raise ValueError("load: is of a cluster; give its nodes too, such as 100x8")
     if not _SHORTEST <= shape.median <= _LONGEST:
-        raise ValueError(f"median: {shape.median:g} s is outside 1 s to 10 years")
+        raise ValueError(f"median: {fmt.duration(shape.median)} is outside 1 s to 10 years")
     if not 0 <= shape.sigma <= 5:
         raise ValueError(f"sigma: {shape.sigma:g} is outside 0 to 5")
     if not shape.requests or any(gpus < 1 or not (math.isfinite(weight) and weight > 0) for gpus, weight in shape.requests.items()):

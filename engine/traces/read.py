@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .. import format as fmt
 from .check import FILE_ENDINGS, check_name, wrong
 from .formats.family import Family
 from .formats.registry import choose
@@ -60,8 +61,7 @@ def read(
     )
     jobs = _collect(family.jobs(source, context), context)
     if not jobs:
-        counts = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items()) or "it has no rows"
-        raise ValueError(f"{path}: no job is left of it: {counts}")
+        raise ValueError(f"{path}: no job is left of it: {_reasons(tally) or 'it has no rows'}")
     starts_at = _set_zero(jobs) if context.dated else context.starts_at
     return Trace(
         name=check_name(name or context.name or default_name(path)),
@@ -82,6 +82,14 @@ def default_name(path: Path) -> str:
     while stem.endswith(FILE_ENDINGS):
         stem = stem[: stem.rindex(".")]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[:100] or "trace"
+
+
+def _reasons(tally: Tally) -> str:
+    """Why rows were dropped, each reason with the first of them: what it was that could not be read or found."""
+    return "; ".join(
+        f"{count:,} {reason} (first: {tally.first[reason]})" if reason in tally.first else f"{count:,} {reason}"
+        for reason, count in tally.dropped.items()
+    )
 
 
 def _completed_with(tables: dict[str, Path | None], gpu_type: str) -> dict[str, Any] | None:
@@ -127,15 +135,14 @@ def _collect(found: Iterable[tuple[int, TraceJob]], context: Context) -> list[Tr
 def _check(job: TraceJob, keys: set[str], *, dated: bool) -> None:
     if job.key in keys:
         raise Drop("duplicate id", f"job {shown(job.key)}: is there already")
-    if job.duration <= 0:
-        raise Drop("zero duration" if job.duration == 0 else "negative duration", f"job {shown(job.key)}: duration is {job.duration:g} s")
-    if job.duration > LONGEST_JOB:
-        raise Drop("duration beyond 30 years", f"job {shown(job.key)}: duration is {job.duration:g} s")
+    if not 0 < job.duration <= LONGEST_JOB:
+        reason = "zero duration" if job.duration == 0 else "negative duration" if job.duration < 0 else "duration beyond 30 years"
+        raise Drop(reason, f"job {shown(job.key)}: duration is {fmt.duration(job.duration)}")
     if dated and not FIRST_DATE <= job.submitted < LAST_DATE:
         year = math.floor(1970 + job.submitted / YEAR)
         raise Drop("submission before 2000 or after 2100", f"job {shown(job.key)}: submitted in the year {year}")
     if not 0 <= job.submitted <= LATEST:
-        raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {job.submitted:g} s")
+        raise Drop("submission out of range", f"job {shown(job.key)}: submitted at {fmt.number(job.submitted)} s")
     if what := wrong(job):
         raise Drop(what, f"job {shown(job.key)}: {what}")
 

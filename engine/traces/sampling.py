@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...policies.contract import Bools, Floats, Ints
+from .. import format as fmt
 from .formats.rows import EPOCH
 from .formats.stoker import SCALES
 from .trace import Trace, TraceJob
@@ -92,9 +93,9 @@ def check(choice: Choice) -> None:
     if choice.gpus is not None and choice.gpus < 1:
         raise ValueError(f"nodes: {choice.gpus} GPUs are none")
     if choice.max_duration is not None and choice.max_duration < choice.min_duration:
-        raise ValueError(f"max_duration: {choice.max_duration:g} s is below min_duration, {choice.min_duration:g} s")
+        raise ValueError(f"max_duration: {fmt.duration(choice.max_duration)} is below min_duration, {fmt.duration(choice.min_duration)}")
     if not choice.min_duration > 0:
-        raise ValueError(f"min_duration: {choice.min_duration:g} must be above 0")
+        raise ValueError(f"min_duration: {fmt.duration(choice.min_duration)} must be above 0")
     if choice.max_gpus is not None and choice.max_gpus < 1:
         raise ValueError(f"max_gpus: {choice.max_gpus} must be at least 1")
     _check_scales(choice)
@@ -125,7 +126,7 @@ def _window(source: Trace, submitted: Floats, choice: Choice) -> tuple[float, fl
 
 
 def _days(start: float, end: float) -> str:
-    return f"{start / DAY:.4g} to {end / DAY:.4g} days"
+    return f"{fmt.number(start / DAY)} to {fmt.number(end / DAY)} days"
 
 
 def _dates(source: Trace, first: float, last: float) -> str:
@@ -142,11 +143,11 @@ def _dates(source: Trace, first: float, last: float) -> str:
 def _left_out(choice: Choice, submitted: Floats, duration: Floats, gpus: Ints, start: float, end: float) -> Iterator[tuple[str, Bools]]:
     """Reasons, and the jobs that each leaves out."""
     yield "outside the window", (submitted < start) | (submitted >= end)
-    yield f"shorter than {choice.min_duration:g} s", duration < choice.min_duration
+    yield f"shorter than {fmt.duration(choice.min_duration)}", duration < choice.min_duration
     if choice.max_duration is not None:
-        yield f"longer than {choice.max_duration:g} s", duration > choice.max_duration
+        yield f"longer than {fmt.duration(choice.max_duration)}", duration > choice.max_duration
     if choice.max_gpus is not None:
-        yield f"more than {choice.max_gpus} GPUs", gpus > choice.max_gpus
+        yield f"more than {fmt.counted(choice.max_gpus, 'GPU')}", gpus > choice.max_gpus
     if choice.gpus is not None:
         yield "larger than the cluster", gpus > choice.gpus
     if choice.scales is not None:

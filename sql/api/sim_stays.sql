@@ -2,13 +2,13 @@
 WITH places AS (
     SELECT id, row_number() OVER (ORDER BY node_id, idx) - 1 AS place FROM gpus WHERE pool = $1
 ),
-lowest AS (
-    SELECT h.lease_id, min(p.place) AS place FROM lease_gpus h JOIN places p ON p.id = h.gpu_id GROUP BY h.lease_id
+held AS (
+    SELECT h.lease_id, list(p.place ORDER BY p.place) AS gpus FROM lease_gpus h JOIN places p ON p.id = h.gpu_id GROUP BY h.lease_id
 )
-SELECT l.job_id, epoch(l.granted_at) AS begins, epoch(l.ended_at) AS ends, l.gpu_count AS gpus, coalesce(w.place, 0) AS gpu
+SELECT l.job_id, epoch(l.granted_at) AS begins, epoch(l.ended_at) AS ends, l.gpu_count, coalesce(w.gpus, []) AS gpus
 FROM leases l
 JOIN jobs j ON j.id = l.job_id
-LEFT JOIN lowest w ON w.lease_id = l.id
+LEFT JOIN held w ON w.lease_id = l.id
 WHERE j.pool = $1 AND j.finished_at IS NOT NULL AND j.run_time > 0 AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
   AND l.ended_at IS NOT NULL
 ORDER BY begins, l.id

@@ -22,6 +22,7 @@ class Family:
     columns: tuple[str, ...]  #: its header must have them; where there is no header, what its fields are
     jobs: Reader
     options: tuple[str, ...] = ()  #: of `throughputs`, `durations` and `join`: those that mean something here
+    own: tuple[str, ...] = ()  #: columns that no other format has: where all of these are there too, it is this one
     has_jobs: bool = True  #: False: it only completes another table, and is known so that it can be told
 
 

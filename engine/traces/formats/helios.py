@@ -51,5 +51,11 @@ FAMILIES = (
         ("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state", "submit_time", "start_time", "end_time", "duration", "queue"),
         each_row(_helios),
     ),
-    Family("lucid", "Lucid: cluster_full_log.csv", ("user", "vc", "gpu_num", "state", "submit_time", "duration"), each_row(_lucid)),
+    Family(
+        "lucid",
+        "Lucid: cluster_full_log.csv",
+        ("user", "vc", "gpu_num", "state", "submit_time", "duration"),
+        each_row(_lucid),
+        own=("model", "batchsize"),  # who joined Lucid's columns to a table of Helios' has all of those, too
+    ),
 )

@@ -10,6 +10,7 @@ from .rows import Source, Splitter, header
 
 _MODULES = (philly, helios, pai, pollux, gavel, tiresias, elasticflow, neutral, stoker)
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 IMPORTED = tuple(name for name, family in FAMILIES.items() if family.has_jobs)  #: those that a trace can be read from
 
 
@@ -23,8 +24,11 @@ def choose(source: Source, name: str | None) -> Family:
     if not head:
         raise ValueError(f"{source.path}: is empty")
     if (family := _without_header(head)) is not None:
-        return family if name in (None, family.name) else _given(source, head, str(name))
-    return _given(source, head, name) if name is not None else _by_header(source, _columns(head))
+        return family if name in (None, family.name) else _given(source, _columns(head), str(name))
+    there = _columns(head)
+    if not _fitting(there):
+        _refuse_separator(source, head, there)
+    return _given(source, there, name) if name is not None else _by_header(source, there)
 
 
 def _without_header(head: str) -> Family | None:
@@ -35,7 +39,7 @@ def _without_header(head: str) -> Family | None:
         return FAMILIES["philly"]
     tabs = head.rstrip("\r\n").split("\t")
     for name in ("gavel", "shockwave"):
-        if len(tabs) == len(FAMILIES[name].columns):
+        if len(tabs) == len(FAMILIES[name].columns) and not _fitting(header(tabs)):  # else it is another's table, with tabs
             return FAMILIES[name]
     fields = head.rstrip("\r\n").split(",")
     for name in ("pai", "pai-jobs"):
@@ -48,9 +52,9 @@ def _columns(head: str) -> list[str]:
     return header(Splitter().split(head) or [])
 
 
-def _given(source: Source, head: str, name: str) -> Family:
+def _given(source: Source, there: list[str], name: str) -> Family:
     """The format that was asked for, if the file can be of it."""
-    family, there = FAMILIES[name], _columns(head)
+    family = FAMILIES[name]
     if family in pai.HEADLESS and len(there) == len(family.columns):
         return family
     lacking = [column for column in family.columns if column not in there]
@@ -60,15 +64,26 @@ def _given(source: Source, head: str, name: str) -> Family:
 
 
 def _by_header(source: Source, there: list[str]) -> Family:
-    """The format all of whose columns are there; of several the one that asks for most."""
-    fitting = [family for family in FAMILIES.values() if set(family.columns) <= set(there)]
+    """The format all of whose columns are there; of several the one whose own columns are there too, else the one that asks for most."""
+    fitting = _fitting(there)
     if fitting:
-        return max(fitting, key=lambda family: len(family.columns))
+        return max(fitting, key=lambda family: (bool(family.own) and set(family.own) <= set(there), len(family.columns)))
     near = max((FAMILIES[name] for name in IMPORTED), key=lambda family: _likeness(family, there))
     lacking = [column for column in near.columns if column not in there]
     hint = f"; the nearest is {near.name}, which also needs {', '.join(lacking)}" if len(lacking) < len(near.columns) else ""
     first = f"its first line is {_some(there)}" if there else "its first line is not CSV"
     raise ValueError(f"{source.path}: unknown format, {first}{hint}; formats: {', '.join(IMPORTED)}")
+
+
+def _fitting(there: list[str]) -> list[Family]:
+    return [family for family in FAMILIES.values() if set(family.columns) <= set(there)]
+
+
+def _refuse_separator(source: Source, head: str, there: list[str]) -> None:
+    """What stands between the fields is a comma, but for Gavel's and Shockwave's tabs."""
+    for mark, name in _SEPARATORS.items():
+        if len(Splitter(mark).split(head) or []) > max(len(there), 1):
+            raise ValueError(f"{source.path}: its first line has {name} between the fields: write the table with commas in place of them")
 
 
 def _likeness(family: Family, there: list[str]) -> tuple[float, int]:

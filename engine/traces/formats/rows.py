@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import datetime
@@ -29,6 +30,8 @@ SMALL, BIG = 2**31 - 1, 2**63 - 1  #: of INTEGER and BIGINT columns
 NOTHING = frozenset({"", "none", "null", "nan", "nat", "n/a"})  #: what the sources write for no value
 LONGEST_NOTHING = 4
 
+#: Marks with which a text begins that is not UTF-8; the one of UTF-32 begins with the one of UTF-16.
+BYTE_ORDER = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 GZIP, ZIP, TAR, TAR_MARK_AT = b"\x1f\x8b", b"PK\x03\x04", b"ustar", 257  #: how files begin, and where a tar archive says that it is one
 
 EPOCH = datetime.datetime.fromisoformat("1970-01-01")  #: UTC, as dates without a zone are
@@ -240,6 +243,7 @@ class Source:
         self.path = path
         self.progress = progress
         self.size = path.stat().st_size
+        self.escaped: set[int] = set()  #: numbers of the lines that were read with bytes that are not UTF-8
 
     def bytes(self, most: int) -> bytes:
         """All of it unpacked; ValueError when that is more than ``most``."""
@@ -250,15 +254,26 @@ class Source:
         return found
 
     def lines(self) -> Iterator[str]:
-        """Lines with their ends, a byte order mark taken off; ValueError for damaged gzip data and lines without end."""
+        """Lines with their ends, a byte order mark taken off; ValueError for damaged gzip data and lines without end.
+
+        Bytes that are not UTF-8 become ``\\xNN``: ids that differ in one of them are still two.
+        """
         with open(self.path, "rb") as raw, _gzip_errors(self.path):
-            text = io.TextIOWrapper(_unpacked(raw, self.path), encoding="utf-8-sig", errors="replace", newline="")
+            text = io.TextIOWrapper(_unpacked(raw, self.path), encoding="utf-8-sig", errors="surrogateescape", newline="")
             for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), ""), 1):
                 if len(line) >= LONGEST_LINE:
                     raise ValueError(f"{self.path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB: this is no table")
                 if self.progress is not None and number % 2000 == 0:
                     self.progress(raw.tell(), self.size)
-                yield line
+                yield line if line.isascii() else self._escaped(number, line)
+
+    def _escaped(self, number: int, line: str) -> str:
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            self.escaped.add(number)
+            return line.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        return line
 
     def head(self) -> str:
         """The first line that is not blank."""
@@ -285,7 +300,17 @@ def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedReader[Any]:
     head = stream.peek(TAR_MARK_AT + len(TAR))
     if head.startswith(ZIP) or head[TAR_MARK_AT:].startswith(TAR):
         raise ValueError(f"{path}: is an archive: unpack it, and give the file in it that lists the jobs")
+    if encoding := _other_encoding(head):
+        raise ValueError(f"{path}: is {encoding} text: write it in UTF-8, such as with 'iconv -f {encoding} -t UTF-8'")
     return stream
+
+
+def _other_encoding(head: bytes) -> str | None:
+    """The encoding of a text that is not UTF-8, where its first bytes tell: a mark, or every other one 0, as in UTF-16 of Latin letters."""
+    if (marked := next((name for mark, name in BYTE_ORDER.items() if head.startswith(mark)), None)) is not None:
+        return marked
+    even, odd = any(head[:16:2]), any(head[1:16:2])
+    return "UTF-16LE" if even and not odd and len(head) > 1 else "UTF-16BE" if odd and not even else None
 
 
 def csv_rows(
@@ -312,6 +337,9 @@ def csv_rows(
     index = 0
     for line, text in lines if joined is None else joined(lines, expected):
         fields = split(text)
+        if source.escaped and line in source.escaped:
+            source.escaped.discard(line)
+            context.tally.repair(line, "bytes that are not UTF-8, written as \\xNN", f"the row is {shown(text.strip())}")
         if fields is not None and len(fields) == expected:
             values = repeated.shared(zip(columns, fields))  # noqa: B905 - they are as many, and zip takes half as long if it need not ask
             yield Row(line, values, context, index)

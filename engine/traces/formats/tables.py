@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ..trace import TraceJob
-from .rows import Context, Drop, Row, Source, Tally, csv_rows, header
+from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
 
 T = TypeVar("T")
 LARGEST_TABLE = 1 << 28  #: bytes unpacked
@@ -41,7 +41,8 @@ def steps_per_second(row: Row, model: str, gpus: int) -> float:
     table = row.context.throughputs
     if table is None:
         raise ValueError(
-            f"{row.context.tally.path}: this format has steps and no durations: give --throughputs FILE (simulation_throughputs.json)"
+            f"{row.context.tally.path}: this format has steps and no durations: "
+            "import it with 'stoker trace import FILE --throughputs TABLE' (simulation_throughputs.json)"
         )
     rate = table.rates.get((model, gpus), 0.0)
     if rate <= 0:
@@ -54,13 +55,13 @@ def duration_of(job: TraceJob, row: Row) -> float:
     table = row.context.durations
     if table is None:
         raise ValueError(
-            f"{row.context.tally.path}: this format has no durations: give --durations FILE, a CSV with the columns "
-            "model,num_gpus,duration (or key,duration), in seconds"
+            f"{row.context.tally.path}: this format has no durations: import it with 'stoker trace import FILE --durations TABLE', "
+            "a CSV with the columns model,num_gpus,duration (or key,duration), in seconds"
         )
     asked = {"key": job.key, "model": job.model or "", "num_gpus": str(job.gpus_min), "batch_size": str(job.batch_size or 0)}
     seconds = table.seconds.get(tuple(asked[column] for column in table.columns))
     if seconds is None:
-        words = ", ".join(f"{column} {asked[column]}" for column in table.columns)
+        words = ", ".join(f"{column} {shown(asked[column])}" for column in table.columns)
         raise Drop("no duration in the table", f"{table.path.name} has none for {words}")
     return seconds
 
