@@ -4,8 +4,9 @@ A policy says what it wants; each eviction costs somebody the work since the las
 that evict on a wish alone have gone wrong in four ways, and each has its guard here:
 
 - Evicting without a start: two 1-GPU jobs killed eleven, one a cycle, and used none of the room
-  (ROCm/spur #888). Here a start names its GPUs; all their holders can be stopped, or none is.
-- Evicting too many: only holders of a GPU that a start wants are stopped. A job that the plan leaves out,
+  (ROCm/spur #888). Here a start, and so a running job that grows or moves, names its GPUs; all their holders can be
+  stopped, or none is.
+- Evicting too many: only holders of a GPU that the plan gives to another job are stopped. A job that it preempts or leaves out,
   but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
 - Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
   #126), and is preempted at most ``max_preemptions`` times. A lease that ends does the same to a job, so
@@ -54,7 +55,7 @@ class Start(NamedTuple):
 class Stop(NamedTuple):
     job: int
     reason: str
-    for_job: int | None  #: who gets its GPUs; None: it moves to other GPUs
+    for_job: int | None  #: who gets its GPUs; None: it moves to other GPUs itself
 
 
 class Deferred(NamedTuple):
@@ -134,10 +135,10 @@ def protect(view: View, limits: Limits) -> View:
 
 
 def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:
-    """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order.
+    """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order, then moves.
 
     Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
-    victims are stopped now, and a later tick starts it.
+    victims are stopped now, and a later tick starts it. A running job that is to have GPUs of others goes on meanwhile.
     """
     if not plan.allocations:
         return Actions()
@@ -154,6 +155,7 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     # After the starts: whoever had to make room for one has been stopped, and need not be moved.
     for job, allocation in moves:
         tick.move(job, allocation)
+    tick.move_in_turn()
     return tick.actions
 
 
@@ -186,6 +188,7 @@ class _Tick:
                 self.partners.setdefault(job, set()).update(group.jobs)
         self.stopped: set[int] = set()
         self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
+        self.behind_movers: dict[int, list[int]] = {}  # jobs to be moved, and who holds the GPUs, of whom some are to move themselves
         self.actions = Actions()
 
     @cached_property
@@ -200,17 +203,16 @@ class _Tick:
         if not holders:
             self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation), allocation.profile))
             return
-        victims = [holder for holder in holders if not self._stopping(holder)]
-        for victim in victims:
-            if (objection := self._objection(victim, job)) is not None:
-                self._refuse(job, allocation, objection)
-                return
-        for victim in victims:
-            self._stop(victim, job)
+        if (objection := self._make_way(job, holders)) is not None:
+            self._refuse(job, allocation, objection)
+            return
         self._defer(job, f"waits for {_jobs(holders)} to stop")
 
     def move(self, job: int, allocation: Allocation) -> None:
-        """Stop a job that is to go on elsewhere, but only when it can go on at once: a swap or a chain stays undone."""
+        """Stop a job that is to go on elsewhere, but only when it can go on at once.
+
+        Whom the plan preempts makes way for it first. Who moves away itself is not hurried (`move_in_turn`).
+        """
         if job in self.stopped:
             return
         held = self.view.jobs.allocation(self.row_of[job]).tolist()
@@ -218,12 +220,49 @@ class _Tick:
             self._defer(job, "is not moved: the job that wants its GPUs cannot start yet")
         elif (unusable := self._unusable(job, allocation)) is not None:
             self._defer(job, unusable)
-        elif holders := self._others_on(job, allocation):
-            self._defer(job, f"is moved when {_jobs(holders)} has left the GPUs that it moves to")
         elif (objection := self._protection(job)) is not None:
             self._defer(job, objection)
+        elif holders := self._others_on(job, allocation):
+            if any(self._is_to_move(holder) for holder in holders):
+                self.behind_movers[job] = holders
+            else:
+                self._defer(job, self._make_way(job, holders) or _until_gone(holders))
         else:
             self._stop(job, None)
+
+    def move_in_turn(self) -> None:
+        """Moves onto GPUs of jobs that are to move too: a chain is done from its end, one after another, and a circle at once.
+
+        Nobody in a circle could go on at once, so without this a job would never grow whose room is where it would push another from.
+        """
+        circle = self.behind_movers
+        while outside := {job for job, others in circle.items() if not self._wait_for_each_other(job, others, circle)}:
+            circle = {job: others for job, others in circle.items() if job not in outside}
+        for job in circle:
+            self._stop(job, None)
+        for job, others in circle.items():
+            self._make_way(job, others)
+        for job, others in self.behind_movers.items():
+            if job not in circle:
+                self._defer(job, _until_gone(others))
+
+    def _wait_for_each_other(self, job: int, holders: list[int], circle: Mapping[int, list[int]]) -> bool:
+        movers = {holder for holder in holders if self._is_to_move(holder)}
+        others = (holder for holder in holders if holder not in movers and not self._stopping(holder))
+        return bool(movers) and movers <= circle.keys() and all(self._objection(other, job) is None for other in others)
+
+    def _make_way(self, job: int, holders: list[int]) -> str | None:
+        """Stop all who hold GPUs that ``job`` is to have, or none of them; what there is to object."""
+        victims = [holder for holder in holders if not self._stopping(holder)]
+        for victim in victims:
+            if (objection := self._objection(victim, job)) is not None:
+                return objection
+        for victim in victims:
+            self._stop(victim, job)
+        return None
+
+    def _is_to_move(self, holder: int) -> bool:
+        return holder in self.plan.allocations and not self._stopping(holder)
 
     def _others_on(self, job: int, allocation: Allocation) -> list[int]:
         """Who holds GPUs of ``allocation``, and does not share them by the plan."""
@@ -284,6 +323,10 @@ class _Tick:
 
     def _defer(self, job: int, text: str) -> None:
         self.actions.deferred.append(Deferred(job, text))
+
+
+def _until_gone(ids: list[int]) -> str:
+    return f"is moved when {_jobs(ids)} {'has' if len(ids) == 1 else 'have'} left the GPUs that it moves to"
 
 
 def _jobs(ids: list[int]) -> str:

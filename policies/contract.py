@@ -201,7 +201,8 @@ class Plan:
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
     gap: float | None = None  #: relative optimality gap, where a solver certifies one
     order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``
-    preempt: Collection[int] | None = None  #: running jobs to be suspended, all others stay; None: ``allocations`` is complete
+    #: Running jobs to be suspended as far as others are to have their GPUs, all others stay; None: ``allocations`` is complete.
+    preempt: Collection[int] | None = None
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
     #: Until when the policy need not be asked again while jobs only end, once the plan is carried out; None: not known. Where the plan
@@ -214,8 +215,9 @@ class Policy(Protocol):
     """A scheduling policy. One instance serves one pool; it may keep caches between calls, no facts.
 
     What a policy does not declare is as in the comments:
-    ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event.
+    ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event. A simulation may set other ones.
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
+    ``only_resizes``: True: the same but for the sizes of jobs that may have more GPUs than they need; False.
     ``starts_alone``: True: the only job that waits starts where `Placement.find` puts it, if it fits, so it need not be asked then; False.
     ``ranking``: a method that says of `Jobs` as they come, of each by its own columns alone, where they stand (`serving.Ranking`) among
     those that wait by this policy's plans; None: that is not known before it is asked.

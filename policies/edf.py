@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Plan, View
+from .contract import Floats, Jobs, Plan, View
 from .deadlines import next_deadline
+from .queues import AT_ONCE, after, waking
 from .serving import Ranking, serve
 
 
@@ -31,4 +33,12 @@ class Edf:
 
     def plan(self, view: View) -> Plan:
         deadline = next_deadline(view.jobs, view.now)
-        return serve(view, Ranking(key=deadline, claim=-deadline, displaceable="jobs with later deadlines"))
+        plan = serve(view, Ranking(key=deadline, claim=-deadline, displaceable="jobs with later deadlines"))
+        return waking(plan, view.now, _next_missed(view.jobs, plan, deadline) - view.now)
+
+
+def _next_missed(jobs: Jobs, plan: Plan, deadline: Floats) -> float:
+    """When a job that runs has missed its next deadline, and may have to give way to one that waits; inf: none will."""
+    runs, waits = after(jobs, plan)
+    # That a job that waits misses its own makes it weaker, which helps none of the others: nothing that fits them is free.
+    return float(deadline[runs].min(initial=math.inf)) + AT_ONCE if waits.any() else math.inf

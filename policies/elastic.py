@@ -19,6 +19,7 @@ import numpy as np
 from .contract import Allocation, Bools, Floats, Ints, Phase, Plan, Profile, Reason, View, Waiting
 from .later import Later
 from .placement import Placement
+from .queues import AT_ONCE
 from .reasons import Why, waiting
 from .victims import Victims, occupants
 
@@ -325,14 +326,14 @@ class Rounds:
     that is carried out step by step is not thrown over half-way. Nothing is lost with it: without it a round begins early.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds or 0.0
+    def __init__(self) -> None:
         self._began = np.inf
         self._division: Division | None = None
 
-    def standing(self, view: View) -> Plan | None:
-        """The plan of the round that goes on, None: a new one begins."""
-        if self._division is None or not self._began <= view.now < self._began + self.seconds:
+    def standing(self, view: View, seconds: float | None) -> Plan | None:
+        """The plan of the round of so many seconds that goes on, None: a new one begins."""
+        # A multiple of the length may come out a last digit too low.
+        if self._division is None or not self._began <= view.now < self._began + (seconds or 0.0) - AT_ONCE:
             return None
         return decide(Pool(view), self._division)
 

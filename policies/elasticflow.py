@@ -9,9 +9,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .contract import Bools, Demand, Phase, Plan, View, tunable
+from .contract import Bools, Demand, Ints, Phase, Plan, View, tunable
 from .elastic import Curve, Curves, Pool, Rounds, divide, pack, start, water_fill
-from .timeline import Filling, Timeline, fill, slot_end
+from .placement import Placement
+from .timeline import Filling, Timeline, fill, follow, slot_end
 
 _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until it has
 
@@ -27,10 +28,18 @@ class ElasticFlow:
     m (f(n') - f(n)) / (f(m) (n' - n)) a GPU, f being its speed. Jobs without a deadline, or of unknown length, are best-effort
     (section 4.4): they start on what deadlines leave, in the order of their submission, and grow by the same rule.
 
-    Numbers of GPUs double (section 4.3: buddy allocation with migration leaves no fragments). Of soft deadlines the last
-    counts. A job that has run is taken to have been admitted; if its deadline can no longer be met, because estimates were
-    wrong, it goes on as the first of the best-effort jobs. GPUs of jobs that may not be resized now are counted as free when
-    those are done.
+    Least shares of those before a job may fall as they progress, and leave it no room. So who was promised its deadline and is lost by
+    filling anew is given what was planned for it when it was last filled in, as all others then are; that plan still holds where
+    estimates are right, nothing fails and nothing is protected from a change.
+
+    Numbers of GPUs double (section 4.3: buddy allocation with migration leaves no fragments). Promises count GPUs, not places: they need
+    gangs and nodes of powers of two GPUs, all large enough for every job. With others a gang may find no room in as many GPUs as it
+    was counted for: it may be late, and those who fit what is left start there meanwhile.
+
+    Of soft deadlines the last counts. A job is not rejected once it was admitted; if its deadline can no longer be met, because
+    estimates were wrong, it goes on as the first of the best-effort jobs. GPUs of jobs that may not be resized now are counted as
+    free when those are done. Promises are kept in mind, not on disk: after a restart, and in a forecast, jobs that have run are taken to
+    have been admitted, with the GPUs that they hold as their plan, and jobs that have not run yet are judged once more.
 
     Works in rounds of 60 s, the least slot of the authors. Between rounds nothing is resized, started or rejected.
     """
@@ -47,41 +56,70 @@ class ElasticFlow:
 
     name: ClassVar[str] = "elasticflow"
     interval: ClassVar[float | None] = 60.0
+    only_resizes: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.curves = Curves(doubling=True, rising=True)
-        self.rounds = Rounds(self.interval)
-        self._slot = self.interval or 0.0
+        self.rounds = Rounds()
+        self._promises: dict[int, Timeline | None] = {}  #: GPUs planned for each job that was admitted, None: its deadline was lost
+        self._made = 0.0  #: when these plans begin
+
+    @property
+    def _slot(self) -> float:
+        return self.interval or 0.0
 
     def plan(self, view: View) -> Plan:
-        return self.rounds.standing(view) or self._begin(Pool(view))
+        return self.rounds.standing(view, self.interval) or self._begin(Pool(view))
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
-        promised, refused = self._admit(pool)
+        promised, late, refused = self._admit(pool)
         wanted = {row: filling.now for row, filling in promised.items() if filling.now}
-        asks, ran = _has_deadline(view)[pool.rows], _has_run(view)[pool.rows]
-        others = (~asks | ran) & ~np.isin(pool.rows, list(promised))
+        asks = _has_deadline(view)[pool.rows]
+        others = ~asks | np.isin(pool.rows, late)
         leftover = np.concatenate([pool.rows[others & asks], pool.rows[others & ~asks]])  # those that are late first
         started, left = start(leftover, view.jobs.gpus_min, pool.budget - sum(wanted.values()))
         wanted |= {row: int(view.jobs.gpus_min[row]) for row in started}
         self._grow(pool, wanted, promised, left)
         order = np.array([*sorted(promised, key=lambda row: (view.jobs.deadline[row], row)), *leftover.tolist()], dtype=np.int64)
-        given = pack(pool, wanted, lambda row, n: self.curves.of(pool, row).fewer(n), insist=True)
+        given, placement = self._pack(pool, wanted)
+        _use_up(pool, placement, given, order)
         rejected = np.array(refused, dtype=np.int64)
         return self.rounds.begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected))
 
-    def _admit(self, pool: Pool) -> tuple[dict[int, Filling], list[int]]:
-        """Fillings of all jobs whose deadlines are promised, and rows of new jobs whose deadlines cannot be."""
-        jobs = pool.jobs
+    def _admit(self, pool: Pool) -> tuple[dict[int, Filling], list[int], list[int]]:
+        """Fillings of all jobs whose deadlines are promised, rows of those that lose theirs, and of new jobs that cannot have theirs."""
+        jobs, now = pool.jobs, pool.view.now
         rows = pool.rows[_has_deadline(pool.view)[pool.rows]]
-        ran = _has_run(pool.view)[rows]
-        admission = _Admission(_free_over_time(pool, self._slot), self._slot)
-        for row in sorted(rows[ran].tolist(), key=lambda row: (jobs.deadline[row], row)):
-            admission.admit(self._request(pool, row))
-        refused = [row for row in rows[~ran][: self.config.judged].tolist() if not admission.admit(self._request(pool, row))]
-        return admission.fillings(), refused
+        at_hand = set(jobs.id.tolist())
+        passed, self._made = max(now - self._made, 0.0), now
+        self._promises = {job: plan and plan.after(passed) for job, plan in self._promises.items() if job in at_hand}
+        old = _has_run(pool.view)[rows] | np.isin(jobs.id[rows], list(self._promises))
+        admission, late = self._renew(pool, sorted(rows[old].tolist(), key=lambda row: (jobs.deadline[row], row)))
+        refused = [row for row in rows[~old][: self.config.judged].tolist() if not admission.admit(self._request(pool, row))]
+        fillings = admission.fillings()
+        self._promises |= dict.fromkeys(jobs.id[late].tolist())
+        self._promises |= {int(jobs.id[row]): filling.held for row, filling in fillings.items()}
+        return fillings, late, refused
+
+    def _renew(self, pool: Pool, rows: list[int]) -> tuple[_Admission, list[int]]:
+        """Take in jobs that were admitted before, and who of them is lost: by filling anew, or if that loses any, as it was planned."""
+        free = _free_over_time(pool, self.curves, self._slot)
+        admission = _Admission(free, self._slot)
+        requests = [self._request(pool, row) for row in rows]
+        late = [request.row for request in requests if not admission.admit(request)]
+        plans = {row: plan for row in rows if (plan := self._planned(pool, row)) is not None}
+        if plans.keys().isdisjoint(late):
+            return admission, late
+        kept = _Admission(free, self._slot)
+        others = [request for request in requests if request.row not in plans or not kept.keep(request, plans[request.row])]
+        still_late = [request.row for request in others if not kept.admit(request)]
+        return (kept, still_late) if len(still_late) < len(late) else (admission, late)
+
+    def _planned(self, pool: Pool, row: int) -> Timeline | None:
+        """What was planned for an admitted job, None: its deadline was lost. Of one that nothing is known of, what it holds."""
+        return self._promises.get(int(pool.jobs.id[row]), Timeline.of(int(pool.held[row]), []))
 
     def _request(self, pool: Pool, row: int) -> _Request:
         jobs, config = pool.jobs, self.config
@@ -89,6 +127,25 @@ class ElasticFlow:
         seconds = float(jobs.deadline[row]) - pool.view.now - config.overhead
         work = max(float(jobs.remaining[row]), _LEAST_WORK) * (1.0 + config.slack)
         return _Request(seconds, row, curve, work, work * float((curve.gpus / curve.speed).min()))
+
+    def _pack(self, pool: Pool, wanted: dict[int, int]) -> tuple[dict[int, tuple[int, ...]], Placement]:
+        """GPUs for what is wanted, and what is left. Who shrinks keeps some of its own, but where this is in the way of a gang."""
+
+        def smaller(row: int, n: int) -> int:
+            return self.curves.of(pool, row).fewer(n)
+
+        given = pack(pool, wanted, smaller, insist=True)
+        shrunk = [row for row in np.flatnonzero(pool.resizable).tolist() if 0 < wanted.get(row, 0) < pool.held[row]]
+        short = _short(wanted, given)
+        if short and shrunk:
+            again = Pool(pool.view)
+            again.resizable[shrunk] = False
+            for row in shrunk:
+                again.placement.release_soon(pool.jobs.allocation(row).tolist())
+            anew = pack(again, wanted, smaller, insist=True)
+            if _short(wanted, anew) < short:
+                return anew, again.placement
+        return given, pool.placement
 
     def _grow(self, pool: Pool, wanted: dict[int, int], promised: dict[int, Filling], left: int) -> None:
         """Hand out what is left by marginal return."""
@@ -131,6 +188,16 @@ class _Admission:
         self._requests[at:], self._fillings[at:] = requests, refilled
         return True
 
+    def keep(self, request: _Request, planned: Timeline) -> bool:
+        """Take in a job, later than all so far, on the GPUs that were planned for it, if it meets its deadline on them."""
+        left = self._fillings[-1].left if self._fillings else self._free
+        filling = follow(left, planned, request.curve.gpus, request.curve.speed, request.work, request.seconds, self._slot)
+        if filling is None:
+            return False
+        self._requests.append(request)
+        self._fillings.append(filling)
+        return True
+
     def _overbooked(self, requests: list[_Request], at: int) -> bool:
         """Whether even the least GPU time that jobs need is more than there is by the deadline of any from ``at`` on.
 
@@ -153,13 +220,38 @@ class _Admission:
             left = filling.left
 
 
-def _free_over_time(pool: Pool, slot: float) -> Timeline:
+def _free_over_time(pool: Pool, curves: Curves, slot: float) -> Timeline:
     """The round's GPUs, and those of jobs that may not be resized now, as free when these are done."""
-    jobs, now = pool.jobs, pool.budget
-    fixed = np.flatnonzero(pool.alone & ~pool.resizable)
+    jobs = pool.jobs
     remaining = np.where(np.isnan(jobs.remaining), np.inf, np.maximum(jobs.remaining, _LEAST_WORK))
     usable = pool.view.gpus.usable
-    return Timeline.of(now, [(slot_end(float(remaining[row]), slot), int(usable[jobs.allocation(row)].sum())) for row in fixed.tolist()])
+    releases = []
+    for row in np.flatnonzero(pool.alone & ~pool.resizable).tolist():
+        curve = curves.of(pool, row)
+        pace = curve.speed[max(int(np.searchsorted(curve.gpus, pool.held[row], side="right")) - 1, 0)]
+        releases.append((slot_end(float(remaining[row] / pace), slot), int(usable[jobs.allocation(row)].sum())))
+    return Timeline.of(pool.budget, releases)
+
+
+def _short(wanted: dict[int, int], given: dict[int, tuple[int, ...]]) -> int:
+    """GPUs that are wanted and not given."""
+    return sum(n - len(given.get(row, ())) for row, n in wanted.items())
+
+
+def _use_up(pool: Pool, placement: Placement, given: dict[int, tuple[int, ...]], order: Ints) -> None:
+    """Give GPUs in which a gang did not fit that was counted for them to those of ``order`` that have none, the least that they need."""
+    jobs = pool.jobs
+    for row in order.tolist():
+        if row in given or not placement.free_soon():
+            continue
+        own = tuple(jobs.allocation(row).tolist())
+        if own and placement.has_soon(own):
+            gpus: tuple[int, ...] | None = own
+        else:
+            gpus = placement.find_any(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row]))
+        if gpus is not None:
+            placement.take(gpus)
+            given[row] = gpus
 
 
 def _has_deadline(view: View) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +15,7 @@ from .deadlines import has_deadline, next_deadline, ranks
 from .estimates import remaining_time
 from .later import Later
 from .placement import Placement
+from .queues import AT_ONCE
 from .reasons import lacking
 
 
@@ -25,7 +27,8 @@ class Genie:
     number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; where the
     free GPUs allow no such number, it starts on those that end it soonest. Jobs that can meet no deadline any more come after those
     that can, and best-effort jobs last, in the order of their submission; these get ``gpus_min`` GPUs, as does a job whose
-    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off.
+    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off; then who heads the line holds back the
+    others until it starts, or can wait no more and loses its place.
     """
 
     @dataclass(frozen=True)
@@ -54,8 +57,9 @@ class Genie:
         finish = view.now + fastest
         slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
-        given = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
-        return _plan(view, order, given, placement)
+        given, blocks = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
+        loses_place = math.inf if blocks is None else view.now + float(slack[blocks]) + AT_ONCE
+        return _plan(view, order, given, placement, loses_place)
 
     def _slowness(self, view: View, placement: Placement) -> dict[int, Floats]:
         """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
@@ -86,10 +90,11 @@ def _time_ratios(profiles: Sequence[Profile], placement: Placement, profile: int
 
 def _start(
     view: View, order: Ints, remaining: Floats, slowness: dict[int, Floats], placement: Placement, *, backfill: bool
-) -> dict[int, tuple[int, ...]]:
-    """GPUs by row. What is free only shrinks along ``order``, so a size that failed once fails for good.
+) -> tuple[dict[int, tuple[int, ...]], int | None]:
+    """GPUs by row, and the row that holds back those behind it.
 
-    Without ``backfill`` nobody starts behind a job that does not fit, but for one that not even the empty pool could hold.
+    What is free only shrinks along ``order``, so a size that failed once fails for good. Without ``backfill`` nobody starts behind a job
+    that does not fit, but for one that not even the empty pool could hold.
     """
     jobs, free = view.jobs, placement.free_soon()
     given: dict[int, tuple[int, ...]] = {}
@@ -102,8 +107,8 @@ def _start(
             free -= len(gpus)
             given[row] = gpus
         elif not backfill and least <= placement.capacity(memory=memory):
-            break
-    return given
+            return given, row
+    return given, None
 
 
 def _find(numbers: Sequence[int], memory: float, placement: Placement, failed: set[tuple[int, float]]) -> tuple[int, ...] | None:
@@ -128,7 +133,7 @@ def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]
     return (least + np.lexsort((np.where(late, times, np.arange(len(times))), late))).tolist()  # type: ignore[no-any-return]
 
 
-def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement) -> Plan:
+def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement, again: float) -> Plan:
     jobs = view.jobs
     unserved = order[~np.isin(order, list(given))]
     return Plan(
@@ -136,4 +141,5 @@ def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement:
         preempt=(),
         waiting=Later(lambda: lacking(view, unserved, placement)),
         order=jobs.id[unserved],
+        wake_at=again if math.isfinite(again) else None,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Demand, Phase, Plan, View, tunable
 from .elastic import Curves, Pool, decide, divide, pack
+from .queues import AT_ONCE
 
 
 class Infless:
@@ -26,7 +27,8 @@ class Infless:
     - autoscaling: a running job that will miss its deadline gets more GPUs if enough are free for it to meet it after all. It
       is not scaled down, as its load does not fall.
 
-    A job whose deadline no number of GPUs meets, or that has none, gets ``gpus_min``. What is not mapped: batching of requests (a job's
+    A job whose deadline no number of GPUs meets, or that has none, gets ``gpus_min``; so one that waits is sized anew when the number it
+    waits for no longer meets its deadline. What is not mapped: batching of requests (a job's
     batch size is its owner's; there is no stream of requests), CPU shares and memory of an instance, and the histogram that
     keeps idle instances warm (its effect is a smaller start-up cost, which the engine has; set ``startup`` to it).
     """
@@ -53,17 +55,21 @@ class Infless:
             held = int(pool.held[row])
             wanted[row] = n if (n := self._rescaled(pool, row, held)) - held <= left else held
             left -= wanted[row] - held
-        waits = pool.rows[~running]
+        waits, sized_until = pool.rows[~running], math.inf
         # Who was stopped to be resized comes back before anybody else gets its GPUs.
         for row in waits[np.argsort(view.jobs.run_time[waits] <= 0, kind="stable")].tolist():
             if left <= 0:
                 break
-            n = self._size(pool, row) or int(view.jobs.gpus_min[row])
+            size = self._size(pool, row)
+            n = size or int(view.jobs.gpus_min[row])
             if n <= left:
                 wanted[row] = n
                 left -= n
+            elif size is not None:
+                sized_until = min(sized_until, view.now + self._spare(pool, row, size))
         given = pack(pool, wanted, lambda row, n: int(pool.held[row]), migrate=False)
-        return decide(pool, divide(pool, given, pool.rows))
+        plan = decide(pool, divide(pool, given, pool.rows))
+        return replace(plan, wake_at=sized_until + AT_ONCE) if math.isfinite(sized_until) else plan
 
     def _size(self, pool: Pool, row: int, least: int = 0) -> int | None:
         """More than ``least`` GPUs with which a job that starts now ends in time, None: it cannot."""
@@ -73,6 +79,12 @@ class Infless:
         if math.isinf(time) or not enough.any():
             return None
         return int(curve.gpus[np.where(enough, curve.speed / curve.gpus, -np.inf).argmax()])
+
+    def _spare(self, pool: Pool, row: int, n: int) -> float:
+        """Seconds for which a job that waits may still start on ``n`` GPUs and end in time."""
+        curve = self.curves.of(pool, row)
+        speed = float(curve.speed[np.searchsorted(curve.gpus, n)])
+        return max(self._time(pool, row) - self.config.startup - self._work(pool, row) / speed, 0.0)
 
     def _rescaled(self, pool: Pool, row: int, held: int) -> int:
         """GPUs of a running job: more if it is late and they help."""

@@ -17,13 +17,17 @@ class Las:
     """The job that has had the least GPU-time goes first and displaces one that has had a quantum more.
 
     Without a quantum two jobs of equal service would take turns at every moment; with it each runs for about two quanta of
-    GPU-time before it gives way. A job that does not fit is passed over. (Foreground-background; two-dimensional as in
-    Gu et al., NSDI 2019, sec. 3, where Tiresias discretises it into queues for the same end.)
+    GPU-time before it gives way. A quantum is to be many times what a suspension with its resumption takes of a gang's GPUs (22 s on
+    one, 33 s on each of 32: 002 ch. 5.3.2.3): one that these use up lets no job get anything done before it is displaced. A job
+    that does not fit is passed over. (Foreground-background; two-dimensional as in Gu et al., NSDI 2019, sec. 3, where Tiresias
+    discretises it into queues for the same end.)
     """
 
     @dataclass(frozen=True)
     class Config:
-        quantum: float = tunable(3600.0, "GPU-seconds more that a running job must have had to be displaced", low=1.0, high=1e7)
+        quantum: float = tunable(
+            3600.0, "GPU-seconds more that a running job must have had to be displaced; many times what a stop costs", low=1.0, high=1e7
+        )
 
     name: ClassVar[str] = "las"
     rigid: ClassVar[bool] = True

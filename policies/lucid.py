@@ -27,10 +27,14 @@ class Lucid:
     Lucid (ASPLOS 2023) in its three parts, whose two knobs 002 ch. 6.6.5 tunes. Admission: some GPUs are set aside
     (the profiler capacity), and a job that has never run is run there first, for ``profile_time`` seconds, the smallest gang
     first; a short job ends in it. Jobs that are larger than that go straight on. Order: the estimated service of what is left.
-    Placement: where no free GPUs suffice, a job joins a running job of the same gang size when the sharing scores (0 to 2
-    each, by GPU utilisation) of both add up to ``pack_knob`` at most and their memory fits. At most two share, and a
-    job without a profile shares with nobody. Jobs that fit may overtake one that does not. Only the profiler's leases end; no
+    Placement: where no free GPUs suffice, a job joins a running job of the same gang size, of one node at most, when the sharing
+    scores (0 to 2 each, by GPU utilisation) of both add up to ``pack_knob`` at most and their memory fits. At most two share, and
+    a job without a profile shares with nobody. Jobs that fit may overtake one that does not. Only the profiler's leases end; no
     job is preempted otherwise.
+
+    A decision of ours: free GPUs come first. The released code looks for a partner first, and gives free GPUs to who finds none,
+    as long as its forecast of the cluster's load does not turn packing off; there is no such forecast here, and packing beside free
+    GPUs would slow two jobs and spare nobody a wait, which is what 002 has the pack knob weigh against speed.
     """
 
     @dataclass(frozen=True)
@@ -107,7 +111,8 @@ class _Tick:
         queue = self.queue[np.argsort(self.service[self.queue], kind="stable")]
         utilisation, memory = utilisation_and_memory(self.view)
         scores = sharing_scores(utilisation, self.config.tiny, self.config.jumbo)
-        self.sharing = Sharing(self.view, scores, memory, self.config.pack_knob, self.config.pack_memory, self._being_profiled())
+        limits = self.config.pack_knob, self.config.pack_memory, self.main.largest_node()
+        self.sharing = Sharing(self.view, scores, memory, *limits, self._being_profiled())
         kinds = _kinds(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue])
         able = self.sharing.shares(queue)
         unplaceable: set[tuple[int, float]] = set()

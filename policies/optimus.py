@@ -14,13 +14,14 @@ from .elastic import Curves, Pool, Rounds, divide, pack, start, water_fill
 class Optimus:
     """The next GPU goes to the job whose remaining time it shortens most (Peng et al., EuroSys 2018).
 
-    With Q_j the work that is left and f_j(n) the speed on n GPUs, the sum of Q_j / f_j(n_j) is to be least (section 4.1). Every
-    job gets ``gpus_min`` first, the smallest gangs first (section 4.2 places by demand, smallest first, so that none starves), then GPUs
+    With Q_j the work that is left and f_j(n) the speed on n GPUs, the sum of Q_j / f_j(n_j) is to be least (section 4.1). Every job gets
+    ``gpus_min`` first, the smallest gangs first, as section 4.2 places the smallest demand first. The paper's jobs all start on one
+    worker, so that starves none; here a large gang waits for as long as smaller ones take its place. Then GPUs
     go one after another to the largest marginal gain Q_j / f_j(n) - Q_j / f_j(n + 1), until none is left or none gains anything.
     A GPU of ours takes the place of the paper's pair of worker and parameter server. The gain of a job that has hardly
     begun is multiplied by ``young_factor``, as its estimates are the worst (section 4.1).
 
-    Works in rounds of 10 minutes, the paper's; 002 ch. 3.5.1 uses 5. Between rounds nothing is resized or started.
+    Works in rounds of 10 minutes, the paper's; 002 ch. 3.5.1 uses 5 (``round=300``). Between rounds nothing is resized or started.
     """
 
     @dataclass(frozen=True)
@@ -32,17 +33,20 @@ class Optimus:
             1, "GPUs that may be added in one step, to get over numbers that gain nothing; 1: the paper's", low=1, high=64
         )
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
+        round: float = tunable(600.0, "seconds from one round to the next", low=1.0, high=86400.0)
 
     name: ClassVar[str] = "optimus"
-    interval: ClassVar[float | None] = 600.0
+    interval: float | None = 600.0  #: that of a configuration which says nothing of it
+    only_resizes: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.interval = config.round
         self.curves = Curves()
-        self.rounds = Rounds(self.interval)
+        self.rounds = Rounds()
 
     def plan(self, view: View) -> Plan:
-        return self.rounds.standing(view) or self._begin(Pool(view))
+        return self.rounds.standing(view, self.interval) or self._begin(Pool(view))
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view

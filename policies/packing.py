@@ -38,14 +38,17 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
 class Sharing:
     """Whom waiting jobs may join on their GPUs, kept up to date while a plan is made. Arrays have one row a job.
 
-    A pair has gangs of one size, and its memory is known to fit: a job that runs out of memory takes its partner with it.
+    A pair has gangs of one size, no larger than a node (Lucid's released code shares none that needs more), and its memory is known to
+    fit: a job that runs out of memory takes its partner with it.
     There are never three on one GPU: they are far slower and gain next to nothing (section 3.3).
     """
 
-    def __init__(self, view: View, scores: Ints, memory: Floats, most_score: int, most_memory: float, barred: Bools) -> None:
-        """``barred``: running jobs that nobody may join."""
+    def __init__(
+        self, view: View, scores: Ints, memory: Floats, most_score: int, most_memory: float, largest_node: int, barred: Bools
+    ) -> None:
+        """``largest_node``: GPUs of it; ``barred``: running jobs that nobody may join."""
         self.view, self.scores, self.memory = view, scores, memory
-        self.most_score, self.most_memory = most_score, most_memory
+        self.most_score, self.most_memory, self.largest_node = most_score, most_memory, largest_node
         self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
         self.open = occupants(view) & ~barred & (view.jobs.held == view.jobs.gpus_min)
         self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
@@ -56,6 +59,7 @@ class Sharing:
     def shares(self, rows: Ints) -> Bools:
         """Jobs that could have a partner at all."""
         able: Bools = (self.scores[rows] <= self.most_score) & (self.memory[rows] < self.most_memory)  # False for NaN
+        able &= self.view.jobs.gpus_min[rows] <= self.largest_node
         return able
 
     def starts(self, row: int, gpus: tuple[int, ...]) -> None:

@@ -51,11 +51,11 @@ class Pollux:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.goodputs = _Goodputs(config.adapt_batch_size)
-        self.rounds = Rounds(self.interval)
+        self.rounds = Rounds()
         self.next_round: float | None = None  #: when batch sizes are to be chosen anew, None: none is chosen
 
     def plan(self, view: View) -> Plan:
-        plan = self.rounds.standing(view) or self._begin(Pool(view))
+        plan = self.rounds.standing(view, self.interval) or self._begin(Pool(view))
         # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
         return replace(plan, wake_at=self.next_round)
 
@@ -69,7 +69,7 @@ class Pollux:
         wanted = {row: n for row, n in zip(rows.tolist(), chosen.tolist(), strict=True) if n}
         given = pack(pool, wanted, lambda row, n: self.goodputs.of(pool, row).fewer(n), migrate=self.config.migrate)
         batches = {row: batch for row, gpus in given.items() if (batch := self.goodputs.batch(pool, row, len(gpus))) is not None}
-        self.next_round = view.now + self.rounds.seconds if batches else None
+        self.next_round = view.now + (self.interval or 0.0) if batches else None
         return self.rounds.begin(pool, divide(pool, given, order, batch_size=batches))
 
     def _speedups(self, pool: Pool, rows: Ints) -> Floats:

@@ -41,6 +41,11 @@ class Queues:
     A job that has waited ``starve_limit`` times as long as it has run is lifted to the highest queue; for as long as the lease
     lasts that it gets there, its service is counted from the start of that lease. 0: nobody is lifted. (Gu et al., sec. 3, count
     both from when it was last lifted, and not the wait before the first start; the view tells only the sums over its life.)
+
+    A job counts as entering its queue for `ENTERING` seconds, in which whoever is asked when `next_change` says so sees it. Where decisions
+    wait for rounds (``--interval``) that moment is mostly missed: who has sunk keeps its GPUs, as if it had stood in its queue for long,
+    until somebody of a higher queue takes them. Schedulers that work in rounds move who sank to the end of its queue at whatever
+    round sees it; the view does not tell who sank since the last one.
     """
 
     def __init__(self, thresholds: Sequence[float], starve_limit: float = 0.0) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Jobs, Plan, View, tunable
+import numpy as np
+
+from .contract import Floats, Jobs, Phase, Plan, View, tunable
 from .estimates import MEASURES, TIME, all_known, measured, remaining_time
+from .queues import AT_ONCE, after, waking
 from .serving import Ranking, serve
+
+#: A guess counts as it was at the start of the lease until it has grown by so much: with a hysteresis of 1 two unknown jobs would take
+#: turns at every moment.
+_GROWN = 1.1
 
 
 class Srtf:
@@ -17,7 +25,8 @@ class Srtf:
     job that wants its GPUs, so two jobs of about the same length never take turns. A job whose remaining
     time is unknown is taken to need ``unknown`` seconds, or as long again as it has run when that is more:
     lengths of training jobs are heavy-tailed, so one that has run long is likely to run long still. Among
-    unknown jobs this is least attained service first, whose order Tiresias uses, on the scale of the known.
+    unknown jobs this is least attained service first, whose order Tiresias uses, on the scale of the known. While a job runs
+    its guess counts as it was at its last start, until it has grown by a tenth.
     With ``measure`` set to service, what counts is remaining GPU-time (SRSF, as Tiresias compares itself with).
     """
 
@@ -35,14 +44,47 @@ class Srtf:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        return serve(view, self.ranking)
+        plan = serve(view, self.ranking)
+        # What is known to be left only shrinks, so who runs only gains: time alone changes whose turn it is where something is unknown.
+        return plan if all_known(view.jobs) else waking(plan, view.now, self._next_turn(view.jobs, plan))
 
     def ranking(self, jobs: Jobs) -> Ranking:
         left = measured(remaining_time(jobs, self.config.unknown), jobs, self.config.measure)
         return Ranking(
             key=left,
             claim=-left,
-            hold=-left / self.config.hysteresis,
+            hold=-self._when_held(jobs, left) / self.config.hysteresis,
             steady=all_known(jobs),
             displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining {self.config.measure}",
         )
+
+    def _when_held(self, jobs: Jobs, left: Floats) -> Floats:
+        """``left`` of jobs as it counts while they run."""
+        guessed = (jobs.phase == Phase.ACTIVE) & np.isnan(jobs.remaining)
+        if not guessed.any():
+            return left
+        at_first = self._guess_at_first(jobs)
+        return np.where(guessed & (jobs.run_time <= _GROWN * at_first), measured(at_first, jobs, self.config.measure), left)
+
+    def _guess_at_first(self, jobs: Jobs) -> Floats:
+        """What is taken to have been left of a job of unknown length at the start of its lease, in seconds."""
+        return np.maximum(jobs.run_time - jobs.lease_time, self.config.unknown)
+
+    def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
+        """Seconds until what a job of unknown length is taken to need has grown to where the first in line of any size displaces it."""
+        runs, waits = after(jobs, plan)
+        grows = runs & np.isnan(jobs.remaining)
+        if not (grows.any() and waits.any()):
+            return math.inf
+        measure = self.config.measure
+        left = measured(remaining_time(jobs, self.config.unknown), jobs, measure)
+        sizes, size = np.unique(jobs.gpus_min[waits], return_inverse=True)
+        first = np.full(len(sizes), math.inf)
+        np.minimum.at(first, size, left[waits])
+        levels = np.append(np.unique(first) * self.config.hysteresis, math.inf)
+        level = levels[np.searchsorted(levels, self._when_held(jobs, left)[grows])]
+        # From ``unknown`` on it is taken to need as long again as it has run.
+        turn = level / measured(np.ones(len(jobs)), jobs, measure)[grows]
+        turn = np.maximum(turn, _GROWN * self._guess_at_first(jobs)[grows])
+        # What has grown by a tenth already counts as it is.
+        return float((turn - jobs.run_time[grows]).min()) + AT_ONCE

@@ -15,6 +15,10 @@ from .queues import AT_ONCE, ENTERING, after, ranks
 from .serving import Ranking, serve
 from .skew import spreadable
 
+#: Seconds, the least of ``lease_term``. A gang of 32 GPUs takes 33 s to be suspended and resumed (002 ch. 5.3.2.3): in a lease no longer
+#: than that it gets nothing done, and two of them would take turns for ever.
+SHORTEST_LEASE = 60.0
+
 
 class Themis:
     """GPUs are leased, and those whose lease has ended go, with what is free, to the jobs that are furthest from a fair finish.
@@ -24,15 +28,17 @@ class Themis:
     the GPUs for a lease term over rho with them, its logarithm a GPU, which is the greedy way to the largest product of valuations
     1/rho. So with a large fraction the largest rho always goes first, and with a small one short jobs do, as 002 ch. 6.6.4 says.
     What the auction leaves goes to the other bidders by rho. A running lease is not interrupted; who wins its own GPUs anew renews
-    its lease. A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
+    its lease. No lease is shorter than 60 s, as a large gang's would be with priority service: its resumption has to fit in. A job
+    is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
 
     Mahajan et al., sec. 3 to 5. Bids are whole gangs, and known to be true: there are no hidden payments.
     """
 
     @dataclass(frozen=True)
     class Config:
-        lease_term: float = tunable(600.0, "how long a lease is, in seconds, or GPU-seconds with priority service", low=60.0, high=1e6)
-        priority: str = tunable("time", "what the lease term counts: time, or service (a large gang's lease is shorter)",
+        lease_term: float = tunable(600.0, "how long a lease is, in seconds, or GPU-seconds with priority service",
+                                    low=SHORTEST_LEASE, high=1e6)  # fmt: skip
+        priority: str = tunable("time", "what the lease term counts: time, or service (a large gang's lease is shorter, down to 60 s)",
                                 choices=("time", "service"))  # fmt: skip
         fraction: float = tunable(0.8, "share of the bidders, those with the smallest rho, that take no part in the auction",
                                   low=0.0, high=1.0)  # fmt: skip
@@ -71,8 +77,7 @@ class Themis:
     def _term(self, view: View) -> Floats:
         """Seconds that a lease of each job lasts."""
         gang = view.jobs.gpus_min if self.config.priority == "service" else 1
-        # What counts as the moment at which a lease ends must not be all of the lease.
-        return np.maximum(np.full(len(view.jobs), self.config.lease_term) / gang, 2 * ENTERING)
+        return np.maximum(np.full(len(view.jobs), self.config.lease_term) / gang, SHORTEST_LEASE)
 
     def _positions(self, view: View, bids: Bools, term: Floats) -> Floats:
         """The order in which bids are met, from 0; those who do not bid come last."""
@@ -82,8 +87,12 @@ class Themis:
         shared = np.maximum(view.now - jobs.submitted_at, 0.0) + remaining
         gain = np.log1p(np.divide(term, shared, out=np.full(len(jobs), np.inf), where=shared > 0)) / jobs.gpus_min
         by_rho = ranks(-rho)
-        takes_part = by_rho < max(math.ceil((1.0 - self.config.fraction) * np.count_nonzero(bids)), 1)
+        takes_part = by_rho < self._in_auction(int(np.count_nonzero(bids)))
         return ranks(np.where(takes_part, -gain, by_rho + 1.0))  # a gain is positive
+
+    def _in_auction(self, bidders: int) -> int:
+        """How many of them take part: of 10 at a fraction of 0.7 three, though 1 - 0.7 is a last digit more than 0.3."""
+        return max(math.ceil(round((1.0 - self.config.fraction) * bidders, 6)), 1)
 
     def _leased(self, view: View, plan: Plan, expired: Bools, term: Floats) -> dict[int, Allocation]:
         """The allocations with their leases, and the leases that are renewed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import ClassVar
 
@@ -17,9 +18,9 @@ from views import NOW, Job, World, make_view, views
 FREE = Limits(min_run_time=0, cooldown=300)
 
 
-def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(), groups=()):
+def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(), groups=(), preempt=None):
     view = make_view(nodes, jobs, unusable=unusable)
-    plan = Plan({job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}, groups=groups)
+    plan = Plan({job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}, groups=groups, preempt=preempt)
     if not unusable:
         plan = check(plan, view)
     return reconcile(view, plan, limits, memory or Memory())
@@ -41,7 +42,10 @@ def test_an_eviction_stops_now_and_starts_later():
 
 
 def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
-    assert act([Job(1, held=(0,)), Job(2)], {2: (1,)}) == Actions(starts=[Start(2, (1,), None)])
+    jobs = [Job(1, held=(0,)), Job(2), Job(3, gpus_max=2, held=(2,))]
+    assert act(jobs, {2: (1,)}) == Actions(starts=[Start(2, (1,), None)])
+    assert act(jobs, {2: (1,)}, preempt=[1]) == Actions(starts=[Start(2, (1,), None)])
+    assert act(jobs, {3: (2, 3)}, preempt=[1]).stops == [(3, "preempted", None)]
 
 
 def test_all_victims_or_none():
@@ -96,12 +100,73 @@ def test_memory_forgets():
 
 def test_a_move_waits_for_free_gpus():
     assert act([Job(1, held=(0,))], {1: (1,)}).stops == [(1, "preempted", None)]
-    growing = [Job(1, gpus_max=2, held=(0,)), Job(2, held=(1,))]
+    growing = [Job(1, gpus_max=2, held=(0,)), Job(2, held=(1,), stopping=True)]
     assert act(growing, {1: (0, 1)}) == Actions(deferred=[(1, "is moved when job 2 has left the GPUs that it moves to")])
-    swap = [Job(1, held=(0,)), Job(2, held=(1,))]
-    assert act(swap, {1: (1,), 2: (0,)}).stops == []
     young = act([Job(1, held=(0,), lease_time=5)], {1: (1,)}, limits=Limits(min_run_time=60))
     assert young == Actions(deferred=[(1, "job 1 has run for less than 60 s and is not stopped before")])
+
+
+@pytest.mark.parametrize("preempt", [None, [2, 3]])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (1, 2), (1, 2, 3)])
+def test_who_is_preempted_makes_way_for_growth_and_moves(wanted, preempt):
+    jobs = [Job(1, gpus_max=3, held=(0,)), Job(2, held=(1,)), Job(3, held=(2,))]
+    assert act(jobs, {1: wanted}, preempt=preempt) == Actions(
+        stops=[(2, "preempted", 1), (3, "preempted", 1)],
+        deferred=[(1, "is moved when jobs 2, 3 have left the GPUs that it moves to")],
+    )
+    # It goes on until both have left, and is stopped then.
+    jobs[1].held, jobs[2].stopping = (), True
+    assert act(jobs, {1: wanted}, preempt=[]).stops == []
+    jobs[2].held, jobs[2].stopping = (), False
+    assert act(jobs, {1: wanted}, preempt=[]).stops == [(1, "preempted", None)]
+
+
+def test_nobody_makes_way_for_a_move_that_is_not_done():
+    def stops(jobs, wanted=None, **more):
+        actions = act(jobs, {1: (0, 1, 2)} if wanted is None else wanted, **more)
+        assert not actions.stops
+        return [text for _, text in actions.deferred]
+
+    one, two, three = Job(1, gpus_max=3, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=500), Job(3, held=(2,), lease_time=500)
+    young, limits = {"lease_time": 59}, Limits(min_run_time=60)
+    too_soon = "has run for less than 60 s and is not stopped before"
+    # All victims or none, and none for a job that may not be moved itself.
+    assert stops([one, two, dataclasses.replace(three, **young)], limits=limits) == [f"job 3 {too_soon}"]
+    assert stops([dataclasses.replace(one, **young), two, three], limits=limits) == [f"job 1 {too_soon}"]
+    assert stops([one, two, three], unusable=[2]) == ["GPU n0/g2 is not usable now"]
+    spent = dataclasses.replace(three, preemptions=3)
+    assert stops([one, two, spent], limits=Limits(0, 3)) == ["job 3 has been preempted 3 times and is not preempted again"]
+    # Nor for one that gave way to a victim, or for whom a victim made way before.
+    for stop, said in (
+        (Stop(1, "preempted", 3), "gave way to job 3 less than 300 s ago and may not displace it yet"),
+        (Stop(3, "preempted", 1), "job 3 gave way to it less than 300 s ago and does not do so again yet"),
+    ):
+        assert stops([one, two, three], memory=Memory().after([stop], NOW - 10, FREE)) == [said]
+
+
+def test_a_chain_of_moves_is_done_from_its_end():
+    chain = [Job(1, held=(0,)), Job(2, held=(1,)), Job(3, held=(2,)), Job(4, held=(3,))]
+    actions = act(chain, {1: (1,), 2: (2,), 3: (3,)})
+    assert actions.stops == [(4, "preempted", 3)]  # it is left out; the others go on meanwhile
+    assert sorted(job for job, _ in actions.deferred) == [1, 2, 3]
+    chain[3].held = ()
+    assert act(chain, {1: (1,), 2: (2,), 3: (3,)}).stops == [(3, "preempted", None)]
+
+
+def test_jobs_that_move_onto_each_others_gpus_are_moved_at_once():
+    # 1 grows to GPUs 1 and 3, which 2 and 4 hold, 2 goes where 3 is, and 3 where 1 is; 4 is left out.
+    jobs = [Job(job, gpus_max=2, held=(job - 1,), lease_time=500) for job in (1, 2, 3)] + [Job(4, held=(3,), lease_time=500)]
+    circle = {1: (1, 3), 2: (2,), 3: (0,)}
+    assert act(jobs, circle) == Actions(stops=[*((job, "preempted", None) for job in (1, 2, 3)), (4, "preempted", 1)])
+    # All of them or none.
+    for young in range(4):
+        one_is_young = [dataclasses.replace(job, lease_time=59.0 if place == young else 500.0) for place, job in enumerate(jobs)]
+        assert act(one_is_young, circle, limits=Limits(min_run_time=60)).stops == []
+    # Who waits for somebody else is not hurried.
+    behind = [*jobs[:3], Job(4, held=(3,)), Job(5, held=(4,), lease_time=500)]
+    actions = act(behind, {1: (1,), 2: (2,), 3: (0,), 4: (4,)}, nodes=(5,))
+    assert [stop.job for stop in actions.stops] == [5, 1, 2, 3]
+    assert actions.deferred == [(4, "is moved when job 5 has left the GPUs that it moves to")]
 
 
 def test_nobody_moves_for_a_start_that_is_refused():
@@ -181,14 +246,18 @@ def test_what_any_valid_plan_can_bring_about(limits, view, data):
         if stop.for_job is not None:
             wanted = set(plan.allocations[stop.for_job].gpus)
             assert wanted & set(jobs.allocation(row[stop.job]).tolist()), "an eviction that frees nothing that is wanted"
-            in_the_way = {held[gpu] for gpu in wanted if gpu in held}
+            in_the_way = {held[gpu] for gpu in wanted if gpu in held} - {stop.for_job}
             leaving = stopped | {job for job in in_the_way if jobs.phase[row[job]] == Phase.STOPPING}
-            assert in_the_way <= leaving, "an eviction that does not let the start happen"
+            assert in_the_way <= leaving, "an eviction that does not let the start or move happen"
             assert view.gpus.usable[list(wanted)].all()
     outcome = [start.job for start in actions.starts] + [d.job for d in actions.deferred] + [r.job for r in actions.renewals]
     assert len(outcome) == len(set(outcome))
     moved = {stop.job for stop in actions.stops} - set(outcome)
     assert set(outcome) | moved >= set(plan.allocations)
+    for job, text in actions.deferred:  # nobody is waited for who could be stopped, and is not
+        others = {held[gpu] for gpu in plan.allocations[job].gpus if gpu in held} - {job} - stopped
+        if jobs.phase[row[job]] == Phase.ACTIVE and text.startswith("is moved when") and not others & plan.allocations.keys():
+            assert all(jobs.phase[row[other]] == Phase.STOPPING for other in others)
 
 
 @st.composite

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import run, workload
 from stoker.engine.guards import Limits, protect
 from stoker.engine.plan_check import check, complete
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Options
+from stoker.engine.sim.options import Errors, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
@@ -22,7 +23,7 @@ from stoker.policies.elastic import Curve, Pool, pack, water_fill
 from stoker.policies.exchange import exchange
 from stoker.policies.goodput import Goodput, StepTime
 from stoker.policies.profiles import Profile, Throughput
-from stoker.policies.timeline import Timeline, fill
+from stoker.policies.timeline import Timeline, fill, follow
 from views import GIB, NOW, Job, World, make_view, reasons, views, written_out
 from views import given as given_gpus
 
@@ -248,6 +249,110 @@ def test_whoever_elasticflow_admits_meets_its_deadline_in_the_end(seed):
     fates = simulate(workload, Cluster((8,)), registry.create("elasticflow", {}), Options()).fates
     assert (fates.ended[~fates.rejected] <= due[~fates.rejected] + 1e-6).all()
     assert 5 <= fates.rejected.sum() <= 35
+
+
+def strict(due):
+    """Columns of a workload whose jobs have strict deadlines, NaN: none."""
+    return {
+        "demand": [Demand.BEST_EFFORT if math.isnan(moment) else Demand.STRICT for moment in due],
+        "tiers": [[] if math.isnan(moment) else [(float(moment), 100.0)] for moment in due],
+    }
+
+
+def random_deadlines(seed, elastic):
+    """Twenty jobs on gangs of 1, 2 and 4 GPUs, four in five with deadlines, of which some can be met; and the deadlines."""
+    rng = np.random.default_rng(seed)
+    submitted, work = np.sort(rng.integers(0, 2000, 20)).astype(float), rng.integers(100, 3000, 20).astype(float)
+    gpus = rng.choice([1, 1, 2, 4], 20)
+    due = np.where(rng.random(20) < 0.8, submitted + work * rng.uniform(0.5, 3.0, 20) + 60.0, np.nan)
+    models = np.where(rng.random(20) < 0.5, "linear", "concave") if elastic else ["rigid"] * 20
+    most = gpus * rng.choice([1, 2, 4], 20) if elastic else gpus
+    rows = list(zip(submitted.tolist(), work.tolist(), gpus.tolist(), strict=True))
+    return workload(rows, gpus_max=most, models=models, profiles=[LINEAR, CONCAVE], **strict(due)), due
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("nodes", ["1x4", "1x8", "2x4", "2x8"])
+def test_no_promised_deadline_is_missed(nodes, elastic):
+    """With right estimates, no costs, and gangs and nodes of powers of two: who is admitted is in time, and is not rejected later."""
+    missed, rejected, met = [], 0, 0
+    for seed in range(12):
+        jobs, due = random_deadlines(seed, elastic)
+        judged = {}
+
+        def observe(view, plan, actions, judged=judged):
+            new = [job for group in plan.waiting if group.reason.code == "round" for job in map(int, group.jobs)]
+            for job in view.jobs.id[np.isfinite(view.jobs.deadline)].tolist():
+                if job not in new:
+                    judged.setdefault(job, job not in plan.rejected)
+
+        fates = run(jobs, "elasticflow", nodes, observer=observe).fates
+        for job, promised in judged.items():
+            if promised and (fates.rejected[job] or not fates.ended[job] <= due[job] + 1e-6):
+                missed.append((seed, job))
+            rejected, met = rejected + (not promised), met + promised
+    assert not missed
+    assert rejected > 10
+    assert met > 10
+
+
+def test_elasticflow_keeps_a_promise_to_a_job_that_still_waits():
+    # Job 0 has both GPUs, and is done at 350; so job 1, which needs both for 300 s, is promised 720. At 60 s one GPU would do for job 0,
+    # which has 580 s of work and 600 s: with that, job 1 would find no room. It has its promise.
+    due = [660.0, 720.0]
+    jobs = workload([(0, 700, 1), (0, 300, 2)], gpus_max=[2, 2], models=["linear", "rigid"], profiles=[LINEAR], **strict(due))
+    fates = run(jobs, "elasticflow", "1x2").fates
+    assert fates.ended.tolist() == [350.0, 660.0]
+    # Of a job that has run and of which it knows nothing else, as after a restart, a policy takes what it holds for its plan.
+    view = elastic_view([2], [Job(1, gpus_max=2, remaining=580, held=(0, 1), run_time=60), Job(2, gpus=2, remaining=300)],
+                        profile=[1, -1], deadlines=[600, 660])  # fmt: skip
+    policy = registry.create("elasticflow", {})
+    policy._promises = {2: Timeline(np.array([0.0, 300.0, 600.0]), np.array([0, 2, 0]))}
+    assert list(policy.plan(view).rejected) == []
+
+
+def test_elasticflow_stops_whom_it_preempts_for_a_job_that_grows():
+    # At 300 s it is found that job 0 has 700 s of work left, and 550 s: it needs the GPU of job 1, which has no deadline.
+    due = [850.0, math.nan, math.nan]
+    jobs = workload([(0, 1000, 1), (0, 10_000, 1), (1, 10_000, 1)], gpus_max=[2, 1, 1], models=["linear", "rigid", "rigid"],
+                    profiles=[LINEAR], **strict(due))  # fmt: skip
+    fates = run(jobs, "elasticflow", "1x2", errors=Errors(bias=-0.5, corrected=300.0)).fates
+    assert fates.ended[0] == 820.0
+    assert fates.preemptions[1] == 1
+
+
+def test_elasticflow_leaves_no_gpu_idle_for_a_gang_that_does_not_fit():
+    # Three gangs of two on two nodes of three GPUs: six GPUs, but the third gang finds no two on one node. Job 3 has one of them meanwhile,
+    # and the third gang, which was admitted by the number of GPUs, starts when the others are done, late as it is.
+    due = [1500.0] * 3 + [math.nan]
+    fates = run(workload([(0, 1000, 2)] * 3 + [(0, 100, 1)], **strict(due)), "elasticflow", "2x3").fates
+    assert fates.started.tolist() == [0.0, 0.0, 1020.0, 0.0]
+    assert not fates.rejected.any()
+
+
+def test_elasticflow_places_a_gang_where_jobs_shrink():
+    # Two GPUs each will do for jobs 1 and 2, which hold a node each; so job 3 has four, and these are to be on one node.
+    running = [Job(job, gpus=2, gpus_max=4, remaining=1000, held=held, run_time=60) for job, held in ((1, (0, 1, 2, 3)), (2, (4, 5, 6, 7)))]
+    answer = plan(
+        "elasticflow", elastic_view([4, 4], [*running, Job(3, gpus=4, remaining=500)], profile=[1, 1, -1], deadlines=[1100, 1100, 550])
+    )
+    assert counts(answer) == {1: 2, 2: 2, 3: 4}
+    assert set(given_gpus(answer)[3]) in ({0, 1, 2, 3}, {4, 5, 6, 7})
+
+
+def test_elasticflow_goes_on_as_planned_only_as_far_as_it_can():
+    free, gpus, speed = Timeline(np.array([0.0, 100.0]), np.array([1, 4])), np.array([1, 2, 4]), np.array([1.0, 2.0, 4.0])
+    planned = Timeline(np.array([0.0, 60.0, 160.0, 260.0]), np.array([0, 1, 4, 0])).after(60.0)
+    assert planned.times.tolist() == [0.0, 100.0, 200.0]
+    filling = follow(free, planned, gpus, speed, 400.0, 180.0, 60.0)
+    assert (filling.share, filling.now, filling.end) == (4, 1, 175.0)
+    assert filling.left.times.tolist() == [0.0, 100.0, 180.0, 200.0]  # it holds its GPUs to the end of its slot
+    assert filling.left.free.tolist() == [0, 0, 4, 4]
+    assert filling.held.free.tolist() == [1, 4, 0, 0]
+    assert follow(free, planned, gpus, speed, 400.0, 174.0) is None  # late
+    assert follow(free, planned, gpus, speed, 501.0, 1000.0) is None  # more work than was planned for
+    assert follow(free, planned, gpus[:2], speed[:2], 400.0, 200.0) is None  # it can no longer use four
+    assert follow(Timeline(np.zeros(1), np.array([3])), planned, gpus, speed, 400.0, 200.0) is None  # there are no four
 
 
 # INFless

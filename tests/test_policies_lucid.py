@@ -136,6 +136,14 @@ def test_free_gpus_come_before_shared_ones_and_the_least_disturbing_partner_firs
     assert reasons(answer) == {9: "resources"}
 
 
+@pytest.mark.parametrize(("nodes", "packed"), [([8], True), ([4, 4], False), ([2, 6], False)])
+def test_gangs_over_several_nodes_share_with_nobody(nodes, packed):
+    """As in Lucid's released code, which looks for a partner only for who fits on a node."""
+    jobs = [seen(1, gpus=8, held=tuple(range(8)), profile=TINY_MODEL), seen(2, gpus=8, profile=TINY_MODEL)]
+    answer = plan(make_view(nodes, jobs, profiles=PROFILES), profiler_capacity=0)
+    assert (2 in given_gpus(answer)) is packed
+
+
 def test_nobody_joins_a_pair_a_stopping_job_or_gpus_out_of_use():
     waiting = seen(9, profile=TINY_MODEL)
     pair = [seen(1, held=(0,), profile=TINY_MODEL), seen(2, held=(0,), profile=TINY_MODEL)]

@@ -42,6 +42,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Demand, Floats, Group, Jobs, Phase, Plan, View
 from stoker.policies.fifo import Fifo
+from stoker.policies.profiles import Profile, Throughput
 from stoker.policies.serving import Ranking
 
 SAMPLE = 1_500  #: jobs that are simulated
@@ -506,17 +507,75 @@ def test_a_later_answer_replaces_the_time_to_be_woken() -> None:
     assert asked == [0.0, 20.0, 30.0]
 
 
-def test_rounds_are_held_at_multiples_and_idle_ones_are_left_out() -> None:
-    """Job 0 comes at 10, starts at 60 and ends at 160; job 1 comes at 500, starts at 540 and ends at 640.
+@pytest.mark.parametrize(("rigid", "expected"), [(False, [60.0, 120.0, 180.0, 540.0, 600.0, 660.0]), (True, [60.0, 540.0])])
+def test_rounds_are_held_at_multiples_and_those_at_which_nothing_can_come_of_it_are_left_out(rigid: bool, expected: list[float]) -> None:
+    """Job 0 comes at 10, starts at 60 and ends at 210; job 1 comes at 500, starts at 540 and ends at 690.
 
-    At 120 it is asked because it acted at 60; then nothing waits and nothing happens until 160, when nobody is left to decide on.
+    Who is rigid need not be asked while nobody waits, nobody while there are no jobs.
     """
     asked: list[float] = []
     policy = Timetable({0.0: {0: (0,), 1: (0,)}}, interval=60.0)
-    result = run([(10.0, 100.0, 1), (500.0, 100.0, 1)], policy, observer=lambda view, *_: asked.append(view.now))
+    policy.rigid = rigid  # type: ignore[attr-defined]
+    result = run([(10.0, 150.0, 1), (500.0, 150.0, 1)], policy, observer=lambda view, *_: asked.append(view.now))
     assert result.fates.started.tolist() == [60.0, 540.0]
-    assert result.fates.ended.tolist() == [160.0, 640.0]
-    assert asked == [60.0, 120.0, 540.0, 600.0]
+    assert result.fates.ended.tolist() == [210.0, 690.0]
+    assert asked == expected
+
+
+def shares(policy: str, *others: Row, interval: float | None = None) -> list[float]:
+    """When each of two jobs ends that share three GPUs, and what else waits."""
+    concave = Profile("concave", Throughput([1, 2, 3, 4, 8], [1.0, 1.8, 2.4, 2.8, 3.6]))
+    rows: list[Row] = [(0.0, 10_000.0, 1), (0.0, 9_000.0, 1), *others]
+    jobs = workload(
+        rows,
+        gpus_max=[8, 8, *(gpus for _, _, gpus in others)],
+        models=["concave", "concave", *("other" for _ in others)],
+        profiles=[concave],
+    )
+    ended: list[float] = run(jobs, policy, "1x3", interval=interval).fates.ended.tolist()
+    return ended[:2]
+
+
+def test_rounds_divide_anew_whether_or_not_somebody_waits() -> None:
+    """Shares follow progress: the third GPU changes hands as the one who has it gets ahead. A job that never fits changes nothing of it."""
+    alone = shares("optimus")
+    assert alone == pytest.approx(shares("optimus", (0.0, 10.0, 3)))
+    assert alone == pytest.approx([6640.0, 6866.7], abs=0.1)
+
+
+@pytest.mark.parametrize("setting", ["optimus,round=300", "optimus,round=1234.5"])
+def test_rounds_are_as_long_as_the_policy_is_told_or_the_options_say(setting: str) -> None:
+    own = float(setting.split("=")[1])
+    assert shares(setting) == shares("optimus", interval=own) == shares("optimus,round=86400", interval=own)
+    assert shares(setting) != shares("optimus")
+
+
+@pytest.mark.parametrize(
+    ("policy", "interval", "started"),
+    [("optimus", 400.0, 400.0), ("optimus", None, 600.0), ("optimus,round=300", None, 600.0), ("optimus,round=300", 60.0, 360.0),
+     ("pollux", 30.0, 330.0), ("elasticflow", 30.0, 330.0)],
+)  # fmt: skip
+def test_a_job_that_comes_between_rounds_starts_at_the_next(policy: str, interval: float | None, started: float) -> None:
+    result = run([(0.0, 5000.0, 1), (310.0, 100.0, 1)], policy, "1x2", interval=interval)
+    assert result.fates.started.tolist() == [0.0, started]
+
+
+@pytest.mark.parametrize("name", ["optimus", "elasticflow"])
+def test_a_policy_that_only_resizes_need_not_be_asked_where_nobody_can_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(97.0 * number, 40.0 + 613.0 * (number % 5), 1 + number % 3) for number in range(40)]
+    spared = run(rows, name, "2x4")
+    monkeypatch.setattr(registry.load(name), "only_resizes", False)
+    asked = run(rows, name, "2x4")
+    assert np.array_equal(spared.fates.started, asked.fates.started) and np.array_equal(spared.fates.ended, asked.fates.ended)
+    assert spared.decisions < asked.decisions
+
+
+@pytest.mark.parametrize("interval", [0.1, 0.7, 1 / 3, 60.1])
+def test_each_round_divides_anew_whatever_the_last_digits(interval: float) -> None:
+    """Job ``k`` comes just after round ``k`` and starts at the next."""
+    rows = [((number + 0.5) * interval, 1000.0 * interval, 1) for number in range(100)]
+    started = run(rows, "optimus", "1x100", interval=interval).fates.started
+    assert np.rint(started / interval).tolist() == list(range(1, 101))
 
 
 @pytest.mark.parametrize("interval", [0.1, 0.3, 1.7, 1 / 3, 60.1])

@@ -19,7 +19,7 @@ from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.result import Result
 from stoker.policies import registry
 from stoker.policies.cells import Free
-from stoker.policies.contract import Allocation, Jobs, Phase, Plan, View
+from stoker.policies.contract import Allocation, Demand, Jobs, Phase, Plan, View
 from stoker.policies.fifo import Fifo
 from stoker.policies.line import Line, Waiter
 from stoker.policies.placement import Placement
@@ -213,6 +213,21 @@ def test_asking_every_time_makes_no_difference(policy: str, cost: str, rows: lis
     """Whoever looks on sees every decision, so that none is spared."""
     jobs = workload(sorted(rows, key=lambda row: row[0]))
     errors = Errors(duration=wrong, unknown=unknown)
+    spared, asked = (run(jobs, policy, nodes, COSTS[cost], look, errors=errors) for look in (None, lambda *_: None))
+    assert outcome(spared) == outcome(asked)
+    assert spared.decisions <= asked.decisions
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("policy", ["edf", "srtf,unknown=5,hysteresis=1", "genie,backfill=false"])
+@given(rows=jobs_of_a_day, nodes=st.sampled_from(NODES), due=st.lists(st.integers(1, 90), min_size=40, max_size=40))
+@settings(max_examples=15)
+def test_nor_does_it_where_time_alone_makes_claims_weaker(policy: str, cost: str, rows: list[Row], nodes: str, due: list[int]) -> None:
+    """Deadlines pass, of which some jobs have several, and guesses at what half of them need grow."""
+    rows = sorted(rows, key=lambda row: row[0])
+    steps = [[(row[0] + after, 100.0), (row[0] + 2.5 * after, 50.0)][: 1 + after % 2] for row, after in zip(rows, due, strict=False)]
+    jobs = workload(rows, demand=[Demand.SOFT] * len(rows), tiers=steps)
+    errors = Errors(unknown=0.5)
     spared, asked = (run(jobs, policy, nodes, COSTS[cost], look, errors=errors) for look in (None, lambda *_: None))
     assert outcome(spared) == outcome(asked)
     assert spared.decisions <= asked.decisions

@@ -4,8 +4,8 @@ Events stand on a heap keyed (time, kind, sequence). All events of one moment ar
 in the order of `Kind`: a job that ends frees its GPUs before what arrives at that moment is considered. A plan is carried out
 as the daemon does: a start on GPUs that somebody holds stops the holders and waits until a later decision finds them free.
 Nothing happens between events, unless the policy works in rounds: then decisions wait for the next multiple of its interval,
-but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. A round at which nothing has
-happened since the last one, nothing waits and nothing was changed is left out. A lease that runs out between rounds is not renewed.
+but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. Rounds are left out while there are
+no jobs, and for a policy that is `rigid` while nobody waits. A lease that runs out between rounds is not renewed.
 
 A policy with ``profiles`` gives jobs their profiling runs. Such a job is at hand from its submission on, of unknown length, until it has
 trained for ``Costs.profiling`` seconds in all, in runs on fewer GPUs than its gang (002 ch. 5.3.2.1) or, if it needs no more than these, at
@@ -67,6 +67,8 @@ def simulate(
     Raises SimulationError when the policy raises or its plan is invalid.
     """
     began = time.perf_counter()
+    if options.interval is not None and getattr(policy, "interval", None) is not None:
+        policy.interval = options.interval  # type: ignore[attr-defined]  # what it divides for a round stands for as long
     simulation = Simulation(workload, cluster, policy, options, observer)
     simulation.run(progress)
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)
@@ -91,7 +93,8 @@ class Simulation:
         self.recorder = Recorder(workload, ~truth.fits())
         self.interval = options.interval if options.interval is not None else getattr(policy, "interval", None)
         self.uses_history = getattr(policy, "uses_history", False)
-        self.rigid = getattr(policy, "rigid", False)
+        resizes = bool((workload.gpus_max > workload.gpus_min).any())
+        self.rigid = getattr(policy, "rigid", False) or (getattr(policy, "only_resizes", False) and not resizes)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
         self.plain = observer is None and not self.gpus.memory.any()  #: nobody looks at reasons, and every free GPU suits every job
         self.agenda = Agenda(len(workload))
@@ -159,8 +162,8 @@ class Simulation:
         self.training.close(self.now if math.isinf(until) else until)
 
     def _next_round(self, interval: float) -> float:
-        """The next round, inf: nothing could come of it."""
-        if not (self.table.at_hand and (self.changed or self.acted or self.waiting)):
+        """The next round, inf: nothing could come of it. What progress, or time alone, makes of shares is for the policy to say."""
+        if not self.table.at_hand or (self.rigid and not self.waiting):
             return math.inf
         rounds = math.floor(self.now / interval) + 1
         moment = rounds * interval
