@@ -166,7 +166,7 @@ def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, memory: 
     """
     now, jobs = view.now, view.jobs
     moments = [] if plan.wake_at is None else [plan.wake_at]
-    if np.count_nonzero(jobs.phase == Phase.PENDING) > len(actions.starts):
+    if actions.deferred or np.count_nonzero(jobs.phase == Phase.PENDING) > len(actions.starts):
         until = protected_until(view, limits)[jobs.phase == Phase.ACTIVE]
         moments += [float(until.min(initial=math.inf, where=until > now)), *(ts + limits.cooldown for ts in memory.gave_way.values())]
         if actions.starts and not _spent(view, limits)[np.isin(jobs.id, [start.job for start in actions.starts])].all():
@@ -204,7 +204,11 @@ class _Tick:
             self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation), allocation.profile))
             return
         if (objection := self._make_way(job, holders)) is not None:
-            self._refuse(job, allocation, objection)
+            # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
+            if all(self._is_to_move(holder) or self._stopping(holder) or self._objection(holder, job) is None for holder in holders):
+                self._defer(job, objection)
+            else:
+                self._refuse(job, allocation, objection)
             return
         self._defer(job, f"waits for {_jobs(holders)} to stop")
 
@@ -235,9 +239,17 @@ class _Tick:
 
         Nobody in a circle could go on at once, so without this a job would never grow whose room is where it would push another from.
         """
-        circle = self.behind_movers
-        while outside := {job for job, others in circle.items() if not self._wait_for_each_other(job, others, circle)}:
-            circle = {job: others for job, others in circle.items() if job not in outside}
+        movers = {job: {holder for holder in others if self._is_to_move(holder)} for job, others in self.behind_movers.items()}
+        behind: dict[int, list[int]] = {}  # who waits for each mover
+        for job, those in movers.items():
+            for mover in those:
+                behind.setdefault(mover, []).append(job)
+        circle = dict(self.behind_movers)
+        outside = [job for job, others in circle.items() if not self._wait_for_each_other(job, others, movers[job])]
+        while outside:
+            job = outside.pop()
+            if circle.pop(job, None) is not None:
+                outside += behind.get(job, ())
         for job in circle:
             self._stop(job, None)
         for job, others in circle.items():
@@ -246,10 +258,9 @@ class _Tick:
             if job not in circle:
                 self._defer(job, _until_gone(others))
 
-    def _wait_for_each_other(self, job: int, holders: list[int], circle: Mapping[int, list[int]]) -> bool:
-        movers = {holder for holder in holders if self._is_to_move(holder)}
+    def _wait_for_each_other(self, job: int, holders: list[int], movers: set[int]) -> bool:
         others = (holder for holder in holders if holder not in movers and not self._stopping(holder))
-        return bool(movers) and movers <= circle.keys() and all(self._objection(other, job) is None for other in others)
+        return bool(movers) and movers <= self.behind_movers.keys() and all(self._objection(other, job) is None for other in others)
 
     def _make_way(self, job: int, holders: list[int]) -> str | None:
         """Stop all who hold GPUs that ``job`` is to have, or none of them; what there is to object."""

@@ -100,7 +100,7 @@ class ElasticFlow:
         refused = [row for row in rows[~old][: self.config.judged].tolist() if not admission.admit(self._request(pool, row))]
         fillings = admission.fillings()
         self._promises |= dict.fromkeys(jobs.id[late].tolist())
-        self._promises |= {int(jobs.id[row]): filling.held for row, filling in fillings.items()}
+        self._promises |= {int(jobs.id[row]): filling.held.brief() for row, filling in fillings.items()}
         return fillings, late, refused
 
     def _renew(self, pool: Pool, rows: list[int]) -> tuple[_Admission, list[int]]:

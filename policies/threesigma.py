@@ -25,6 +25,9 @@ MOST_NODES = 2000
 GOOD_ENOUGH = 0.01  #: relative gap
 
 
+ROUND = 60.0  #: seconds
+
+
 class ThreeSigma:
     """Each cycle plans who starts when within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
 
@@ -53,7 +56,7 @@ class ThreeSigma:
     name: ClassVar[str] = "threesigma"
     rigid: ClassVar[bool] = True
     uses_history: ClassVar[bool] = True
-    interval: ClassVar[float | None] = 60.0  #: seconds between rounds
+    interval: ClassVar[float | None] = ROUND
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -61,7 +64,7 @@ class ThreeSigma:
     def plan(self, view: View) -> Plan:
         if not (view.jobs.phase == Phase.PENDING).any():
             return Plan({}, preempt=())
-        cycle = _Cycle(view, self.config)
+        cycle = _Cycle(view, self.config, self.interval or ROUND)
         return cycle.plan() if cycle.anybody_could_start() else cycle.standstill()
 
 
@@ -74,8 +77,8 @@ class Solution(NamedTuple):
 class _Cycle:
     """One plan in the making. Candidates are the waiting jobs that the program considers; their arrays have one row each."""
 
-    def __init__(self, view: View, config: ThreeSigma.Config) -> None:
-        self.view, self.jobs, self.config = view, view.jobs, config
+    def __init__(self, view: View, config: ThreeSigma.Config, length: float) -> None:
+        self.view, self.jobs, self.config, self.length = view, view.jobs, config, length
         self.placement = Placement(view)
         self.free = self.placement.free_soon()
         self.pending = np.flatnonzero(self.jobs.phase == Phase.PENDING)
@@ -135,7 +138,7 @@ class _Cycle:
         return np.flatnonzero(may if self.jobs.protected is None else may & ~self.jobs.protected)
 
     def _samples(self, rows: Ints) -> tuple[Floats, Floats]:
-        return remaining_samples(self.view, rows, self.config.spread, self.config.unknown, ThreeSigma.interval or 60.0)
+        return remaining_samples(self.view, rows, self.config.spread, self.config.unknown, self.length)
 
     def _utilities(self) -> tuple[Bools, Floats, Floats]:
         """Whether a candidate can still meet a deadline, its expected utility by slot, and what the preemption of each victim loses."""

@@ -32,6 +32,11 @@ class Timeline:
         part = int(np.searchsorted(self.times, seconds, side="right")) - 1
         return Timeline(np.append(0.0, self.times[part + 1 :] - seconds), self.free[part:])
 
+    def brief(self) -> Timeline:
+        """The same without the times at which nothing changes."""
+        changes = np.append(True, np.diff(self.free) != 0)
+        return Timeline(self.times[changes], self.free[changes])
+
     def at(self, times: Floats) -> Ints:
         """How many there are at each of ``times``."""
         return self.free[np.searchsorted(self.times, times, side="right") - 1]

@@ -5,6 +5,7 @@ Everything is read from /proc with the standard library, because the supervisor 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -81,6 +82,8 @@ def tagged(tag: str) -> list[Process]:
     for pid in pids():
         try:
             environment = _environment(pid, until)
+        except ProcessLookupError:
+            environment = _environment_of_threads(pid)
         except OSError:
             continue  # gone, or another user's and so not ours
         if entry in environment.split(b"\0") and (known := stat(pid)) is not None and not known.dead:
@@ -99,19 +102,30 @@ def _environment(pid: int, until: float) -> bytes:
         if (directory / "cmdline").read_bytes():
             return (directory / "environ").read_bytes()  # it may have become one between the two looks
         known = stat(pid)
-        if known is None or known.kernel or known.state in "ZX" or time.monotonic() > until:
+        if known is None or known.kernel or known.dead or time.monotonic() > until:
             break
         time.sleep(0.001)
     return found
 
 
-def end_tagged(tag: str, wait: float = 5.0) -> list[Process]:
-    """Kill what carries the tag until nothing does; answers with what would not die within ``wait`` seconds.
+def _environment_of_threads(pid: int) -> bytes:
+    """The same of a process whose main thread has ended while another is stuck, as in the GPU driver: the others still show it."""
+    for path in Path(f"/proc/{pid}/task").glob("*/environ"):
+        with contextlib.suppress(OSError):
+            return path.read_bytes()
+    return b""
 
-    Looks again after each round, since a process may have forked between the look and the kill.
+
+def end_tagged(tag: str, wait: float = 5.0) -> list[Process]:
+    """Kill what carries the tag until nothing of it is left; answers with what would not die within ``wait`` seconds.
+
+    Looks again after each round, since a process may have forked between the look and the kill. One that is dying shows no environment
+    any more, and holds its memory and its devices until it is dead.
     """
     end = time.monotonic() + wait
-    while left := tagged(tag):
+    known: set[Process] = set()
+    while left := sorted({*tagged(tag), *filter(alive, known)}):
+        known.update(left)
         for process in left:
             send(process, signal.SIGKILL)
         if time.monotonic() > end:

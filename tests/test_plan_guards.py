@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Limits, Memory, Start, Stop, protect, reconcile
+from stoker.engine.guards import Actions, Limits, Memory, Start, Stop, next_look, protect, reconcile
 from stoker.engine.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan
 from views import NOW, Job, World, make_view, views
@@ -48,6 +48,15 @@ def test_a_job_left_out_goes_on_while_nobody_wants_its_gpus():
     assert act(jobs, {3: (2, 3)}, preempt=[1]).stops == [(3, "preempted", None)]
 
 
+def test_what_a_guard_defers_is_looked_at_again_when_it_ends():
+    """Nobody waits: 1 is to grow onto the GPU of 2, which has run for 59 of its 60 s."""
+    limits = Limits(min_run_time=60)
+    view = make_view((4,), [Job(1, gpus_max=2, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59)])
+    plan = check(Plan({1: Allocation((0, 1))}), view)
+    actions = reconcile(view, plan, limits, Memory())
+    assert actions.deferred and next_look(view, plan, actions, limits, Memory()) == NOW + 1
+
+
 def test_all_victims_or_none():
     # 1 could be stopped, 2 not yet: 1 would lose its work for nothing.
     jobs = [Job(1, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59), Job(3, gpus=2)]
@@ -65,6 +74,14 @@ def test_the_budget_of_preemptions():
     actions = act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=3))
     assert actions == Actions(deferred=[(2, "job 1 has been preempted 3 times and is not preempted again")])
     assert act(jobs, {2: (0,)}, limits=Limits(0, max_preemptions=4)).stops == [(1, "preempted", 2)]
+
+
+def test_who_gave_way_may_have_the_place_that_the_other_leaves():
+    """2 was stopped so that 1 could move to its GPU, and is to have the one that 1 moves from: 1 must not be kept from that."""
+    memory = Memory().after([Stop(2, "preempted", 1)], NOW - 5, FREE)
+    actions = act([Job(1, gpus_max=2, held=(0,)), Job(2)], {1: (1, 2), 2: (0,)}, memory=memory)
+    assert actions.stops == [(1, "preempted", None)]
+    assert actions.deferred == [(2, "gave way to job 1 less than 300 s ago and may not displace it yet")]
 
 
 def test_who_gave_way_does_not_take_it_back_within_the_cooldown():

@@ -582,3 +582,8 @@ def test_a_plan_names_only_what_changes():
     answer = registry.create("optimus", {}).plan(view)
     assert set(answer.allocations) == {2}
     assert set(complete(answer, view)) == {1, 2}
+
+
+def test_a_timeline_is_brief_without_the_times_at_which_nothing_changes() -> None:
+    brief = Timeline(np.array([0.0, 10.0, 20.0, 30.0]), np.array([2, 2, 4, 4])).brief()
+    assert (brief.times.tolist(), brief.free.tolist()) == ([0.0, 20.0], [2, 4])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run, workload
+from stoker.engine.sim.agenda import Agenda, Kind
 from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.truth import beliefs
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
@@ -354,6 +355,39 @@ def test_efficiency_is_that_of_the_progress_at_the_last_choice_of_the_batch_size
     chosen = {0: Allocation((0,), batch_size=300)}
     assert run(jobs, Timetable({0.0: chosen})).fates.ended == pytest.approx([100.0])
     assert run(jobs, Timetable({0.0: chosen, 50.0: chosen})).fates.ended == pytest.approx([50.0 + 50.0 / 1.2])
+
+
+def test_what_a_stop_undoes_is_told_from_the_last_paces_alone() -> None:
+    """On one GPU, its batch size chosen anew every 10 s, of which 35 s are lost when it gives way at 200: those of the last four rounds.
+
+    Phi grows from 300 to 1 100 with the work, so each round is faster than the one before it, as above.
+    """
+    goodput = Goodput(StepTime(grad=1.0, grad_per_sample=0.01), 100, 1000, (1, 1000), ((0.0, 300.0), (1.0, 1100.0)))
+    rows = [(0.0, 1000.0, 1), (200.0, 1.0, 1)]
+    jobs = workload(rows, models=["a", ""], batch_size=[100, 0], profiles=[Profile("a", goodput=goodput)])
+    chosen = {0: Allocation((0,), batch_size=300)}
+    done, paces = 0.0, []
+    for _ in range(20):
+        phi = 300.0 + 0.8 * done
+        paces.append(1.5 * (phi + 100.0) / (phi + 300.0))
+        done += 10.0 * paces[-1]
+    lost = 5.0 * paces[-4] + 10.0 * sum(paces[-3:])
+    left: list[float] = []
+    timetable = Timetable({10.0 * tick: chosen for tick in range(20)} | {200.0: {1: (0,)}})
+    run(jobs, timetable, "1x1", Costs(lost_on_suspend=35.0), until=200.0, observer=lambda view, *_: left.append(view.jobs.remaining[0]))
+    assert left[-1] == pytest.approx(1000.0 - done + lost)
+
+
+def test_events_that_are_void_are_forgotten_and_the_others_keep_their_order() -> None:
+    agenda = Agenda(3)
+    agenda.put(5.0, Kind.END, 1)
+    for moment in range(5000):
+        agenda.void(0)
+        agenda.put(9000.0 - moment, Kind.END, 0)
+    agenda.put(5.0, Kind.STOPPED, 2)
+    assert len(agenda._heap) < 3000
+    agenda.now = 9000.0
+    assert [agenda.pop() for _ in range(4)] == [(Kind.END, 1), (Kind.STOPPED, 2), (Kind.END, 0), None]
 
 
 def test_the_view_tells_what_is_so() -> None:

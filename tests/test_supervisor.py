@@ -411,3 +411,25 @@ def test_a_process_that_is_becoming_another_program_is_found(monkeypatch: pytest
     assert [found.pid for found in processes.tagged("/here:1")] == [child.pid] and not blank
     child.kill()
     child.wait()
+
+
+def test_a_process_whose_main_thread_has_ended_is_found_and_ended() -> None:
+    """As one that is stuck in the GPU driver with another thread: a zombie that runs, and holds what it holds."""
+    code = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nctypes.CDLL(None).syscall(60, 0)"
+    child = subprocess.Popen([sys.executable, "-c", code], env={ENV_TAG: "/there:1"})
+    until(lambda: (known := identity.stat(child.pid)) is not None and known.state == "Z")
+    assert [found.pid for found in processes.tagged("/there:1")] == [child.pid]
+    assert processes.end_tagged("/there:1") == []
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_takes_long_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows no environment any more, and holds its memory until it is dead."""
+    child = subprocess.Popen(["sleep", "60"], env={ENV_TAG: "/anywhere:1"})
+    found = until(lambda: processes.tagged("/anywhere:1"))
+    seen = [found]
+    monkeypatch.setattr(processes, "tagged", lambda _: seen.pop() if seen else [])
+    monkeypatch.setattr(processes, "send", lambda *_: True)
+    assert processes.end_tagged("/anywhere:1", wait=0.1) == found
+    child.kill()
+    child.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
+_MOST_VOID = 1000  #: events; fewer cost nothing
 NOBODY = -1  #: in place of a job, of events that are no job's
 
 
@@ -28,12 +29,21 @@ class Agenda:
         self._heap: list[tuple[float, int, int, int, int]] = []  #: (time, kind, sequence, job, version)
         self._sequence = 0
         self._version = [0] * (jobs + 1)  #: by job, the last for nobody; events of an older one are void
+        self._most = _MOST_VOID  #: events, void ones too, up to which none is looked for
 
     def put(self, moment: float, kind: int, job: int) -> None:
         """It is to happen, unless it is void by then; never, if ``moment`` is infinite."""
         if moment < math.inf:
             self._sequence += 1
             heapq.heappush(self._heap, (moment, kind, self._sequence, job, self._version[job]))
+            if len(self._heap) > self._most:
+                self._clear()
+
+    def _clear(self) -> None:
+        """Forget what is void: a job whose pace changes at every round leaves an end behind at each."""
+        self._heap = [event for event in self._heap if self._version[event[3]] == event[4]]
+        heapq.heapify(self._heap)
+        self._most = 2 * len(self._heap) + _MOST_VOID
 
     def void(self, job: int) -> None:
         """Nothing of what was to happen to it will."""

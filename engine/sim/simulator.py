@@ -15,6 +15,7 @@ so that costs nothing and is no preemption. To other policies a job is unknown u
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -68,7 +69,8 @@ def simulate(
     """
     began = time.perf_counter()
     if options.interval is not None and getattr(policy, "interval", None) is not None:
-        policy.interval = options.interval  # type: ignore[attr-defined]  # what it divides for a round stands for as long
+        with contextlib.suppress(AttributeError):  # of somebody's own class, which then is not told
+            policy.interval = options.interval  # type: ignore[attr-defined]  # what it divides for a round stands for as long
     simulation = Simulation(workload, cluster, policy, options, observer)
     simulation.run(progress)
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)

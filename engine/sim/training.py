@@ -28,6 +28,7 @@ class Training:
     ) -> None:
         self._table, self._truth, self._recorder, self._agenda, self._foreseen = table, truth, recorder, agenda, foreseen
         self._costs, self._free = costs, free
+        self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
         self._out_of_use = frozenset(np.flatnonzero(~usable).tolist())
         self.on: list[tuple[int, ...]] = [()] * len(usable)  #: jobs on each GPU
         self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
@@ -244,6 +245,8 @@ class Training:
         if stretches and stretches[-1][1] == job.speed:
             seconds += stretches.pop()[0]
         stretches.append((seconds, job.speed))
+        while len(stretches) > 2 and sum(some for some, _ in stretches[2:]) >= self._undoable:
+            stretches[:2] = [(stretches[0][0] + stretches[1][0], 0.0)]  # how fast that was matters no more
         return stretches
 
     def _interrupt(self, job: Job) -> float:
