@@ -110,7 +110,7 @@ class Curves:
         throughput = self._profiles[profile].throughput if profile >= 0 else None
         if throughput is None:
             return Curve(np.array([least]), np.ones(1))
-        gpus = sizes(least, most, self._doubling)
+        gpus = sizes(least, max(least, most), self._doubling)  # a running job may hold GPUs of which nobody knows whether they suit it
         rates = np.array([throughput.consolidated(n, node) for n in gpus.tolist()])
         curve = Curve(gpus, rates / rates[0])
         return _rising(curve) if self._rising else curve

@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
+from hypothesis.internal.conjecture import providers
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stores import reopened
@@ -34,6 +35,8 @@ sys.dont_write_bytecode = False
 # The same examples each time, on a busy machine too. Here, before any test module is imported, whose settings start from these.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("steady")
+# It draws constants of those modules of ours, too, that happen to be loaded: with xdist that is chance, and other examples each time.
+providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined]
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -587,3 +587,14 @@ def test_a_plan_names_only_what_changes():
 def test_a_timeline_is_brief_without_the_times_at_which_nothing_changes() -> None:
     brief = Timeline(np.array([0.0, 10.0, 20.0, 30.0]), np.array([2, 2, 4, 4])).brief()
     assert (brief.times.tolist(), brief.free.tolist()) == ([0.0, 20.0], [2, 4])
+
+
+@pytest.mark.parametrize("policy", ["elasticflow", "optimus", "pollux", "infless"])
+def test_a_running_job_may_hold_gpus_of_which_nobody_knows_whether_they_suit_it(policy: str) -> None:
+    """It needs 48 GB on each of its GPUs, of whose memory nothing is known, and may not be resized yet."""
+    view = make_view((4,), [Job(1, gpus=4, gpus_max=8, held=(0, 1, 2, 3), memory=48e9), Job(2)])
+    profiled = dataclasses.replace(view.jobs, profile=np.array([0, 0]))
+    view = protect(dataclasses.replace(view, profiles=PROFILES, jobs=profiled), Limits(min_run_time=50))
+    memory = np.array([0.0, 0.0, 0.0, 24e9])
+    view = dataclasses.replace(view, gpus=dataclasses.replace(view.gpus, memory=memory))
+    assert registry.create(policy, {}).plan(view) is not None
