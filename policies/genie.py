@@ -15,7 +15,7 @@ from .deadlines import has_deadline, next_deadline, ranks
 from .estimates import remaining_time
 from .later import Later
 from .placement import Placement
-from .queues import AT_ONCE
+from .queues import AT_ONCE, waking
 from .reasons import lacking
 
 
@@ -58,8 +58,8 @@ class Genie:
         slack = next_deadline(jobs, finish) - finish  # inf: best effort, or no deadline can be met any more
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
         given, blocks = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
-        loses_place = math.inf if blocks is None else view.now + float(slack[blocks]) + AT_ONCE
-        return _plan(view, order, given, placement, loses_place)
+        loses_place = math.inf if blocks is None else float(slack[blocks]) + AT_ONCE
+        return waking(_plan(view, order, given, placement), view.now, loses_place)
 
     def _slowness(self, view: View, placement: Placement) -> dict[int, Floats]:
         """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
@@ -133,7 +133,7 @@ def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]
     return (least + np.lexsort((np.where(late, times, np.arange(len(times))), late))).tolist()  # type: ignore[no-any-return]
 
 
-def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement, again: float) -> Plan:
+def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement) -> Plan:
     jobs = view.jobs
     unserved = order[~np.isin(order, list(given))]
     return Plan(
@@ -141,5 +141,4 @@ def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement:
         preempt=(),
         waiting=Later(lambda: lacking(view, unserved, placement)),
         order=jobs.id[unserved],
-        wake_at=again if math.isfinite(again) else None,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Demand, Phase, Plan, View, tunable
 from .elastic import Curves, Pool, decide, divide, pack
-from .queues import AT_ONCE
+from .queues import AT_ONCE, waking
 
 
 class Infless:
@@ -55,7 +55,7 @@ class Infless:
             held = int(pool.held[row])
             wanted[row] = n if (n := self._rescaled(pool, row, held)) - held <= left else held
             left -= wanted[row] - held
-        waits, sized_until = pool.rows[~running], math.inf
+        waits, spare = pool.rows[~running], math.inf
         # Who was stopped to be resized comes back before anybody else gets its GPUs.
         for row in waits[np.argsort(view.jobs.run_time[waits] <= 0, kind="stable")].tolist():
             if left <= 0:
@@ -66,10 +66,9 @@ class Infless:
                 wanted[row] = n
                 left -= n
             elif size is not None:
-                sized_until = min(sized_until, view.now + self._spare(pool, row, size))
+                spare = min(spare, self._spare(pool, row, size))
         given = pack(pool, wanted, lambda row, n: int(pool.held[row]), migrate=False)
-        plan = decide(pool, divide(pool, given, pool.rows))
-        return replace(plan, wake_at=sized_until + AT_ONCE) if math.isfinite(sized_until) else plan
+        return waking(decide(pool, divide(pool, given, pool.rows)), view.now, spare + AT_ONCE)
 
     def _size(self, pool: Pool, row: int, least: int = 0) -> int | None:
         """More than ``least`` GPUs with which a job that starts now ends in time, None: it cannot."""

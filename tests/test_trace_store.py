@@ -23,7 +23,7 @@ from stoker.engine.api.uploads import Uploads, begin
 from stoker.engine.cli import trace_send
 from stoker.engine.cli.main import run
 from stoker.engine.cli.trace_send import send_trace
-from stoker.engine.cli.trace_source import fetch, load_trace
+from stoker.engine.cli.trace_source import load_trace
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, StokerError, StoreError, Unauthorized, UsageError
 from stoker.engine.home import Home
@@ -197,7 +197,7 @@ def names(client: Client) -> list[str]:
 def test_a_trace_comes_back_as_it_was(client: Client) -> None:
     trace = make_trace("exact", 7)
     assert send_trace(client, trace)["existing"] is False
-    found = fetch(client, "exact")
+    found = load_trace("exact", lambda: client)
     assert found == trace
     assert load_trace("exact", lambda: client) == trace
     about = client.get("/v1/traces/exact")
@@ -222,7 +222,7 @@ def test_a_large_trace_is_seen_only_when_it_is_whole(client: Client, monkeypatch
     send_trace(client, trace, progress)
     assert seen == [(4, 10), (8, 10), (10, 10)]
     assert visible == [False, False, True]
-    assert fetch(client, "large") == trace
+    assert load_trace("large", lambda: client) == trace
     assert send_trace(client, trace)["existing"] is True
     with pytest.raises(Conflict, match="is there already with other content"):
         send_trace(client, make_trace("large", 10, "other"))
@@ -240,7 +240,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(client: Client) -> None:
     assert "half" not in names(client)
     assert client.post("/v1/sql", {"query": "SELECT count(*) FROM trace_jobs WHERE key LIKE 'half%'"})["rows"] == [[0]]
     with pytest.raises(NotFound):
-        fetch(client, "half")
+        load_trace("half", lambda: client)
 
 
 def test_requests_may_be_packed_and_are_bounded(client: Client) -> None:
@@ -308,7 +308,7 @@ def test_roles(daemon: DaemonProcess, client: Client) -> None:
     writer = daemon.client(url, tokens["submit"])
     send_trace(writer, make_trace("roles"))
     reader = daemon.client(url, tokens["read"])
-    assert len(fetch(reader, "roles").jobs) == 3
+    assert len(load_trace("roles", lambda: reader).jobs) == 3
     with pytest.raises(Unauthorized):
         send_trace(reader, make_trace("mine"))
     with pytest.raises(Unauthorized):
@@ -397,7 +397,7 @@ def test_what_is_exported_is_imported_again(stoker: Callable[..., Any], client: 
     assert (again.dropped, again.repaired) == (trace.dropped, trace.repaired)
     code, out, _ = stoker("trace", "import", str(to), "--name", f"{trace.name}-2")
     assert code == 0 and "3 jobs imported (format stoker)" in out
-    assert fetch(client, f"{trace.name}-2").jobs == trace.jobs
+    assert load_trace(f"{trace.name}-2", lambda: client).jobs == trace.jobs
 
 
 def test_export_writes_to_a_pipe(stoker: Callable[..., Any], tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_the_whole_survives_a_kill(daemon: DaemonProcess, client: Client) -> Non
     daemon.kill()
     client.close()
     fresh = daemon.start()
-    assert fetch(fresh, "kept") == make_trace("kept", 50)
+    assert load_trace("kept", lambda: fresh) == make_trace("kept", 50)
     assert "lost" not in names(fresh)
     with pytest.raises(NotFound, match="import again"):
         fresh.post_raw(f"/v1/traces/uploads/{begun['upload']}?offset=3", msgspec.json.encode(lost.jobs[3:]))

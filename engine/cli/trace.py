@@ -125,7 +125,6 @@ def import_(
 
 
 def _show_import(found: Trace, tally: Tally, existing: bool, dry_run: bool) -> None:
-
     done = "would be imported" if dry_run else "there already, nothing was changed" if existing else "imported"
     write(f"{found.name}: {fmt.counted(len(found.jobs), 'job')} {done} (format {found.format})\n")
     if found.starts_at is not None:
@@ -197,7 +196,6 @@ def show(app: App, name: str) -> Answer:
 
 
 def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
-
     with_deadlines = f"{summary['strict']} strict, {summary['soft']} soft" if summary["strict"] or summary["soft"] else ""
     print_facts(
         [
@@ -262,7 +260,6 @@ def drop(app: App, name: tuple[str, ...]) -> Answer:
 
 
 def _dropped(row: dict[str, Any]) -> str:
-
     return f"{row['name']} is dropped with {fmt.counted(row['jobs'], 'job')}\n"
 
 

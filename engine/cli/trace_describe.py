@@ -120,7 +120,6 @@ def _top(rows: Sequence[Row], columns: list[Column], empty: str) -> None:
 
 
 def _facts(of: dict[str, Any]) -> Iterator[tuple[str, str]]:
-
     yield "trace", f"{of['name']}: {of['format']}, from {of['source']}"
     yield "jobs", f"{of['jobs']:,}, submitted within {fmt.duration(of['span'])}"
     yield "left out", ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items())
@@ -144,7 +143,6 @@ _LENGTHS = (("median", "p50"), ("mean", "mean"), ("p90", "p90"), ("p99", "p99"),
 
 
 def _arrivals(found: dict[str, Any]) -> str:
-
     each = "an hour" if found["bucket"] == HOUR else f"in {found['bucket'] / HOUR:g} hours"
     if found["period"] is None:
         period = "no period stands out"

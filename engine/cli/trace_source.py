@@ -75,11 +75,6 @@ def read_file(path: Path, **options: Any) -> Trace:
         raise UsageError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
 
 
-def fetch(client: Client, name: str) -> Trace:
-    """The trace that the daemon has by this name."""
-    return _fetched(client, _about(client, name))
-
-
 def _fetched(client: Client, about: dict[str, Any]) -> Trace:
     """A trace of the daemon's, slice by slice."""
     import msgspec
