@@ -73,6 +73,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "2GiB"  #: that DuckDB may use
     query_seconds: Positive = 30.0  #: of one ad-hoc statement
     query_rows: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    query_memory: Annotated[int, msgspec.Meta(ge=64, le=1 << 20)] = 1024  #: MiB that one ad-hoc statement may take
+    queries: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  #: ad-hoc statements that run at a time; users take turns
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,11 +20,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import msgspec
 import uvicorn
 
+from .adhoc.desk import Desk
 from .admission import Admission
 from .api.app import application
 from .api.auth import Tokens
@@ -87,6 +88,10 @@ class Daemon:
         self.deadlines = DeadlineWatch(self.store)
         self.estimating = Estimating(self.store, self.scheduling.know_overheads)
         self.admission = Admission(self.store, self.scheduling)
+        limits = config.limits
+        self.desk = Desk(
+            self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
+        )
         self.uploads = Uploads()
         self.run_uploads = RunUploads()
         self.exit_code = 0
@@ -143,8 +148,12 @@ class Daemon:
             self.tasks.wake("recurring")
 
     def _on_task(self, kind: str, task: str, words: str) -> None:
+        self._tell(kind, f"{task}: {words}", {"task": task})
+
+    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None) -> None:
+        """Put an event of the daemon's own on record."""
         with contextlib.suppress(StokerError):
-            self.store.submit(note, Note(kind, "daemon", f"{task}: {words}", {"task": task}))
+            self.store.submit(note, Note(kind, "daemon", words, detail or {}))
 
     def request_stop(self, *, runners: bool, workers: bool, actor: str) -> None:
         """End after the answer has gone out; with ``runners`` they leave first, with ``workers`` running jobs are stopped too."""
@@ -176,6 +185,7 @@ class Daemon:
     def close(self) -> None:
         """Stop the tasks, write what is folded, checkpoint."""
         self.hanging = self.tasks.stop()
+        self.desk.close()
         self.hooks.close()
         with contextlib.suppress(StokerError):  # counters only; the disk may be full
             self.scheduling.flush()
@@ -191,6 +201,7 @@ class Daemon:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self.stop_serving)
         self.start()
+        self.desk.start()
         log.info("serving at %s", self.home.socket, extra={"action": "daemon.up"})
         try:
             await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(self._servers, sockets, strict=True)))

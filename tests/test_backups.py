@@ -75,11 +75,11 @@ def test_what_a_killed_daemon_had_begun_to_write_is_cleared_and_nothing_else(hom
         home.backups / ".stoker.duckdb.compact",
         home.backups / "..stoker.duckdb.compact.17.tmp",
         home.archive / ".events-to-9.parquet.tmp",
-        home.scratch / "answer-00ff.parquet",
+        home.scratch / "sql-17-1" / "copy.duckdb",
     ]
     kept = [home.backups / "stoker-20260101T000000000000Z.duckdb", home.backups / "of-mine.tmp", home.archive / "events-to-9.parquet"]
     for path in (*begun, *kept):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     clear_unfinished(home)
     assert [path for path in begun if path.exists()] == [] and all(path.exists() for path in kept)

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, thre
 
 TINY = {
     "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
+    "adhoc_sql": ["--clients", "2", "--seconds", "0.3", "--rounds", "1", "--history", "50"],
     "submissions": ["--clients", "2", "--seconds", "0.2"],
     "assignment": ["--runners", "2", "--rounds", "1"],
     "policy_tick": ["--policy", "fifo", "--pending", "10", "--ticks", "2"],

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "runners": ("", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.protocol", "engine.spec.model"),
     "engine": ("", "engine", "policies"),
     "engine.store": ("engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
+    "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
     "engine.workflow": (
         "engine.workflow", "engine.store", "engine.spec", "engine.states", "engine.errors", "engine.home", "engine.protocol",
     ),
@@ -46,8 +47,8 @@ MAY_IMPORT = {
 
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).
 LIBRARIES = {
-    "duckdb": ("engine.store", "engine.api.query", "engine.api.serve_sql"),
-    "sqlglot": ("engine.api.sqlguard", "engine.api.sqlnames"),
+    "duckdb": ("engine.store", "engine.adhoc", "engine.api.serve_sql"),
+    "sqlglot": ("engine.adhoc.guard",),
     "apscheduler": ("engine.tasks", "engine.spec.cron"),
     "starlette": ("engine.api",),
     "uvicorn": ("engine.daemon",),

@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from stoker.engine.api.query import Limits, readable, run_query
+from stoker.engine.adhoc.query import Limits, readable, run_query
 from stoker.engine.report import Table, summary, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect, literal
 from stoker.engine.sqlfiles import MIGRATIONS
@@ -116,7 +116,7 @@ class Database:
         self.tables = readable(self.con)
 
     def __call__(self, query: str) -> Table:
-        result = run_query(self.con.cursor, query, self.limits, self.tables)
+        result = run_query(self.con.cursor(), query, self.limits, self.tables)
         rows = [[None if isinstance(v, float) and not math.isfinite(v) else v for v in row] for row in result.rows]
         return Table(result.columns, json.loads(json.dumps(rows)), result.truncated)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from ..errors import LimitExceeded, UsageError
 from ..spec.tree import shown
@@ -63,6 +63,19 @@ class Call:
         """The body as an object; none at all is an empty one."""
         body = await self.body()
         return decode(body, dict[str, Any]) if body not in (b"", b"null") else {}
+
+    async def unless_gone(self, answer: Coroutine[Any, Any, T]) -> T:
+        """Await ``answer``, but not for somebody who has closed the connection. The body must have been read."""
+        working = asyncio.ensure_future(answer)
+        gone = asyncio.ensure_future(self.request.receive())
+        try:
+            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            working.cancel()
+            gone.cancel()
 
     async def message(self, kind: type[T]) -> T:
         """The body as a message; UsageError names the field."""

@@ -14,19 +14,20 @@ from starlette.responses import Response
 from ... import __version__
 from ...policies import registry
 from ...policies.contract import make_config
+from ..adhoc.desk import Question
 from ..errors import UsageError
 from ..rows import objects
 from ..schema_text import schema as schema_tables
 from ..spec.check import NAME
 from ..spec.tree import shown
 from ..store.maintenance import backup as back_up
+from ..store.maintenance import check_target, move
 from ..store.maintenance import compact as compact_database
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
 from ..workflow.watch import StopAll, stop_all
 from .auth import GRANTS, digest, new_token
 from .call import Call, endpoint
 from .prometheus import exposition
-from .query import FORMATS, answer
 
 
 async def healthz(call: Call) -> dict[str, Any]:
@@ -130,14 +131,27 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "json"
 
 
-async def sql(call: Call) -> Any:
+async def sql(call: Call) -> Response:
     asked = await call.message(Query)
-    if asked.format not in FORMATS:
-        raise UsageError(f"format: {asked.format!r} is not one of {', '.join(FORMATS)}")
     limits = call.daemon.config.limits
     rows = asked.limit if asked.limit is not None else limits.query_rows
     seconds = asked.timeout if asked.timeout is not None else limits.query_seconds
-    return await asyncio.to_thread(answer, call.daemon.store, asked.query, asked.format, rows, seconds)
+    answer = await call.unless_gone(call.daemon.desk.ask(call.who.user, Question(asked.query, asked.format, rows, seconds)))
+    return Response(answer.body, media_type=answer.media, headers={"X-Stoker-Truncated": str(answer.truncated).lower()})
+
+
+class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+
+
+async def sql_copy(call: Call) -> dict[str, Any]:
+    """A database file of what people may read, made beside the daemon."""
+    asked = await call.message(CopyRequest)
+    target = Path(asked.path)
+    check_target(target)
+    made = await call.unless_gone(call.daemon.desk.copy(call.who.user))
+    await asyncio.to_thread(move, made, target)
+    return {"path": str(target), "bytes": target.stat().st_size}
 
 
 async def schema(call: Call) -> dict[str, Any]:
@@ -279,6 +293,7 @@ ENDPOINTS = [
     endpoint("/v1/runners/{node}/stop", "admin", stop_runner, ["POST"]),
     endpoint("/v1/runners/{node}/forget", "admin", forget, ["POST"]),
     endpoint("/v1/sql", "read", sql, ["POST"]),
+    endpoint("/v1/sql/copy", "admin", sql_copy, ["POST"]),
     endpoint("/v1/schema", "read", schema),
     endpoint("/v1/policy", "read", policies),
     endpoint("/v1/policy", "admin", change_policy, ["POST"]),

@@ -32,8 +32,8 @@ def serve_sql(app: App, uri: str, token: str | None, file: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="stoker-sql-") as folder:
         copy = file or Path(folder) / "copy.duckdb"
         if file is None:
-            answer = app.client.post("/v1/backup", {"path": str(copy)}, timeout=TIMEOUT)
-            note(f"copied the database, {fmt.size(answer['bytes'])}")
+            answer = app.client.post("/v1/sql/copy", {"path": str(copy)}, timeout=TIMEOUT)
+            note(f"copied what may be read, {fmt.size(answer['bytes'])}")
         _serve(copy, uri, token or secrets.token_urlsafe(24))
 
 

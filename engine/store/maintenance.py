@@ -29,22 +29,28 @@ def backup(store: Store, home: Home, target: Path | None = None) -> dict[str, An
     """Copy the database to ``target`` (default: a dated file of the home's backups) while the daemon goes on."""
     home.backups.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = home.backups / f"stoker-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%f}Z.duckdb"
-    if target is not None and not target.is_absolute():
-        raise UsageError(f"path: {target} is not absolute: the daemon's directory is not yours")
-    if target is not None and (target.exists() or not target.parent.is_dir()):
-        raise UsageError(f"path: {target} exists already, or its directory does not: name a new file in a directory that is there")
-    if target is not None and not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"path: {target.parent} cannot be written by the daemon: name a directory that can")
+    if target is not None:
+        check_target(target)
     start = time.monotonic()
     tables = store.exclusive(lambda con: copy_database(con, own))
     if target is None:
         target = own
     else:  # the database itself may write below its home only; see lockdown
-        _move(own, target)
+        move(own, target)
     return {"path": str(target), "bytes": target.stat().st_size, "seconds": time.monotonic() - start, "tables": tables}
 
 
-def _move(own: Path, target: Path) -> None:
+def check_target(target: Path) -> None:
+    """UsageError when no new file can be made at ``target``."""
+    if not target.is_absolute():
+        raise UsageError(f"path: {target} is not absolute: the daemon's directory is not yours")
+    if target.exists() or not target.parent.is_dir():
+        raise UsageError(f"path: {target} exists already, or its directory does not: name a new file in a directory that is there")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"path: {target.parent} cannot be written by the daemon: name a directory that can")
+
+
+def move(own: Path, target: Path) -> None:
     """Move a verified copy, perhaps to another file system: whole under its final name, or not there."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -66,9 +72,11 @@ def _move(own: Path, target: Path) -> None:
 
 def clear_unfinished(home: Home) -> None:
     """Remove what a daemon that was killed had begun to write: copies, exports, answers. For a daemon that starts, and owns the home."""
-    for folder, pattern in ((home.backups, ".*.tmp*"), (home.backups, ".*.compact"), (home.archive, ".*.tmp"), (home.scratch, "answer-*")):
+    for folder, pattern in ((home.backups, ".*.tmp*"), (home.backups, ".*.compact"), (home.archive, ".*.tmp")):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
+    for folder in home.scratch.glob("sql-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def nightly_backup(store: Store, home: Home) -> None:
@@ -111,13 +119,14 @@ def thin(tx: Transaction, batch: Sequence[Retention]) -> Sequence[dict[str, int]
     day = 86_400.0
     answers = []
     for keep in batch:
-        removed = {
-            "telemetry": tx.execute("thin_telemetry", tx.now - keep.telemetry_full * day, tx.now - keep.telemetry * day),
-            "metrics": tx.execute("thin_metrics", tx.now - keep.metrics_full * day),
-            "pipelines": tx.execute("thin_pipelines", tx.now - keep.pipelines_full * day),
-            "decisions": tx.execute("thin_decisions", tx.now - keep.decisions * day),
-        }
-        answers.append({table: int(rows[0][0]) for table, rows in removed.items()})
+        answers.append(
+            {
+                "telemetry": tx.purge("thin_telemetry", tx.now - keep.telemetry_full * day, tx.now - keep.telemetry * day),
+                "metrics": tx.purge("thin_metrics", tx.now - keep.metrics_full * day),
+                "pipelines": tx.purge("thin_pipelines", tx.now - keep.pipelines_full * day),
+                "decisions": tx.purge("thin_decisions", tx.now - keep.decisions * day),
+            }
+        )
     return answers
 
 
@@ -140,7 +149,12 @@ def export_events(store: Store, home: Home, keep: Retention) -> Path | None:
             temporary.unlink()
             raise OSError(f"{temporary}: {written} rows were written instead of {kept}")
         temporary.replace(target)
-        con.execute("DELETE FROM events WHERE seq <= $1", [last])
 
     store.exclusive(export)
+    store.write(_remove_events, last)
     return target
+
+
+def _remove_events(tx: Transaction, batch: Sequence[int]) -> Sequence[int]:
+    """Remove the events up to each number; answers with how many they were."""
+    return [tx.purge("remove_events", last) for last in batch]

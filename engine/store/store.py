@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import StokerError, StoreError
 from ..sqlfiles import sql, view_files
 from . import migrate
+from .changes import Change
 from .transaction import Catalog, Transaction
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Committed:
 
     topics: frozenset[str]
     events: Sequence[dict[str, Any]]
+    changes: Sequence[Change] = ()  #: what was done to the tables, in order
 
 
 class _Readers:
@@ -355,7 +357,7 @@ class Store:
                 results[position] = answer
         events = tx.flush()
         self._con.execute("COMMIT")
-        return results, Committed(frozenset(tx.topics), events)
+        return results, Committed(frozenset(tx.topics), events, tx.changes)
 
     def _recover(self, batch: list[_Request], error: Exception) -> None:
         """Undo the transaction; serve the requests one by one, so that only the guilty one fails."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..sqlfiles import sql
+from .changes import Change, Op, apply
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,6 +50,7 @@ class Transaction:
         self._events: list[dict[str, Any]] = []
         self.now = now
         self.topics: set[str] = set()
+        self.changes: list[Change] = []  #: what it has done, in order
 
     def touch(self, *topics: str) -> None:
         """Name what this transaction changes, for those who listen: ``queue``, ``leases``, ``policy``, ``nodes``, ``watched``
@@ -59,7 +61,7 @@ class Transaction:
         return self._catalog.number(table)
 
     def execute(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run ``sql/store/NAME.sql`` and give its rows."""
+        """Rows of the SELECT of ``sql/store/NAME.sql``."""
         return self._con.execute(sql(f"store/{name}"), list(parameters)).fetchall()
 
     def objects(self, name: str, *parameters: Any) -> list[dict[str, Any]]:
@@ -71,28 +73,16 @@ class Transaction:
     def insert(self, table: str, rows: Sequence[Row]) -> None:
         """Insert rows (all with the same columns) by one statement."""
         if rows:
-            columns = list(rows[0])
-            names = ", ".join(f'"{column}"' for column in columns)
-            source, values = self._source(table, columns, rows)
-            self._con.execute(f'INSERT INTO "{table}" ({names}) {source}', values)
+            self._change("insert", table, tuple(rows[0]), rows)
 
     def insert_columns(self, table: str, columns: Mapping[str, NDArray[Any]]) -> None:
         """Insert rows given as NumPy columns: a twentieth of what `insert` costs, for thousands of rows. NaN becomes NULL."""
-        names = ", ".join(f'"{column}"' for column in columns)
-        values = ", ".join(f"nullif(\"{c}\", 'nan'::DOUBLE)" if of.dtype.kind == "f" else f'"{c}"' for c, of in columns.items())
-        self._con.register("given_columns", dict(columns))  # a temporary view: an error that undoes the transaction undoes it too
-        self._con.execute(f'INSERT INTO "{table}" ({names}) SELECT {values} FROM given_columns')
-        self._con.unregister("given_columns")
+        self._apply(Change("columns", table, tuple(columns), list(columns.values())))
 
     def upsert(self, table: str, keys: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert rows, or update those whose keys are there already; keys must differ within ``rows``."""
         if rows:
-            columns = list(rows[0])
-            names = ", ".join(f'"{column}"' for column in columns)
-            changes = ", ".join(f'"{column}" = excluded."{column}"' for column in columns if column not in keys)
-            source, values = self._source(table, columns, rows)
-            conflict = f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
-            self._con.execute(f'INSERT INTO "{table}" ({names}) {source} {conflict}', values)
+            self._change("upsert", table, tuple(rows[0]), rows, tuple(keys))
 
     def put(self, table: str, keys: Sequence[str], rows: Sequence[Row], known: Collection[tuple[Any, ...]]) -> None:
         """Update the rows whose keys are ``known`` to be there, insert the others: half the cost of `upsert`, a merge to DuckDB."""
@@ -109,32 +99,24 @@ class Transaction:
         for row in rows:
             by_columns[tuple(row)].append(row)
         for columns, group in by_columns.items():
-            changes = ", ".join(f'"{column}" = b."{column}"' for column in columns if column not in keys)
-            match = " AND ".join(f'"{table}"."{key}" = b."{key}"' for key in keys)
-            source, values = self._source(table, columns, group)
-            self._con.execute(f'UPDATE "{table}" SET {changes} FROM ({source}) b WHERE {match}', values)
+            self._change("update", table, columns, group, tuple(keys))
 
     def delete(self, table: str, key: str, values: Iterable[Any]) -> None:
         """Delete the rows whose ``key`` is among ``values``."""
-        kind = self._catalog.types[table][key]
         if wanted := list(values):
-            self._con.execute(f'DELETE FROM "{table}" WHERE "{key}" IN (SELECT unnest($1::{kind}[]))', [wanted])
+            self._apply(Change("delete", table, (key,), [wanted]))
 
-    def _source(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> tuple[str, list[Any]]:
-        """A SELECT that yields the rows, and its parameters: one list a column. Timestamps are given as epoch seconds.
+    def purge(self, name: str, *parameters: Any) -> int:
+        """Run the DELETE of ``sql/store/NAME.sql``; how many rows it removed."""
+        return int(self._apply(Change("purge", name, (), list(parameters)))[0][0])
 
-        A single row is given as it is: there DuckDB takes longer to plan the unnesting than for all the rest.
-        """
-        types = self._catalog.types[table]
-        single = len(rows) == 1
-        parts = []
-        for number, column in enumerate(columns, 1):
-            stamp = types[column] == "TIMESTAMP"
-            kind = "DOUBLE" if stamp else types[column]
-            value = f"${number}::{kind}" if single else f"unnest(${number}::{kind}[])"
-            parts.append(f'make_timestamp(CAST({value} * 1000000 AS BIGINT)) AS "{column}"' if stamp else f'{value} AS "{column}"')
-        values = [rows[0][column] if single else [row[column] for row in rows] for column in columns]
-        return "SELECT " + ", ".join(parts), values
+    def _change(self, op: Op, table: str, columns: tuple[str, ...], rows: Sequence[Row], keys: tuple[str, ...] = ()) -> None:
+        self._apply(Change(op, table, columns, [[row[column] for row in rows] for column in columns], keys))
+
+    def _apply(self, change: Change) -> list[tuple[Any, ...]]:
+        answer = apply(self._con, self._catalog.types, change)
+        self.changes.append(change)
+        return answer
 
     def event(
         self,

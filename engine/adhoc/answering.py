@@ -1,0 +1,113 @@
+"""What a process does that was forked off to answer one statement: it bounds itself, runs it, writes the answer, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from ..errors import LimitExceeded, StokerError
+from ..store.backup import copy_database
+from ..store.lockdown import lock_down
+from .query import Limits, run_parquet, run_query
+from .replica import descriptors_of
+from .wire import Ask, Head, pack_answer
+
+if TYPE_CHECKING:
+    import socket
+
+    from .replica import Replica
+
+SPILL_SHARE = 1 / 8  #: of the memory: beyond it, sorts and hash tables spill
+PYTHON = 768 << 20  #: bytes for the rows of an answer, beside the memory that the query may take
+NICENESS = 5  #: the daemon comes first, then jobs
+_DEATH_SIGNAL = 1  #: PR_SET_PDEATHSIG
+_libc = ctypes.CDLL(None)
+
+
+def answer_and_exit(replica: Replica, ask: Ask, out: socket.socket, folder: Path) -> NoReturn:
+    """Never returns, whatever happens: what follows in the caller is the parent's."""
+    try:
+        _bound(ask)
+        answer = _answer(replica, ask, folder)
+    except StokerError as error:
+        answer = _refusal(error)
+    except MemoryError:
+        answer = _refusal(LimitExceeded(f"query: it needs more memory than the {ask.memory >> 20} MiB it may use"))
+    except BaseException:
+        sys.stderr.write(f"the statement {ask.text[:200]!r} failed:\n{traceback.format_exc()}")
+        answer = _refusal(StokerError("the statement could not be served: the daemon's log has the details"))
+    try:
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            out.sendall(answer)
+    finally:
+        os._exit(0)  # without closing the database, which is the parent's
+
+
+def _refusal(error: StokerError) -> bytes:
+    return pack_answer(Head(0, error=error.code, message=str(error)))
+
+
+def _bound(ask: Ask) -> None:
+    """Limits that the kernel enforces: time, memory, precedence, and an end with the parent's."""
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, ask.until - time.monotonic()))
+    _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # if memory runs out on the host, this goes first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = mapped + ask.memory + PYTHON
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
+    con = replica.con
+    folder.mkdir(mode=0o700)
+    _only_read(replica.path)
+    quoted = str(folder / "spill").replace("'", "''")
+    con.execute(f"SET temp_directory = '{quoted}'")
+    con.execute(f"SET memory_limit = '{ask.memory} bytes'")
+    con.execute(f"SET operator_memory_limit = '{int(ask.memory * SPILL_SHARE)} bytes'")
+    lock_down(con, [folder])
+    if ask.format == "copy":
+        return _copy(replica, folder)
+    limits = Limits(rows=ask.rows, memory=ask.memory)
+    if ask.format == "parquet":
+        parquet = run_parquet(con, ask.text, limits, replica.tables, folder)
+        return pack_answer(Head(len(parquet.body), "application/vnd.apache.parquet", parquet.truncated), parquet.body)
+    result = run_query(con, ask.text, limits, replica.tables)
+    if ask.format == "csv":
+        body, media = result.csv(), "text/csv"
+    else:
+        body, media = msgspec.json.encode(result.json()), "application/json"
+    return pack_answer(Head(len(body), media, result.truncated), body)
+
+
+def _only_read(database: Path) -> None:
+    """Put a descriptor that can't write in the place of the one of the copy's file, which the parent goes on using."""
+    reading = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
+    for number in descriptors_of(database.stat()):
+        if number != reading:
+            os.dup2(reading, number)
+
+
+def _copy(replica: Replica, folder: Path) -> bytes:
+    """A copy of the copy, as a file of its own; answers with its path."""
+    target = folder.with_name(f"{folder.name}.duckdb")
+    made = folder / "copy.duckdb"
+    copy_database(replica.con, made)
+    made.replace(target)
+    body = str(target).encode()
+    return pack_answer(Head(len(body), "text/plain"), body)

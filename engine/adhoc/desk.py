@@ -1,0 +1,336 @@
+"""Ad-hoc SQL as the daemon sees it: questions in, answers out, and a process behind them that may die at any moment.
+
+A thread starts the process, gives it the database, and sends on what each commit does. If the process dies, or does not
+keep up, there is a new one. Questions wait meanwhile, within their own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGALRM, Signals
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from ..errors import LimitExceeded, StokerError, StoreError, Unreachable, UsageError
+from ..store.changes import Change, encode
+from .replica import PRIVATE, descriptors_of, head_of
+from .turns import Turns
+from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Head, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from ..home import Home
+    from ..store.store import Committed, Store
+
+FORMATS = ("json", "csv", "parquet")
+MAX_ROWS = 1_000_000
+MAX_SECONDS = 300.0
+GRACE = 0.5  #: seconds beyond its time after which a statement's process is taken to hang
+COPY_MEMORY = 1 << 30  #: bytes that the copy may take: what is cached of it, and what has changed since it was last settled
+MOST_BEHIND = 20_000  #: commits that wait to be sent on; a process that leaves more unread is ended
+LONGEST_PAUSE = 30.0  #: seconds between two starts, if they fail
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One statement and what it may use."""
+
+    text: str
+    format: str = "json"
+    rows: int = 10_000
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise UsageError(f"format: {self.format!r} is not one of {', '.join(FORMATS)}")
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise UsageError(f"limit: {self.rows} is outside its range 1 to {MAX_ROWS}")
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise UsageError(f"timeout: {self.seconds:g} s is outside its range 0 to {MAX_SECONDS:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    body: bytes
+    media: str
+    truncated: bool
+
+
+class _Process:
+    """One life of the process, and the sockets that lead to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True)
+        self.feed, theirs = pair(socket.SOCK_STREAM)
+        self.desk, their_desk = pair(socket.SOCK_SEQPACKET)
+        self.desk.setblocking(False)
+        for end in (self.desk, their_desk):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST_MESSAGE)
+        numbers = (theirs.fileno(), their_desk.fileno())
+        with theirs, their_desk:
+            self.running = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.server", *map(str, numbers)],
+                pass_fds=numbers,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},  # a process that forks has one thread
+            )
+        self.commits: queue.SimpleQueue[tuple[int, list[Change]] | None] = queue.SimpleQueue()  #: None: it is over
+        self.ready = False
+        self.served = False  #: it was ready once
+        self.moved = False  #: the database was written to while it was copied
+        self.why = ""  #: it ended, in its own words
+        self.asked: dict[int, asyncio.Future[int]] = {}  #: statements that have not ended; the future is of the signal that ends them
+        self.gone = threading.Event()  #: nothing more is heard of it
+
+    def end(self) -> None:
+        self.running.kill()
+        self.running.wait()
+        self.feed.close()
+        self.desk.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Desk:
+    """Answers statements. `start` and what asks belong to the event loop, `committed` to the writer, `_keep` to a thread."""
+
+    def __init__(self, store: Store, home: Home, *, at_once: int, memory: int, tell: Callable[[str], None]) -> None:
+        self._store = store
+        self._home = home
+        self._memory = memory
+        self._tell = tell  #: hears in words why the process had to be started anew
+        self._turns = Turns(at_once)
+        self._lives = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._commits = 0  #: heard of from the writer
+        self._process: _Process | None = None  #: the one that hears of commits
+        self._trouble = ""  #: why there is none at the moment, and will not be soon
+        self._closing = threading.Event()
+        self._changed = asyncio.Event()  #: replaced whenever one of the last two changes
+        self._thread = threading.Thread(target=self._keep, name="sql-feed", daemon=True)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._store.listen(self.committed)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._closing.set()
+        if (process := self._process) is not None:
+            process.running.kill()
+            process.commits.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    # Questions: in the event loop.
+
+    async def ask(self, user: str, question: Question) -> Answer:
+        """The answer. Raises what is wrong with the statement, or LimitExceeded when it was cut off."""
+        head, body = await self._ask(user, question.text, question.format, question.rows, question.seconds)
+        return Answer(body, head.media, head.truncated)
+
+    async def copy(self, user: str) -> Path:
+        """A new database file with all that people may read; it is the caller's, to move or to remove."""
+        _, body = await self._ask(user, "", "copy", 1, MAX_SECONDS)
+        return Path(body.decode())
+
+    async def _ask(self, user: str, text: str, format: str, rows: int, seconds: float) -> tuple[Head, bytes]:
+        after, until = self._commits, time.monotonic() + seconds
+        process = None
+        try:
+            async with asyncio.timeout(seconds) as limit, self._turns.of(user):
+                process = await self._serving()
+                limit.reschedule(self._loop.time() + max(0.0, until - time.monotonic()) + GRACE)
+                return await self._answered(process, Ask(next(self._numbers), after, text, format, rows, seconds, until, self._memory))
+        except TimeoutError:
+            if process is None:
+                words = "others were being answered" if self._process else "the process that answers was being started"
+                raise LimitExceeded(f"query: not begun within {seconds:g} s, for {words}; try again") from None
+            process.running.kill()  # a statement ends itself in time: whoever should tell of it hangs
+            raise LimitExceeded(_late(seconds)) from None
+
+    async def _serving(self) -> _Process:
+        """The process, once it can be asked."""
+        while self._process is None or not self._process.ready:
+            if self._trouble:
+                raise StoreError(f"SQL can't be answered at the moment: {self._trouble}; 'stoker doctor' may know more")
+            await self._changed.wait()
+        return self._process
+
+    async def _answered(self, process: _Process, ask: Ask) -> tuple[Head, bytes]:
+        ended = process.asked[ask.id] = self._loop.create_future()
+        ours, theirs = pair(socket.SOCK_STREAM)
+        writer = None
+        try:
+            with theirs:
+                socket.send_fds(process.desk, [msgspec.msgpack.encode(ask)], [theirs.fileno()])
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 22)
+            received = await reader.read(-1)
+            return unpack_answer(received) or _died(await ended, ask)
+        except OSError:
+            raise Unreachable(_RESTARTED) from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                process.desk.send(msgspec.msgpack.encode(Drop(ask.id)))
+            raise
+        finally:
+            process.asked.pop(ask.id, None)
+            if writer is None:
+                ours.close()
+            else:
+                writer.close()
+
+    def _hear(self, process: _Process) -> None:
+        """What the process says; an empty message is its end."""
+        try:
+            body = process.desk.recv(LARGEST_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            body = b""
+        message = decode_for_daemon(body) if body else None
+        match message:
+            case Ended():
+                if (ended := process.asked.pop(message.id, None)) is not None and not ended.done():
+                    ended.set_result(message.signal)
+            case Failed():
+                process.why, process.moved = message.why, message.moved
+            case Ready():
+                process.ready, process.served, self._trouble = True, True, ""
+                self._notify()
+            case None:
+                self._loop.remove_reader(process.desk)
+                process.ready = False
+                for ended in process.asked.values():
+                    if not ended.done():
+                        ended.set_exception(Unreachable(_RESTARTED))
+                        ended.exception()  # whoever has its answer does not ask
+                process.gone.set()
+                process.commits.put(None)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # Commits: on the writer's thread.
+
+    def committed(self, commit: Committed) -> None:
+        """Hand on what a commit has done."""
+        if not commit.changes:
+            return
+        self._commits += 1
+        if (process := self._process) is None:
+            return
+        if process.commits.qsize() > MOST_BEHIND:
+            process.running.kill()
+        else:
+            process.commits.put((self._commits, [change for change in commit.changes if change.table not in PRIVATE]))
+
+    # The process: on a thread.
+
+    def _keep(self) -> None:
+        """There is always a process, until `close`."""
+        hold, failures = False, 0
+        while not self._closing.is_set():
+            process = _Process(self._home.scratch / f"sql-{os.getpid()}-{next(self._lives)}")
+            words = self._live(process, hold)
+            if self._closing.is_set():
+                return
+            hold = process.moved
+            if hold:
+                continue
+            failures = 0 if process.served else failures + 1
+            log.warning("the process of ad-hoc SQL ended: %s", words, extra={"action": "sql.restart"})
+            self._tell(words)
+            if failures:
+                pause = min(LONGEST_PAUSE, 2.0**failures)
+                self._trouble = f"{words} (it is tried again in {pause:g} s)"
+                self._loop.call_soon_threadsafe(self._notify)
+                self._closing.wait(pause)
+
+    def _live(self, process: _Process, hold: bool) -> str:
+        """One life of the process; how it ended."""
+        try:
+            with contextlib.suppress(OSError):
+                self._loop.call_soon_threadsafe(self._loop.add_reader, process.desk, self._hear, process)
+                self._feed(process, hold)
+            process.running.kill()
+            if not self._closing.is_set():
+                process.gone.wait(5.0)
+        except (StokerError, RuntimeError) as error:  # the database is closed or has failed; the loop has ended
+            return str(error)
+        finally:
+            self._process = None
+            process.end()
+        code = process.running.returncode
+        return process.why or (f"it was ended by {Signals(-code).name}" if code < 0 else f"it exited with {code}")
+
+    def _feed(self, process: _Process, hold: bool) -> None:
+        """Give it the database, then each commit."""
+        head, number = self._store.exclusive(lambda con: self._begin(con, process, hold))
+        database = process.folder / "taken.duckdb" if hold else self._store.path
+        load = Load(str(database), head, str(process.folder), COPY_MEMORY)
+        process.feed.sendall(frame(number, msgspec.msgpack.encode(load)))
+        while (entry := process.commits.get()) is not None:
+            number, changes = entry
+            process.feed.sendall(frame(number, encode(changes)))
+
+    def _begin(self, con: duckdb.DuckDBPyConnection, process: _Process, hold: bool) -> tuple[bytes, int]:
+        """Between two commits: from here on the process hears of them, and the file has all that came before.
+
+        With ``hold`` the file is copied now, while commits wait: it was written to during the last attempt.
+        """
+        con.execute("CHECKPOINT")
+        descriptor = _descriptor(self._store.path)
+        head = b"" if hold else head_of(descriptor)
+        if hold:
+            _copy(descriptor, process.folder / "taken.duckdb")
+        self._process = process
+        return head, self._commits
+
+
+_RESTARTED = "the process that answers SQL ended, and is back in a moment: ask again"
+
+
+def _late(seconds: float) -> str:
+    return f"query: stopped after its time limit of {seconds:g} s; narrow it, or ask for more time"
+
+
+def _died(number: int, ask: Ask) -> NoReturn:
+    """Say what became of a statement whose process ended without an answer."""
+    if number == SIGALRM:
+        raise LimitExceeded(_late(ask.seconds))
+    name = Signals(number).name if number else "an error of its own"
+    raise LimitExceeded(f"query: it ended its process ({name}), as large or odd statements may; nothing else was hurt: simplify it")
+
+
+def _descriptor(path: Path) -> int:
+    """The database's own descriptor. To open and close the file here once more would undo the lock that DuckDB has on it."""
+    for number in descriptors_of(path.stat()):
+        return number
+    raise StoreError(f"{path}: the file that is open is another one: it was moved or replaced")
+
+
+def _copy(descriptor: int, target: Path) -> None:
+    size, offset = os.fstat(descriptor).st_size, 0
+    with open(target, "xb") as file:
+        while offset < size:
+            offset += os.sendfile(file.fileno(), descriptor, offset, size - offset)

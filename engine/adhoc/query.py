@@ -1,0 +1,232 @@
+"""Runs one ad-hoc statement on a connection: read only, held to the guard, answered as JSON rows, CSV or Parquet.
+
+It is called in a process that is there for this one statement (`server.py`), so that time and memory need no
+watching here: who asks too much is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime as dt
+import io
+import math
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LimitExceeded, StokerError, UsageError
+from ..sqlfiles import sql as sql_file
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from .guard import Statement
+
+_FETCH = 1000  #: rows at a time
+_LESS = "aggregate or filter earlier, or join on more columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one statement may use."""
+
+    rows: int = 10_000
+    seconds: float = 30.0
+    memory: int = 1 << 30  #: bytes
+    answer: int = 64 << 20  #: bytes of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows of a statement, as Python values of DuckDB's types."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        """The answer of ``POST /v1/sql``: times as ISO 8601, durations in seconds, decimals as numbers, blobs as hexadecimal."""
+        rows = [[plain(value) for value in row] for row in self.rows]
+        return {"columns": self.columns, "types": self.types, "rows": rows, "truncated": self.truncated, "seconds": self.seconds}
+
+    def csv(self) -> bytes:
+        """With a header line; NULL is empty, nested values are JSON."""
+        import json
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        for row in self.rows:
+            cells = [plain(value) for value in row]
+            writer.writerow([json.dumps(cell) if isinstance(cell, dict | list) else cell for cell in cells])
+        return text.getvalue().encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    body: bytes
+    truncated: bool  #: as many rows as the limit: there may be more
+
+
+def readable(con: duckdb.DuckDBPyConnection) -> frozenset[str]:
+    """Tables and views of ours in the open database."""
+    return frozenset(row[0] for row in con.execute(sql_file("api/readable")).fetchall())
+
+
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables: Collection[str]) -> Result:
+    """Guard and run ``sql``. ``tables`` are the names that may be read.
+
+    Raises UsageError for what is not allowed or wrong, LimitExceeded when it needs too much.
+    """
+    started = time.monotonic()
+    with _session(con, sql, tables) as statement:
+        if statement.explain:
+            con.execute(f"EXPLAIN {statement.text}")
+            names, types = _described(con)
+        elif statement.wrappable:
+            names, types = _shape(con, statement)
+            zoned = any("WITH TIME ZONE" in kind for kind in types)
+            con.execute(_without_zones(statement.text, types) if zoned else statement.text)
+            if not zoned:
+                names, _ = _described(con)  # as written: a subquery numbers those that come twice
+        else:
+            con.execute(statement.text)
+            names, types = _described(con)
+        rows, truncated = _fetch(con, limits)
+        return Result(names, types, rows, truncated, time.monotonic() - started)
+
+
+def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables: Collection[str], scratch: Path) -> ParquetFile:
+    """The same with the answer as a Parquet file, made in ``scratch``, a directory that the locked database may write."""
+    path = scratch / f"answer-{uuid.uuid4().hex}.parquet"
+    target = str(path).replace("'", "''")
+    try:
+        with _session(con, sql, tables) as statement:
+            if statement.explain or not statement.wrappable:
+                raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
+            rows = f"SELECT * FROM (\n{statement.text}\n) LIMIT {limits.rows:d}"
+            count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
+            if path.stat().st_size > limits.answer:
+                raise _too_large(limits)
+            return ParquetFile(path.read_bytes(), count >= limits.rows)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) -> Iterator[Statement]:
+    """A guarded statement and a read-only transaction around it; errors become people's errors."""
+    from .guard import Unserialised, check_parsed, guard
+
+    statement = guard(sql, tables)
+    try:
+        con.execute("BEGIN TRANSACTION READ ONLY")
+        try:
+            parsed = con.execute("SELECT json_serialize_sql($1)", [statement.text]).fetchall()[0][0]
+            try:
+                check_parsed(parsed, tables)
+            except Unserialised:
+                if not statement.pivot:
+                    raise
+                # Its columns are rows' values, which DuckDB asks for first. The answer is kept, to be asked as others are.
+                con.execute(f"CREATE TEMP TABLE pivoted AS (\n{statement.text}\n)")
+                statement = replace(statement, text="FROM pivoted")
+            yield statement
+        finally:
+            with contextlib.suppress(Exception):  # a database that has failed cannot even roll back
+                con.execute("ROLLBACK")
+    except Exception as error:
+        raise _translated(error) from None
+
+
+def _translated(error: Exception) -> Exception:
+    import duckdb
+
+    text = " ".join(str(error).split())
+    if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
+        return error
+    if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
+        return LimitExceeded(f"query: it needs more memory than it may use; {_LESS}")
+    return UsageError(f"query: {text[:500]}")
+
+
+def plain(value: Any) -> Any:
+    """A value of DuckDB's as JSON knows it."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return float(value)
+        case dt.datetime() | dt.date() | dt.time():
+            return value.isoformat()
+        case dt.timedelta():
+            return value.total_seconds()
+        case bytes() | bytearray():
+            return bytes(value).hex()
+        case dict():
+            return {str(plain(key)): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    return str(value)
+
+
+def _shape(con: duckdb.DuckDBPyConnection, statement: Statement) -> tuple[list[str], list[str]]:
+    columns = con.execute(f"DESCRIBE SELECT * FROM (\n{statement.text}\n)").fetchall()
+    return [column[0] for column in columns], [column[1] for column in columns]
+
+
+def _described(con: duckdb.DuckDBPyConnection) -> tuple[list[str], list[str]]:
+    description = con.description or []
+    return [column[0] for column in description], [str(column[1]) for column in description]
+
+
+def _without_zones(text: str, types: list[str]) -> str:
+    """The statement with times that carry a zone turned to UTC ones: Python can fetch the former only where pytz is installed."""
+    names = [f"c{number}" for number in range(len(types))]
+    parts = []
+    for name, kind in zip(names, types, strict=True):
+        if kind == "TIMESTAMP WITH TIME ZONE":
+            parts.append(f"make_timestamp(epoch_us({name})) AS {name}")
+        else:
+            parts.append(f"{name}::VARCHAR AS {name}" if "WITH TIME ZONE" in kind else name)
+    return f"SELECT {', '.join(parts)} FROM (\n{text}\n) AS answer({', '.join(names)})"
+
+
+def _fetch(con: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[tuple[Any, ...]], bool]:
+    """Rows up to the limits; few at first, then as many at a time as should fit: rows can be of any width."""
+    rows: list[tuple[Any, ...]] = []
+    size, count = 0, 8
+    while chunk := con.fetchmany(min(count, limits.rows + 1 - len(rows))):
+        size += sum(_size(value) for row in chunk for value in row)
+        if size > limits.answer:
+            raise _too_large(limits)
+        rows += chunk
+        if len(rows) > limits.rows:
+            return rows[: limits.rows], True
+        width = 1 + size // len(rows)
+        count = max(1, min(_FETCH, (limits.answer - size) // width))
+    return rows, False
+
+
+def _size(value: Any) -> int:
+    match value:
+        case str() | bytes():
+            return len(value)
+        case dict():
+            return sum(_size(item) for item in value.values()) + 8 * len(value)
+        case list() | tuple():
+            return sum(map(_size, value))
+    return 8
+
+
+def _too_large(limits: Limits) -> LimitExceeded:
+    return LimitExceeded(f"query: the answer is larger than {limits.answer >> 20} MiB; select fewer columns or rows")

@@ -1,0 +1,117 @@
+"""A copy of the database that follows it: loaded from the file once, then told what each commit does.
+
+Nothing of it is written to a log. What has been applied since it was loaded is in memory until `settle` writes it into
+the copy's file. That file belongs to the process, so whoever forks off it reads what it was at that moment, for
+as long as it is not settled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..sqlfiles import sql
+from ..store.changes import apply, decode, merged
+from .query import readable
+
+if TYPE_CHECKING:
+    import duckdb
+
+_HEADERS = 3 * 4096  #: bytes at the front of a DuckDB file, of which one changes with each checkpoint
+PRIVATE = frozenset({"tokens"})  #: tables that are nobody's business
+
+
+class Moved(Exception):
+    """The file was written to while it was copied."""
+
+
+def head_of(descriptor: int) -> bytes:
+    """What tells one checkpoint of a database file from another."""
+    return hashlib.sha256(os.pread(descriptor, _HEADERS, 0)).digest()
+
+
+def descriptors_of(file: os.stat_result) -> Iterator[int]:
+    """The descriptors by which this process has the file open."""
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # that of the directory itself is closed by now
+            if os.path.samestat(os.fstat(number), file):
+                yield number
+
+
+def copy_of(database: Path, head: bytes, target: Path) -> None:
+    """Copy the file while others write to its log; `Moved` when its last checkpoint is, or becomes, another.
+
+    A checkpoint writes to unused blocks first, and its header last. So as long as the header stays, all that it
+    refers to does.
+    """
+    with open(database, "rb") as file, open(target, "x+b") as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.flush()
+        if not head_of(file.fileno()) == head_of(copy.fileno()) == head:
+            raise Moved
+
+
+class Replica:
+    """``number`` is that of the last commit that is in it."""
+
+    def __init__(self, path: Path, number: int, memory: int) -> None:
+        import duckdb
+
+        # One thread, and no other ones for reading: a process can be forked only where nobody else holds a lock.
+        # No spilling either: what this process spilled, its children would write over.
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "threads": 1,
+            "async_threads": 0,
+            "memory_limit": f"{memory}B",
+            "temp_directory": "",
+        }
+        self.con: duckdb.DuckDBPyConnection = duckdb.connect(":memory:", config=settings)
+        quoted = str(path).replace("'", "''")
+        self.con.execute(f"ATTACH '{quoted}' AS stoker (RECOVERY_MODE no_wal_writes)")
+        self.con.execute("USE stoker")
+        self.con.execute("SET GLOBAL checkpoint_threshold = '1TB'")  # never by itself: see `settle`
+        self.con.execute(f"SET GLOBAL auto_checkpoint_skip_wal_threshold = {1 << 40}")
+        for table in PRIVATE:
+            self.con.execute(f'DROP TABLE IF EXISTS "{table}"')
+        self.path = path
+        self.number = number
+        self.unsettled = 0  #: bytes of changes that are in memory only
+        self._waiting: list[bytes] = []
+        self._types: dict[str, dict[str, str]] = {}
+        for table, column, kind in self.con.execute(sql("store/columns")).fetchall():
+            self._types.setdefault(table, {})[column] = kind
+        self._newest = number
+        self.tables = readable(self.con)
+
+    @property
+    def behind(self) -> bool:
+        """Commits are known of that are not in it yet."""
+        return bool(self._waiting)
+
+    def take(self, number: int, body: bytes) -> None:
+        """Hear of a commit; `catch_up` applies it."""
+        self._waiting.append(body)
+        self._newest = number
+
+    def catch_up(self) -> None:
+        """Apply all that has been heard, in one transaction."""
+        if not self._waiting:
+            return
+        changes = [change for body in self._waiting for change in decode(body)]
+        self.con.execute("BEGIN")
+        for change in merged(changes):
+            apply(self.con, self._types, change)
+        self.con.execute("COMMIT")
+        self.unsettled += sum(map(len, self._waiting))
+        self.number = self._newest
+        self._waiting.clear()
+
+    def settle(self) -> None:
+        """Write what is in memory into the file. Nobody who was forked off may be reading it."""
+        self.con.execute("CHECKPOINT")
+        self.unsettled = 0
