@@ -494,3 +494,27 @@ def test_questions_are_checked() -> None:
     for wrong in ({"rows": 0}, {"rows": 10**7}, {"seconds": 0.0}, {"seconds": float("nan")}, {"seconds": 301.0}, {"format": "xml"}):
         with pytest.raises(UsageError):
             Question("SELECT 1", **wrong)
+    with pytest.raises(UsageError, match="characters"):
+        Question("SELECT " + "1+" * 10_000 + "1")
+
+
+def test_copying_that_fails_is_said_and_tried_again(desk: Any, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engine.adhoc.desk.LONGEST_PAUSE", 0.1)
+    real, asked = Home.scratch, []
+
+    def nowhere(self: Home) -> Path:
+        asked.append(1)
+        return home.path / "stoker.duckdb" / "x" if len(asked) < 3 else real.fget(self)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Home, "scratch", property(nowhere))
+
+    async def use(desk: Desk) -> Any:
+        with pytest.raises(StoreError, match="Not a directory"):
+            await desk.ask("ann", Question("SELECT 1"))
+        while True:
+            try:
+                return json.loads((await desk.ask("ann", Question("SELECT 1"))).body)["rows"]
+            except StoreError:
+                await asyncio.sleep(0.05)
+
+    assert desk(use) == [[1]]

@@ -78,7 +78,8 @@ def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
     _only_read(replica.path)
     quoted = str(folder / "spill").replace("'", "''")
     con.execute(f"SET temp_directory = '{quoted}'")
-    con.execute(f"SET memory_limit = '{ask.memory} bytes'")
+    held = con.execute("SELECT coalesce(sum(memory_usage_bytes), 0) FROM duckdb_memory()").fetchall()[0][0]  # by the copy itself
+    con.execute(f"SET memory_limit = '{held + ask.memory} bytes'")
     con.execute(f"SET operator_memory_limit = '{int(ask.memory * SPILL_SHARE)} bytes'")
     lock_down(con, [folder])
     if ask.format == "copy":

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..store.store import Committed, Store
 
 FORMATS = ("json", "csv", "parquet")
+LONGEST_TEXT = 20_000  #: characters
 MAX_ROWS = 1_000_000
 MAX_SECONDS = 300.0
 GRACE = 0.5  #: seconds beyond its time after which a statement's process is taken to hang
@@ -58,6 +59,8 @@ class Question:
     seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        if len(self.text) > LONGEST_TEXT:
+            raise UsageError(f"query: {len(self.text)} characters; at most {LONGEST_TEXT} are taken")
         if self.format not in FORMATS:
             raise UsageError(f"format: {self.format!r} is not one of {', '.join(FORMATS)}")
         if not 1 <= self.rows <= MAX_ROWS:
@@ -250,33 +253,39 @@ class Desk:
         """There is always a process, until `close`."""
         hold, failures = False, 0
         while not self._closing.is_set():
-            process = _Process(self._home.scratch / f"sql-{os.getpid()}-{next(self._lives)}")
-            words = self._live(process, hold)
-            if self._closing.is_set():
-                return
-            hold = process.moved
-            if hold:
+            served, moved, words = False, False, ""
+            try:
+                process = _Process(self._home.scratch / f"sql-{os.getpid()}-{next(self._lives)}")
+                words = self._live(process, hold)
+                served, moved = process.served, process.moved
+            except OSError as error:
+                words = f"{error.strerror or error}"
+            except (StokerError, RuntimeError) as error:  # the database is closed or has failed; the loop has ended
+                words = str(error)
+            hold = moved
+            if self._closing.is_set() or moved:
                 continue
-            failures = 0 if process.served else failures + 1
+            failures = 0 if served else failures + 1
             log.warning("the process of ad-hoc SQL ended: %s", words, extra={"action": "sql.restart"})
             self._tell(words)
             if failures:
-                pause = min(LONGEST_PAUSE, 2.0**failures)
-                self._trouble = f"{words} (it is tried again in {pause:g} s)"
-                self._loop.call_soon_threadsafe(self._notify)
-                self._closing.wait(pause)
+                self._pause(words, min(LONGEST_PAUSE, 2.0**failures))
+
+    def _pause(self, words: str, seconds: float) -> None:
+        self._trouble = f"{words} (it is tried again in {seconds:g} s)"
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._notify)
+        self._closing.wait(seconds)
 
     def _live(self, process: _Process, hold: bool) -> str:
         """One life of the process; how it ended."""
         try:
-            with contextlib.suppress(OSError):
-                self._loop.call_soon_threadsafe(self._loop.add_reader, process.desk, self._hear, process)
+            self._loop.call_soon_threadsafe(self._loop.add_reader, process.desk, self._hear, process)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._feed(process, hold)
             process.running.kill()
             if not self._closing.is_set():
                 process.gone.wait(5.0)
-        except (StokerError, RuntimeError) as error:  # the database is closed or has failed; the loop has ended
-            return str(error)
         finally:
             self._process = None
             process.end()

@@ -24,7 +24,6 @@ from sqlglot.errors import SqlglotError
 from ..errors import UsageError, nearest
 from .names import FUNCTIONS, TABLE_FUNCTIONS
 
-MAX_LENGTH = 20_000  #: characters
 MAX_DEPTH = 40  #: brackets inside brackets
 
 _FIRST = {"select", "with", "from", "values", "table", "describe", "desc", "summarize", "show", "pivot", "unpivot", "("}
@@ -73,8 +72,6 @@ class Statement:
 
 def guard(sql: str, tables: Collection[str]) -> Statement:
     """The statement in ``sql``, when it only reads ``tables`` by allowed functions; else UsageError says what is not allowed."""
-    if len(sql) > MAX_LENGTH:
-        raise UsageError(f"query: {len(sql)} characters; at most {MAX_LENGTH} are taken")
     if "\0" in sql:
         raise UsageError("query: contains a NUL character: remove it")
     tokens = _tokens(sql)

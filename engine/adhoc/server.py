@@ -160,7 +160,10 @@ def main() -> None:
     except Moved:
         desk.send(msgspec.msgpack.encode(Failed("the database was written to while it was copied", moved=True)))
     except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())
+        told = (
+            f"no copy of the database can be made: {error.strerror}" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
+        words = " ".join(told.split())
         sys.stderr.write(f"the process of ad-hoc SQL ends: {words}\n")
         desk.send(msgspec.msgpack.encode(Failed(words[:500])))
         sys.exit(1)
