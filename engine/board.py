@@ -78,8 +78,12 @@ class Board:
             for waiter in self._waiters[node]:
                 waiter.set()
 
+    def wake(self, node: str) -> None:
+        """Answer the polls of a node now: there is something else to tell it. On the loop only."""
+        self._wake([node])
+
     async def poll(self, node: str, version: int, wait: float) -> Assignments:
-        """The assignments of a node as soon as their version is another one than ``version``, at the latest after ``wait`` s."""
+        """The assignments of a node as soon as their version is another one than ``version`` or it is woken, at most ``wait`` s later."""
         waiter = asyncio.Event()
         self._waiters[node].add(waiter)
         try:

@@ -43,6 +43,7 @@ from .fleet import Fleet
 from .home import Home
 from .hooks import Hooks
 from .recurring import Recurring
+from .remote_logs import RemoteLogs
 from .scheduling import Scheduling
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
@@ -81,6 +82,7 @@ class Daemon:
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
         self.board = Board(self.store)
         self.board.refresh()
+        self.remote_logs = RemoteLogs(self.board, self.fleet, home)
         self.tasks = Tasks(self._on_task)
         self.recurring = Recurring(self.store, self.tasks)
         self.hooks = Hooks(self.store, config.hooks)

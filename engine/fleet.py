@@ -49,6 +49,10 @@ class Fleet:
             raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
         self._heard[node] = self._clock()
 
+    def silence(self, node: str) -> float:
+        """Seconds since a runner was heard, or since the daemon began to listen."""
+        return self._clock() - self._heard.get(node, self._began)
+
     def reload(self) -> None:
         """Sessions and states as committed, after something has changed them."""
         with self._lock:
@@ -88,7 +92,7 @@ class Fleet:
     def forget(self, node: str, actor: str) -> None:
         """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""
         self._require(node)
-        if self._states[node] not in ("stopped", "gone") and self._clock() - self._heard.get(node, self._began) < self._silent_after:
+        if self._states[node] not in ("stopped", "gone") and self.silence(node) < self._silent_after:
             last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
             raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
         for pid, started, boot in self._store.rows("api/node_processes", node):

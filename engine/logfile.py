@@ -1,14 +1,17 @@
-"""Reading a growing log from an offset, also over its rotations."""
+"""Reading a growing log: its last lines, and on from a place, both over its rotations. Read by the daemon, and by runners for it."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-TAIL = 64 * 1024  #: bytes given when no offset is asked for
-CHUNK = 1024 * 1024
+TAIL = 64 * 1024  #: bytes given when neither a place nor a number of lines is asked for
+CHUNK = 1024 * 1024  #: bytes of one answer at most
+_BLOCK = 64 * 1024
 _LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
 
@@ -19,52 +22,143 @@ class Place(NamedTuple):
     offset: int
 
 
+class Piece(NamedTuple):
+    """Some of a log, the place behind it, and whether there was more already."""
+
+    text: str
+    place: Place
+    more: bool = False
+
+
 _NOWHERE = Place("", 0)
 
 
-def read_tail(path: Path, at: Place | None) -> tuple[str, Place]:
-    """Text from ``at`` (None: the last 64 KiB, from a line's start), and the place behind it.
+def read_log(path: Path, at: Place | None, lines: int | None = None) -> Piece:
+    """Text from ``at`` on; from None the last ``lines``, or else the last 64 KiB, from a line's start where there is one.
 
     A log that was rotated since is read on in its former file, ``path.1``, and then from the start of the new one; from its very
     beginning it is read in the former file first.
     """
-    former = path.with_name(path.name + ".1")
+    return _read_tail(path, lines) if at is None else _read_on(path, at)
+
+
+def _former(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _read_on(path: Path, at: Place) -> Piece:
+    former = _former(path)
     if at == _NOWHERE:
-        text, place = _read(former, at)
-        if text:
-            return text, place
-    text, place = _read(path, at)
-    if at is None or not at.file or place.file in ("", at.file):
-        return text, place
-    text, place = _read(former, at)
-    if place.file != at.file:  # rotated away as well
-        text, place = _read(former, Place("", 0))
-        return _LOST + text, place
-    return (text, place) if text else _read(path, Place("", 0))
+        piece = _read(former, at)
+        if piece.text:
+            return piece._replace(more=True)
+    piece = _read(path, at)
+    if not at.file or piece.place.file in ("", at.file):
+        return piece
+    piece = _read(former, at)
+    if piece.place.file != at.file:  # rotated away as well
+        piece = _read(former, _NOWHERE)
+        return piece._replace(text=_LOST + piece.text, more=True)
+    return piece._replace(more=True) if piece.text else _read(path, _NOWHERE)
 
 
-def _read(path: Path, at: Place | None) -> tuple[str, Place]:
-    """The same of one file; nothing, but its name, where ``at`` means another one."""
+def _open(path: Path) -> BinaryIO | None:
+    """The file for reading. A job owns its directory: what is no plain file (a link elsewhere, a pipe that would block) is not read."""
     try:
-        # A job owns its directory: what is no plain file (a link elsewhere, a pipe that would block) is not read.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            name = str(found.st_ino)
-            if not stat.S_ISREG(found.st_mode):
-                return "", at or _NOWHERE
-            if at is None:
-                start = max(0, found.st_size - TAIL)
-                file.seek(start)
-                if start:
-                    file.readline()
-            elif at.file in ("", name):
-                file.seek(at.offset if 0 <= at.offset <= found.st_size else 0)
-            else:
-                return "", Place(name, 0)
-            data = file.read(CHUNK)
-            return _whole_characters(data), Place(name, file.tell() - _cut(data))
+        file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115 - closed by the caller
     except OSError:
-        return "", at or _NOWHERE
+        return None
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    return None
+
+
+def _name(file: BinaryIO) -> str:
+    return str(os.fstat(file.fileno()).st_ino)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read(path: Path, at: Place) -> Piece:
+    """Of one file; nothing, but its name, where ``at`` means another one."""
+    file = _open(path)
+    if file is None:
+        return Piece("", at)
+    with file:
+        name = _name(file)
+        if at.file not in ("", name):
+            return Piece("", Place(name, 0))
+        file.seek(at.offset if 0 <= at.offset <= _size(file) else 0)
+        data = file.read(CHUNK)
+        return Piece(_whole_characters(data), Place(name, file.tell() - _cut(data)), len(data) == CHUNK)
+
+
+def _read_tail(path: Path, lines: int | None) -> Piece:
+    with ExitStack() as stack:
+        # In this order a rotation in between shows the same file twice, and not a gap.
+        current, former = _open(path), _open(_former(path))
+        for file in filter(None, (current, former)):
+            stack.enter_context(file)
+        if current and former and _name(current) == _name(former):
+            current = None
+        files = [file for file in (former, current) if file]
+        if not files:
+            return Piece("", _NOWHERE)
+        index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
+        file = files[index]
+        file.seek(offset)
+        data = file.read(CHUNK)
+        if index + 1 < len(files) and len(data) < CHUNK:
+            file = files[index + 1]
+            data += file.read(CHUNK - len(data))
+        return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) == CHUNK)
+
+
+def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:
+    """File and offset of the last ``count`` bytes, from the next start of a line, or of a character where one line is all."""
+    for index in range(len(files) - 1, -1, -1):
+        if (size := _size(files[index])) >= count:
+            break
+        count -= size
+    else:
+        return 0, 0
+    start = size - count
+    if start == 0:
+        return index, 0
+    files[index].seek(start - 1)  # with the byte before: a line may begin right here
+    rest = files[index].read(count + 1)
+    end = rest.find(b"\n")
+    if 0 <= end < len(rest) - 1:
+        return index, start + end
+    inside = 0
+    while inside < 3 and rest[1 + inside : 2 + inside] and rest[1 + inside] & 0xC0 == 0x80:
+        inside += 1
+    return index, start + inside
+
+
+def _last_lines(files: Sequence[BinaryIO], lines: int) -> tuple[int, int]:
+    """File and offset where the last ``lines`` lines begin, found a block at a time from the end."""
+    if lines <= 0:
+        return len(files) - 1, _size(files[-1])
+    ended = False  # whether the end of the last line, perhaps a newline, has been passed
+    for index in range(len(files) - 1, -1, -1):
+        end = _size(files[index])
+        while end > 0:
+            start = max(0, end - _BLOCK)
+            files[index].seek(start)
+            block = files[index].read(end - start)
+            position = len(block) - (not ended and block.endswith(b"\n"))
+            ended = True
+            while (position := block.rfind(b"\n", 0, position)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return index, start + position + 1
+            end = start
+        files[index].seek(0)
+    return 0, 0
 
 
 def _cut(data: bytes) -> int:

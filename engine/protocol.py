@@ -17,7 +17,7 @@ Time = Annotated[float, msgspec.Meta(ge=0, le=4e9)]  #: seconds since the epoch
 
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
-HELLO, POLL, REPORT = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report"
+HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +58,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
     wait: float
+    sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +81,36 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
 
 
+class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody wants to read the log of a lease that lies on this node. Each is told once, and answered with a `LogPiece`."""
+
+    number: int
+    job: int
+    lease: int
+    node_rank: int
+    file: str | None = None  #: with ``offset`` the place to read on from; None: the end of the log
+    offset: int = 0
+    lines: int | None = None  #: so many last lines; None: the last 64 KiB
+
+
+class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a log, as asked for."""
+
+    node: str
+    session: int
+    number: int  #: of the request
+    text: str = ""
+    file: str = ""
+    offset: Count = 0  #: with ``file`` the place behind it
+    more: bool = False  #: there was more already
+    missing: bool = False  #: the node has no such lease any more
+
+
 class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     leases: list[Assignment]
     shutdown: str | None = None  #: the runner is to leave: 'stop' after its workers have ended, None to go on
+    logs: list[LogRequest] = []
 
 
 class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):

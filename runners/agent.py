@@ -44,6 +44,7 @@ from .launch import CannotStart, prepare
 from .link import Outbox, Poller, greet
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
+from .sent_logs import LogSender
 from .shares import Shares
 from .tail import Acked, ranks
 from .telemetry import Telemetry, Worker
@@ -96,7 +97,9 @@ class Agent:
                 return
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
-            poller = Poller(self._client(), self.options.node, welcome, self.wake)
+            logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
+            logs.start()
             poller.start()
             try:
                 self._serve(welcome, outbox, poller)

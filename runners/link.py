@@ -20,6 +20,7 @@ from ..engine.protocol import (
     Assignments,
     GpuInfo,
     Hello,
+    LogRequest,
     Poll,
     Records,
     Report,
@@ -85,9 +86,9 @@ def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bo
 class Poller(threading.Thread):
     """Long polls for the leases that this node should have. Only the newest answer counts: each names all leases."""
 
-    def __init__(self, client: Client, node: str, welcome: Welcome, wake: Callable[[], None]):
+    def __init__(self, client: Client, node: str, welcome: Welcome, wake: Callable[[], None], send_log: Callable[[LogRequest], None]):
         super().__init__(name="poll", daemon=True)
-        self._client, self._node, self._welcome, self._wake = client, node, welcome, wake
+        self._client, self._node, self._welcome, self._wake, self._send_log = client, node, welcome, wake, send_log
         self._lock = threading.Lock()
         self._answer: Assignments | None = None
         self._error: BaseException | None = None
@@ -106,7 +107,7 @@ class Poller(threading.Thread):
         while not self.leaving.is_set():
             wait = self._welcome.heartbeat
             try:
-                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait)
+                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True)
                 content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
                 answer = msgspec.json.decode(content, type=Assignments)
             except FATAL as error:
@@ -121,6 +122,8 @@ class Poller(threading.Thread):
                 self._deliver(None, error)
                 raise
             backoff.reset()
+            for request in answer.logs:
+                self._send_log(request)
             if answer.version != version:
                 version = answer.version
                 self._deliver(answer, None)

@@ -124,11 +124,13 @@ class RunnerProcess(_Process):
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *arguments]
         super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.agent", *options], env)
 
-    def start(self) -> None:
+    def start(self, daemon: Client | None = None) -> None:
+        """Until it has registered; ``daemon`` where that has another home, as on another host."""
         self.launch()
-        client = Client(self.home, url="", token="")
+        client = daemon or Client(self.home, url="", token="")
         until(lambda: any(row["id"] == self.node and row["pid"] == self.pid for row in client.get("/v1/runners")["runners"]))
-        client.close()
+        if daemon is None:
+            client.close()
 
 
 def end_workers(home: Home) -> None:

@@ -23,7 +23,10 @@ MAY_IMPORT = {
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
     "policies": ("policies",),
-    "runners": ("", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.protocol", "engine.spec.model"),
+    "runners": (
+        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
+        "engine.spec.model",
+    ),
     "engine": ("", "engine", "policies"),
     "engine.store": ("engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stoker.engine.logfile import CHUNK, Place, read_tail
+from hypothesis import given
+from hypothesis import strategies as st
+from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log
 from stoker.runners.logs import RotatingLog
 
 
@@ -18,7 +20,7 @@ def read_all(path: Path, at: Place | None) -> tuple[str, Place | None]:
     """What a follower prints until there is nothing new."""
     seen = ""
     while True:
-        text, at = read_tail(path, at)
+        text, at, _ = read_log(path, at)
         if not text:
             return seen, at
         seen += text
@@ -60,7 +62,67 @@ def test_a_log_that_was_rotated_before_it_was_first_read_is_read_from_its_beginn
 
 
 def test_a_log_is_followed_from_before_its_first_line(path: Path) -> None:
-    text, at = read_tail(path, None)
+    text, at, _ = read_log(path, None)
     assert text == ""
     path.write_text("x" * (CHUNK + 10))
     assert read_all(path, at) == ("x" * (CHUNK + 10), Place(str(path.stat().st_ino), CHUNK + 10))
+
+
+def last(path: Path, lines: int | None = None) -> str:
+    """What `stoker logs` prints: on from the first piece as long as there is more already."""
+    piece = read_log(path, None, lines)
+    text = piece.text
+    while piece.more:
+        piece = read_log(path, piece.place)
+        text += piece.text
+    return text
+
+
+def test_the_end_of_a_log_is_put_together_over_a_rotation(path: Path) -> None:
+    """It used to be what stood in the new file, be it 4 bytes."""
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    log = RotatingLog(path, limit=len(text) - 4)
+    log.write(text.encode())
+    log.close()
+    assert path.stat().st_size == 4
+    assert last(path).endswith("line 19998\nline 19999\n") and TAIL - 20 < len(last(path)) <= TAIL
+    assert last(path, 3) == "line 19997\nline 19998\nline 19999\n"
+    assert last(path, 19_999) == text.removeprefix("line 0\n")
+
+
+def test_a_last_line_without_an_end_is_shown(path: Path) -> None:
+    """Of a line longer than the tail nothing was shown."""
+    path.write_bytes(b"first\n" + "é".encode() * (3 * CHUNK))
+    assert last(path) == "é" * (TAIL // 2)
+    assert last(path, 1) == "é" * (3 * CHUNK)
+    path.write_bytes(b"x" * (TAIL + 5) + b"\n")
+    assert last(path) == "x" * (TAIL - 1) + "\n"
+
+
+@pytest.mark.parametrize("gone", ["output.log", "output.log.1"])
+def test_one_of_the_two_files_is_enough(path: Path, gone: str) -> None:
+    """As in the moment between a rotation and the next line."""
+    log = RotatingLog(path, limit=10)
+    log.write(b"one\ntwo\n3\nfour\n")
+    log.close()
+    path.with_name(gone).unlink()
+    assert last(path, 2) == ("two\n3\n" if gone == "output.log" else "four\n")
+
+
+@given(text=st.text("ab\né", max_size=60), limit=st.integers(1, 40), lines=st.integers(0, 9))
+def test_the_last_lines_are_those_that_were_written(tmp_path_factory: pytest.TempPathFactory, text: str, limit: int, lines: int) -> None:
+    path = tmp_path_factory.mktemp("log") / "output.log"
+    log = RotatingLog(path, limit=limit)
+    log.write(text.encode())
+    log.close()
+    former = path.with_name("output.log.1")
+    kept = (former.read_bytes() if former.exists() else b"") + (path.read_bytes() if path.exists() else b"")
+    wanted = b"".join(kept.splitlines(keepends=True)[-lines:]) if lines else b""
+    found = read_log(path, None, lines)
+    assert found.text == wanted[: len(wanted) - _unfinished(wanted)].decode(errors="replace")
+    if wanted and not _unfinished(wanted):
+        assert read_log(path, found.place) == Piece("", found.place)
+
+
+def _unfinished(data: bytes) -> int:
+    return int(data.endswith("é".encode()[:1]))

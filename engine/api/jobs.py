@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import NotFound, UsageError, nearest
 from ..explain import expected
 from ..explain import explain as explain_job
-from ..logfile import Place, read_tail
+from ..logfile import Piece, Place, read_log
 from ..pipelines import describe
+from ..remote_logs import Source, source_of
 from ..rows import objects
 from ..spec.check import MAX_PRIORITY, require_all
 from ..spec.expand import with_deadlines
@@ -27,9 +27,13 @@ from ..workflow.settings import NewSchedule, add_schedule
 from ..workflow.submit import SubmitRequest, check, submit
 from .call import Call, endpoint
 
+if TYPE_CHECKING:
+    from ..daemon import Daemon
+
 ACTIONS = ("cancel", "hold", "release", "priority")
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MAX_LOG_WAIT = 25.0  #: seconds
+LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/resolve`
 
 
@@ -153,32 +157,46 @@ async def pipeline(call: Call) -> dict[str, Any]:
 
 async def logs(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
-    given, offset, wait = call.number("lease"), call.number("offset"), call.number("wait") or 0.0
+    given, offset, wait, lines = call.number("lease"), call.number("offset"), call.number("wait") or 0.0, call.number("lines")
     at = None if offset is None else Place(call.query("file") or "", int(offset))
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
-        answer = await asyncio.to_thread(_read_log, call.daemon.store, job, None if given is None else int(given), at)
-        if answer["text"] or answer["done"] or time.monotonic() >= end:
-            return answer
-        at = Place(answer["file"], answer["offset"])
-        await asyncio.sleep(0.2)
+        source, over = await asyncio.to_thread(_log_source, call.daemon.store, job, None if given is None else int(given))
+        if source is None:
+            piece = Piece("", Place("", 0))
+        else:
+            piece = await _read(call.daemon, source, at, None if lines is None else int(lines), first=at is None and not wait)
+        done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
+        if piece.text or done or time.monotonic() >= end:
+            where = {"lease": None, "path": None, "host": None} if source is None else _whereabouts(source)
+            return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
+        at = piece.place if source is not None else at
+        await asyncio.sleep(LOOK if source is None or call.daemon.remote_logs.is_here(source) else LOOK_AFAR)
 
 
-def _read_log(store: Store, job: int, lease: int | None, at: Place | None) -> dict[str, Any]:
-    rows = objects(store, "api/log_dirs", job)
-    if lease is not None:
-        rows = [row for row in rows if row["lease"] == lease]
-    state = dict(store.rows("store/job_states", [job]))[job]
+def _log_source(store: Store, job: int, lease: int | None) -> tuple[Source | None, bool]:
+    """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it."""
+    rows = [row for row in objects(store, "api/log_dirs", job) if lease is None or row["lease"] == lease]
+    final = dict(store.rows("store/job_states", [job]))[job] in FINAL
+    if not rows and lease is not None:
+        raise NotFound(f"job {job} has no lease {lease} with a log; 'stoker show {job}' lists its leases")
     if not rows:
-        if lease is not None:
-            raise NotFound(f"job {job} has no lease {lease} with a log; 'stoker show {job}' lists its leases")
-        return {"text": "", "file": "", "offset": 0, "done": state in FINAL, "lease": None, "path": None}
-    newest = rows[0]
-    path = Path(newest["run_dir"]) / "output.log"
-    text, (file, offset) = read_tail(path, at)
-    # The lease has ended before the file was read to its end, so nothing can follow what was read.
-    done = newest["ended"] and (lease is not None or state in FINAL) and not text
-    return {"text": text, "file": file, "offset": offset, "done": done, "lease": newest["lease"], "path": str(path)}
+        return None, final
+    return source_of(job, rows[0]), rows[0]["ended"] and (lease is not None or final)
+
+
+async def _read(daemon: Daemon, source: Source, at: Place | None, lines: int | None, *, first: bool) -> Piece:
+    """Some of a log, wherever it lies; ``first``: nobody waits for it, so that it must be there."""
+    if not daemon.remote_logs.is_here(source):
+        return await daemon.remote_logs.fetch(source, at, lines)
+    piece = await asyncio.to_thread(read_log, source.path, at, lines)
+    if first and not piece.text and not source.run_dir.is_dir():
+        raise source.missing()
+    return piece
+
+
+def _whereabouts(source: Source) -> dict[str, Any]:
+    return {"lease": source.lease, "path": str(source.path), "host": source.host}
 
 
 async def forecast(call: Call) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import protocol
 from ..errors import Stale
-from ..protocol import Hello, Poll, Report, Welcome
+from ..protocol import Hello, LogPiece, Poll, Report, Welcome
 from ..workflow import runners
 from .call import Call, endpoint
 
@@ -24,10 +24,12 @@ async def poll(call: Call) -> Any:
     message = await call.message(Poll)
     fleet = call.daemon.fleet
     fleet.hear(message.node, message.session)
-    answer = await call.daemon.board.poll(message.node, message.version, min(message.wait, fleet.heartbeat))
+    remote_logs = call.daemon.remote_logs
+    wait = 0.0 if remote_logs.waiting(message.node) else min(message.wait, fleet.heartbeat)
+    answer = await call.daemon.board.poll(message.node, message.version, wait)
     if not fleet.current(message.node, message.session):
         raise Stale(f"runner {message.node}: another agent has registered under this name since")
-    return answer
+    return remote_logs.hand_out(message, answer)
 
 
 async def report(call: Call) -> Any:
@@ -36,8 +38,16 @@ async def report(call: Call) -> Any:
     return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message))
 
 
+async def log(call: Call) -> dict[str, Any]:
+    message = await call.message(LogPiece)
+    call.daemon.fleet.hear(message.node, message.session)
+    call.daemon.remote_logs.take(message)
+    return {}
+
+
 ENDPOINTS = [
     endpoint(protocol.HELLO, "runner", hello, ["POST"]),
     endpoint(protocol.POLL, "runner", poll, ["POST"]),
     endpoint(protocol.REPORT, "runner", report, ["POST"]),
+    endpoint(protocol.LOG, "runner", log, ["POST"]),
 ]

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 LONG_POLL = 20.0  #: seconds a request waits for more
 
 
-def follow(client: Client, ref: str, lease: int | None = None) -> Iterator[str]:
-    """A job's log from its last 64 KiB on, as it grows, until the job (or the given lease) has ended.
+def follow(client: Client, ref: str, lease: int | None = None, lines: int | None = None) -> Iterator[str]:
+    """A job's log from its last ``lines`` or 64 KiB on, as it grows, until the job (or the given lease) has ended.
 
     One lease is read to its end before a later one is begun, so that nothing between them is lost.
     """
     reading, last, file, offset = lease, lease, None, None
     while True:
-        answer = client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, lease=reading, file=file, offset=offset, wait=LONG_POLL)
+        place = {"lines": lines} if offset is None else {"file": file, "offset": offset}
+        answer = client.get(job_path(ref, "logs"), timeout=LONG_POLL + 30, lease=reading, wait=LONG_POLL, **place)
         found = answer["lease"]
         if reading is None and last is not None and found != last:
             reading = last = found
@@ -40,27 +41,39 @@ def follow(client: Client, ref: str, lease: int | None = None) -> Iterator[str]:
             reading = None
 
 
-def print_log(client: Client, ref: str, lease: int | None = None) -> None:
-    for text in follow(client, ref, lease):
+def print_log(client: Client, ref: str, lease: int | None = None, lines: int | None = None) -> None:
+    for text in follow(client, ref, lease, lines):
         write(text)
+
+
+def _last(client: Client, ref: str, lease: int | None, lines: int | None) -> Iterator[str]:
+    """The end of a log: the last 64 KiB, or so many lines as they were when it was asked."""
+    answer = client.get(job_path(ref, "logs"), lease=lease, lines=lines)
+    if not answer["text"] and lines != 0:
+        note(f"job {ref} has written nothing" + ("" if answer["done"] else " yet"))
+    left = lines
+    while text := answer["text"]:
+        yield text if left is None else "".join(f"{line}\n" for line in text.split("\n")[:left])[: len(text)]
+        if not answer["more"] or left is None or left <= text.count("\n"):
+            return
+        left -= text.count("\n")
+        answer = client.get(job_path(ref, "logs"), lease=answer["lease"], file=answer["file"], offset=answer["offset"])
 
 
 @click.command(cls=Command)
 @click.argument("job", type=JOB)
 @click.option("--follow", "-f", "following", is_flag=True, help="Go on printing until the job has ended.")
 @click.option("--lease", type=int, help="Of that lease (attempt) in place of the newest; 'stoker show' lists them.")
-@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last N lines.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last N lines, in place of the last 64 KiB.")
 @pass_app
-@examples("stoker logs 17", "stoker logs -f bert-lr", "stoker logs 17 --lease 4", "stoker logs 17 -n 20")
+@examples("stoker logs 17", "stoker logs -f bert-lr", "stoker logs 17 --lease 4", "stoker logs 17 -n 20", "stoker logs -f -n 0 17")
 def logs(app: App, job: str, following: bool, lease: int | None, lines: int | None) -> None:
-    """Print the output of a job: the last 64 KiB of its newest lease."""
+    """Print the output of a job: the last 64 KiB of its newest lease, or its last lines.
+
+    The log of a job on another host is fetched through the runner there.
+    """
     if following:
-        print_log(app.client, job, lease)
+        print_log(app.client, job, lease, lines)
         return
-    answer = app.client.get(job_path(job, "logs"), lease=lease)
-    text: str = answer["text"]
-    if lines is not None:
-        text = "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
-    write(text)
-    if not answer["text"]:
-        note(f"job {job} has written nothing" + ("" if answer["done"] else " yet"))
+    for text in _last(app.client, job, lease, lines):
+        write(text)
