@@ -24,6 +24,7 @@ def explain(store: Store, job: int) -> dict[str, Any]:
         "blockers": blockers,
         "deadline": _deadline(store, row, waiting),
         "expected": expected(store, job),
+        "silent": objects(store, "api/silent", job),
     }
 
 

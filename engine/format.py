@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +28,8 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def _coarse(seconds: float) -> str:
+def coarse(seconds: float) -> str:
+    """One unit: ``45s``, ``3m``, ``2h``."""
     return duration(seconds).split(" ")[0] if seconds >= 1 else "0s"
 
 
@@ -39,12 +40,18 @@ def relative(ts: float | None, now: float) -> str:
     away = ts - now
     if abs(away) < 1:
         return "now"
-    return f"in {_coarse(away)}" if away > 0 else f"{_coarse(-away)} ago"
+    return f"in {coarse(away)}" if away > 0 else f"{coarse(-away)} ago"
 
 
 def expected(ts: float | None, now: float) -> str:
     """An estimate of something to come: ``in 3m``, or ``soon`` when it should have come already."""
     return "soon" if ts is not None and ts < now + 1 else relative(ts, now)
+
+
+def silence(nodes: Sequence[str], since: float, reported: float | None, now: float) -> str:
+    """Of a job on hosts that are not heard: ``b silent for 2m, progress as of 3m ago``."""
+    told = "" if reported is None else f", progress as of {relative(reported, now)}"
+    return f"{', '.join(nodes)} silent for {coarse(now - since)}{told}"
 
 
 def expectation(row: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ def gpu(idx: int, **changes: Any) -> dict[str, Any]:
 def running(job: int, **changes: Any) -> dict[str, Any]:
     return {
         "id": job, "name": f"job-{job}", "state": "running", "owner": "ann", "gpus": 1, "gpus_min": 1, "gpus_max": 1, "progress": 50.0,
-        "step": 500, "loss": 0.1234, "ran": 754.0, "eta_at": NOW + 700, "deadline_risk": None, **changes,
+        "step": 500, "loss": 0.1234, "ran": 754.0, "eta_at": NOW + 700, "deadline_risk": None,
+        "nodes": "gpu1", "silent_nodes": None, "reported_at": NOW - 1, **changes,
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def test_view_answers_on_an_empty_and_on_a_full_database(
 ) -> None:
     assert con.execute(f"SELECT * FROM {view}").fetchall() == []
     result = full.execute(f"SELECT * FROM {view}")
-    assert result.fetchall() or view == "silent_jobs"
+    assert result.fetchall() or view in ("silent_jobs", "silent_runners")
     assert not any("TIME ZONE" in str(column[1]) for column in result.description)
 
 
@@ -112,6 +112,56 @@ def test_a_running_job(con: duckdb.DuckDBPyConnection) -> None:
     assert job["eta"] == pytest.approx(150, abs=20)
     assert job["deadline_risk"] == "at risk"
     assert one(con, "SELECT tardiness FROM slo")["tardiness"] == pytest.approx(130, abs=20)
+
+
+def progress_of(con: duckdb.DuckDBPyConnection, state: str, step: int | None, stop: str, expected: int | None = None) -> float | None:
+    """What jobs_now says of a job with 1000 steps at most."""
+    ended = ago(1) if state in ("completed", "failed") else None
+    add_job(con, 1, state, spec=f'{{"stop": {stop}}}', total_steps=1000, finished_at=ended)
+    if step is not None:
+        insert(con, "progress", job_id=1, step=step, updated_at=ago(1))
+    if expected is not None:
+        insert(con, "iteration_estimates", job_id=1, at_step=1, iterations=expected, low=1, high=expected, probability=1, points=5,
+               seconds=1, updated_at=ago(1))  # fmt: skip
+    return one(con, "SELECT progress FROM jobs_now")["progress"]
+
+
+METRIC = '{"metric": "accuracy", "target": 0.9, "iterations": 1000}'
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "stop", "expected", "progress"),
+    [
+        ("completed", 100, METRIC, 400, 100.0),  # it used to be 10 %
+        ("completed", None, "{}", None, 100.0),
+        ("running", 100, METRIC, None, None),  # of how many is not known
+        ("running", 100, METRIC, 400, 25.0),
+        ("running", 500, METRIC, 400, 99.0),
+        ("running", None, METRIC, None, 0.0),
+        ("failed", 100, METRIC, 400, None),
+        ("running", 100, '{"iterations": 1000}', None, 10.0),
+        ("failed", 1000, '{"iterations": 1000}', None, 100.0),
+    ],
+)
+def test_progress_is_a_share_of_what_is_needed(
+    con: duckdb.DuckDBPyConnection, state: str, step: int | None, stop: str, expected: int | None, progress: float | None
+) -> None:
+    assert progress_of(con, state, step, stop, expected) == progress
+
+
+def test_a_job_on_a_runner_that_is_not_heard(con: duckdb.DuckDBPyConnection) -> None:
+    states = {"up": 300, "suspect": 90, "draining": 120, "gone": 300}  # the state of what is heard may be written down late
+    for node, (state, seen) in enumerate([*states.items(), ("draining", 10)], 1):
+        insert(con, "nodes", id=f"n{node}", host=f"h{node}", boot_id="b", pid=1, pid_started=1, home="/", version="0", session=1,
+               state=state, address="", joined_at=ago(999), last_seen=ago(seen), leaving=False)  # fmt: skip
+        insert(con, "lease_gpus", lease_id=7, gpu_id=f"g{node}", node_id=f"n{node}")
+    add_job(con, 1, "running", lease_id=7, array_id=1, array_index=0)
+    add_job(con, 2, "pending", array_id=1, array_index=1)
+    add_lease(con, 7, 1)
+    rows = con.execute("SELECT id, silent_nodes, array_silent FROM jobs_now ORDER BY id").fetchall()
+    assert rows == [(1, "n2,n3", 1), (2, None, 1)]
+    since = one(con, "SELECT silent_since FROM jobs_now WHERE id = 1")["silent_since"]
+    assert (ago(0) - since).total_seconds() == pytest.approx(120, abs=20)
 
 
 def test_the_queue_is_in_the_order_of_service(con: duckdb.DuckDBPyConnection) -> None:

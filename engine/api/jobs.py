@@ -128,6 +128,7 @@ async def show(call: Call) -> dict[str, Any]:
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
             "expected": expected(store, job),
+            "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
             "waiting": waiting[0] if waiting else None,
             "events": objects(store, "api/events", job),

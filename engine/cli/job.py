@@ -44,11 +44,13 @@ def _what(spec: Row) -> str:
     return str(spec.get("recipe") or spec.get("entrypoint") or fmt.MISSING)
 
 
-def _progress(progress: Row | None) -> str:
+def _progress(progress: Row | None, stop: Mapping[str, Any]) -> str:
     if progress is None:
         return fmt.MISSING
     step, total = progress["step"], progress["total_steps"]
-    parts = [f"step {step}" + (f" of {total} ({fmt.percent(step / total)})" if total else "")]
+    # A share of the most that it may need would be no measure of how far it is.
+    share = f" of at most {total}" if stop.get("metric") else f" of {total} ({fmt.percent(step / total)})" if total else ""
+    parts = [f"step {step}{share}"]
     parts += [f"{name} {fmt.number(progress[name])}" for name in ("loss", "metric") if progress[name] is not None]
     if progress["seconds_per_step"]:
         parts.append(f"{fmt.duration(progress['seconds_per_step'])} a step")
@@ -73,7 +75,8 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
-        ("progress", _progress(answer["progress"])),
+        ("progress", _progress(answer["progress"], spec.get("stop") or {})),
+        ("silent", silence(answer["silent"], now)),
         ("expected", fmt.expectation(answer["expected"]) if answer.get("expected") else ""),
         ("GPUs", _gpus(job)),
         ("pool", job["pool"]),
@@ -98,6 +101,13 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("git", f"{commit}{' with uncommitted changes' if origin.get('git_diff') else ''}" if commit else ""),
         ("snapshot", origin.get("snapshot") or ""),
     ]
+
+
+def silence(rows: list[Row], now: float) -> str:
+    """Of the runners that a job is on those that are not heard."""
+    if not rows:
+        return ""
+    return fmt.silence([row["node"] for row in rows], min(row["last_seen"] for row in rows), rows[0]["reported_at"], now)
 
 
 def _rule(stop: Mapping[str, Any]) -> str:
@@ -127,6 +137,7 @@ def _lease_columns(now: float) -> list[Column]:
         Column("STATE", lambda row: row["outcome"] or row["state"]),
         Column("GRANTED", lambda row: fmt.relative(row["granted_at"], now)),
         Column("LASTED", lasted, right=True),
+        Column("ON", lambda row: ", ".join(sorted(filter(None, row["nodes"]))), flexible=True, rank=1),
         Column("GPUS", lambda row: ", ".join(gpu for gpu in row["gpus"] if gpu), flexible=True, rank=2),
         Column("POLICY", "policy", rank=1),
         Column("MESSAGE", lambda row: row["message"] or row["stop_reason"] or "", flexible=True),
@@ -236,6 +247,8 @@ def explain(app: App, job: str) -> Answer:
         now = time.time()
         what, waiting, deadline = answer["job"], answer["waiting"], answer["deadline"]
         write(f"job {what['id']} {fmt.clean(what['name'])} {fmt.clean(answer['summary'])}\n")
+        if answer["silent"]:
+            write(f"  {fmt.clean(silence(answer['silent'], now))}\n")
         if waiting and waiting["est_start"] is not None:
             write(f"  it should start {fmt.expected(waiting['est_start'], now)}\n")
         if deadline and not _is_foreseen(answer["forecast"]):

@@ -91,9 +91,25 @@ def _ran(row: Row) -> str:
     return "" if collapsed(row) or not row["ran"] else fmt.duration(row["ran"])
 
 
-def _reason(row: Row) -> str:
+def _silence(row: Row, now: float) -> str:
+    if collapsed(row):
+        return f"{row['array_silent']} on silent runners" if row["array_silent"] else ""
+    if not row["silent_nodes"]:
+        return ""
+    return fmt.silence(row["silent_nodes"].split(","), row["silent_since"], row["reported_at"], now)
+
+
+def _reason(row: Row, now: float) -> str:
     """Of the first task of an array only while that one waits: what became of it does not hold for the others."""
-    return "" if collapsed(row) and row["state"] not in ("pending", "submitted") else row["reason"] or ""
+    silence = _silence(row, now)
+    if collapsed(row) and row["state"] not in ("pending", "submitted"):
+        return silence
+    return "; ".join(filter(None, (row["reason"], silence)))
+
+
+def _on(row: Row, now: float) -> str:
+    """Where it runs, and what is not heard of there."""
+    return "; ".join(filter(None, ((row["nodes"] or "").replace(",", ", "), _silence(row, now))))
 
 
 def listed(now: float) -> list[Column]:
@@ -110,7 +126,7 @@ def listed(now: float) -> list[Column]:
         Column("USER", "owner", rank=7),
         Column("POOL", "pool", rank=9),
         Column("PRIO", "priority", right=True, rank=8),
-        Column("REASON", _reason, flexible=True, least=24, rank=4),
+        Column("REASON", lambda row: _reason(row, now), flexible=True, least=24, rank=4),
     ]
 
 
@@ -127,6 +143,7 @@ def running(now: float) -> list[Column]:
         Column("ENDS", lambda row: fmt.expected(row["eta_at"], now), rank=0),
         Column("DEADLINE", lambda row: row["deadline_risk"] or "", style=risk_style, rank=2),
         Column("USER", "owner", rank=6),
+        Column("ON", lambda row: _on(row, now), flexible=True, rank=3),
     ]
 
 

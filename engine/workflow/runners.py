@@ -108,6 +108,7 @@ class _Lease:
     total_steps: int | None  #: of the job, as submitted
     metric: str | None  #: that the job's stopping rule watches
     profile: bool  #: a profiling run, of which nothing but its measurements is kept
+    nodes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -124,6 +125,7 @@ def _live(tx: Transaction, messages: Sequence[Report]) -> dict[tuple[int, str], 
     leases: dict[int, _Lease] = {}
     for number, node, worker, job, job_state, *facts in tx.execute("live_parts", sorted(wanted)) if wanted else ():
         lease = leases.setdefault(number, _Lease(job, State(job_state), *facts))
+        lease.nodes.append(node)
         parts[number, node] = _Part(lease, worker)
     return parts
 
@@ -280,7 +282,7 @@ def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> 
         return []
     lease.job_state = to
     changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", lease.job) else {}
-    return [Move(lease.job, to, f"on {node}", f"runner:{node}", update.lease, changes)]
+    return [Move(lease.job, to, f"on {', '.join(sorted(lease.nodes))}", f"runner:{node}", update.lease, changes)]
 
 
 def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> None:

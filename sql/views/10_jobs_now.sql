@@ -2,25 +2,28 @@
 CREATE OR REPLACE VIEW jobs_now AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 holding AS (
-    SELECT g.lease_id, string_agg(DISTINCT g.node_id, ',' ORDER BY g.node_id) AS nodes, count(*) AS gpus
-    FROM lease_gpus g JOIN leases l ON l.id = g.lease_id
+    SELECT g.lease_id, string_agg(DISTINCT g.node_id, ',' ORDER BY g.node_id) AS nodes, count(*) AS gpus,
+           string_agg(DISTINCT s.id, ',' ORDER BY s.id) AS silent_nodes, min(s.last_seen) AS silent_since
+    FROM lease_gpus g JOIN leases l ON l.id = g.lease_id LEFT JOIN silent_runners s ON s.id = g.node_id
     WHERE l.state <> 'ended'
     GROUP BY g.lease_id
 ),
 arrays AS (
     SELECT array_id, count(*) AS size, count(*) FILTER (finished_at IS NOT NULL) AS ended,
            count(*) FILTER (finished_at IS NULL AND lease_id IS NOT NULL) AS active, count(*) FILTER (state = 'failed') AS failed,
-           count(*) FILTER (state = 'cancelled') AS cancelled, CASE WHEN ended = size THEN max(finished_at) END AS over
-    FROM jobs
+           count(*) FILTER (state = 'cancelled') AS cancelled, CASE WHEN ended = size THEN max(finished_at) END AS over,
+           count(h.silent_since) AS silent
+    FROM jobs LEFT JOIN holding h USING (lease_id)
     WHERE array_id IS NOT NULL
     GROUP BY array_id
 ),
 timed AS (
     SELECT j.*, c.moment, p.step, p.loss, p.metric, p.seconds_per_step, p.checkpoint_step, p.peak_memory, p.updated_at AS reported_at,
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
+           h.silent_nodes, h.silent_since, i.iterations AS needed,
            w.code, w.reason AS waits, w.position, w.est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
-           a.cancelled AS array_cancelled, a.over AS array_finished_at,
+           a.cancelled AS array_cancelled, a.silent AS array_silent, a.over AS array_finished_at,
            coalesce(s.ran, j.run_time) AS ran, s.remaining AS work_left,
            epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived
     FROM jobs j
@@ -30,6 +33,7 @@ timed AS (
     LEFT JOIN holding h ON h.lease_id = j.lease_id
     LEFT JOIN waiting w ON w.job_id = j.id
     LEFT JOIN estimates s ON s.job_id = j.id
+    LEFT JOIN iteration_estimates i ON i.job_id = j.id AND j.finished_at IS NULL
     LEFT JOIN arrays a ON a.array_id = j.array_id
 ),
 estimated AS (
@@ -38,7 +42,12 @@ estimated AS (
     FROM timed t
 )
 SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
-       CASE WHEN e.steps > 0 THEN least(100.0 * coalesce(e.step, 0) / e.steps, 100.0) END AS progress,
+       CASE WHEN e.state = 'completed' THEN 100.0
+            WHEN e.steps > 0 AND e.step > 0 THEN
+                -- One that stops at a metric may stop at any step: only where it is expected to is a share known.
+                CASE WHEN e.spec ->> '$.stop.metric' IS NULL THEN least(100.0 * e.step / e.steps, 100.0)
+                     WHEN e.needed IS NOT NULL THEN least(100.0 * e.step / least(e.needed, e.steps), 99.0) END
+            WHEN e.steps > 0 THEN 0.0 END AS progress,
        e.step, e.steps AS total_steps, e.loss, e.metric, e.seconds_per_step, e.gpus, e.gpus_min, e.gpus_max, e.nodes,
        greatest(e.lived - e.ran, 0) AS waited, e.ran, CASE WHEN e.finished_at IS NULL THEN epoch(e.ends - e.moment) END AS eta,
        e.ends AS eta_at, e.est_start, e.deadline,
@@ -49,9 +58,10 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
             WHEN e.ends > e.deadline THEN 'at risk'
             ELSE 'safe' END AS deadline_risk,
        e.demand, e.priority, e.held, e.code, coalesce(e.waits, e.state_reason) AS reason, e.position,
-       e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_finished_at,
+       e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_silent,
+       e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
-       e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age
+       e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age
 FROM estimated e;
 COMMENT ON VIEW jobs_now IS 'Every job as it is now, with its progress, where it runs, why it waits and when it should end';
 COMMENT ON COLUMN jobs_now.id IS 'Number of the job';
@@ -62,9 +72,9 @@ COMMENT ON COLUMN jobs_now.kind IS 'train, finetune, prompt or infer';
 COMMENT ON COLUMN jobs_now.model IS 'What is trained';
 COMMENT ON COLUMN jobs_now.state IS 'Present state';
 COMMENT ON COLUMN jobs_now.state_since IS 'When it entered that state (UTC)';
-COMMENT ON COLUMN jobs_now.progress IS 'Share of its steps that is done (%), NULL: not known';
+COMMENT ON COLUMN jobs_now.progress IS 'Share of its steps that is done (%); of those that it is expected to need, if it stops at a metric; NULL: not known';
 COMMENT ON COLUMN jobs_now.step IS 'Last step reported';
-COMMENT ON COLUMN jobs_now.total_steps IS 'Steps in all, NULL: not known';
+COMMENT ON COLUMN jobs_now.total_steps IS 'Steps in all (at most, if it stops at a metric), NULL: not known';
 COMMENT ON COLUMN jobs_now.loss IS 'Last loss';
 COMMENT ON COLUMN jobs_now.metric IS 'Last value of the metric of its stopping rule';
 COMMENT ON COLUMN jobs_now.seconds_per_step IS 'Seconds a step';
@@ -92,6 +102,7 @@ COMMENT ON COLUMN jobs_now.array_ended IS 'Tasks of the array that have ended';
 COMMENT ON COLUMN jobs_now.array_active IS 'Tasks of the array that hold GPUs';
 COMMENT ON COLUMN jobs_now.array_failed IS 'Tasks of the array that failed';
 COMMENT ON COLUMN jobs_now.array_cancelled IS 'Tasks of the array that were cancelled';
+COMMENT ON COLUMN jobs_now.array_silent IS 'Tasks of the array on runners that are not heard';
 COMMENT ON COLUMN jobs_now.array_finished_at IS 'When its last task ended (UTC), NULL: one has not ended';
 COMMENT ON COLUMN jobs_now.attempts IS 'Leases granted so far';
 COMMENT ON COLUMN jobs_now.failures IS 'Attempts that failed by its own fault';
@@ -101,6 +112,8 @@ COMMENT ON COLUMN jobs_now.lease_end IS 'When the live lease ends (UTC), NULL: w
 COMMENT ON COLUMN jobs_now.checkpoint_step IS 'Step of its last checkpoint';
 COMMENT ON COLUMN jobs_now.peak_memory IS 'Peak GPU memory of a rank (bytes)';
 COMMENT ON COLUMN jobs_now.reported_at IS 'When it last reported (UTC)';
+COMMENT ON COLUMN jobs_now.silent_nodes IS 'Of the runners on which it holds GPUs, those that are not heard, comma-separated, NULL: all are';
+COMMENT ON COLUMN jobs_now.silent_since IS 'When the first of these was last heard (UTC)';
 COMMENT ON COLUMN jobs_now.cancel_requested IS 'Cancelled, its worker has yet to stop';
 COMMENT ON COLUMN jobs_now.outcome IS 'How it ended';
 COMMENT ON COLUMN jobs_now.exit_code IS 'Exit code of the last attempt, negative: signal';
