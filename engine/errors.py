@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
+
+MOST_TOLD = 20  #: errors of one request that are told
 
 
 class StokerError(Exception):
@@ -12,11 +16,62 @@ class StokerError(Exception):
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
+    @property
+    def lines(self) -> list[str]:
+        """What is said, a line an error."""
+        return [str(self)]
+
 
 class UsageError(StokerError):
     """The request itself is wrong: a bad spec, option or statement."""
 
     code, exit_code, http_status = "bad-request", 2, 400
+
+    line = 0  #: of a file, where it is in one
+
+
+class Several(UsageError):
+    """More than one thing is wrong with a request: all are told at once, those that are the same once."""
+
+    def __init__(self, errors: Sequence[UsageError]) -> None:
+        self.errors = list({str(error): error for error in errors}.values())
+        super().__init__("; ".join(self.lines))
+
+    @property
+    def lines(self) -> list[str]:
+        more = len(self.errors) - MOST_TOLD
+        return [str(error) for error in self.errors[:MOST_TOLD]] + ([f"and {more} more"] if more > 0 else [])
+
+
+class Gathered:
+    """Errors of a request, kept while the rest of it is looked at."""
+
+    def __init__(self) -> None:
+        self._errors: list[UsageError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def add(self, error: UsageError) -> None:
+        self._errors += error.errors if isinstance(error, Several) else [error]
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A part of the request, whose error does not keep the others from being looked at."""
+        try:
+            yield
+        except UsageError as error:
+            self.add(error)
+
+    def sort(self) -> None:
+        """In the order of the file that they are in."""
+        self._errors.sort(key=lambda error: error.line)
+
+    def tell(self) -> None:
+        """Raise what there is."""
+        if self._errors:
+            found = Several(self._errors)
+            raise found if len(found.errors) > 1 else found.errors[0]
 
 
 class NotFound(StokerError):

@@ -243,6 +243,15 @@ def test_what_a_client_posts_is_checked_again(live: Live) -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             live.jobs.submit_all({"name": "p", "command": ["true"], **fields})
+    with pytest.raises(UsageError) as caught:
+        live.jobs.submit_all({"name": "p", "command": ["true"], "gpus_min": 0, "timeout": -1}, {"name": "q", "command": []})
+    said = [part.split(": ")[:2] for part in str(caught.value).split("; ") if ": " in part]
+    assert said == [["p", "gpus"], ["p", "timeout"], ["q", "command"]]
+    with pytest.raises(UsageError) as caught:
+        wide = {"command": ["true"], "gpus_min": 3, "gpus_max": 3}
+        tasks = [{**wide, "name": f"r[{task}]", "array_index": task, "array_size": 2} for task in range(2)]
+        live.jobs.submit_all({**wide, "name": "p"}, {**wide, "name": "q"}, *tasks)
+    assert str(caught.value).count("asks for 3 GPUs") == 3
     with pytest.raises(UsageError, match="is a cycle"):
         live.jobs.submit_all(
             {"name": "p", "command": ["true"], "after": [{"job": "q"}]}, {"name": "q", "command": ["true"], "after": [{"job": "p"}]}

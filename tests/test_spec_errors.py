@@ -25,10 +25,16 @@ def context(tmp_path: Path) -> Context:
     return Context(now=NOW, cwd=tmp_path, recipes=RECIPES)
 
 
-def message(text: str, context: Context) -> str:
+def messages(text: str, context: Context) -> list[str]:
     with pytest.raises(UsageError) as caught:
         load_text(text, "f.yaml", context)
-    return str(caught.value)
+    return caught.value.lines
+
+
+def message(text: str, context: Context) -> str:
+    """The only one; fails when something else is said to be wrong beside it."""
+    (line,) = messages(text, context)
+    return line
 
 
 RUN = "command: echo hi\n"
@@ -206,7 +212,7 @@ SEVERAL = {
 
 YAML = {
     "tag": ("name: !!python/object:os.system x", "f.yaml:1: tags such as 'tag:yaml.org,2002:python/object:os.system' are not supported; remove it, or quote the value to make it text"),
-    "merge": ("a: &a {b: 1}\nc:\n  <<: *a", "f.yaml:3: <<: merge keys are not supported; put common fields under 'defaults:' beside 'jobs:'"),
+    "merge": (RUN + "labels: &a {b: c}\nenv:\n  <<: *a", "f.yaml:4: <<: merge keys are not supported; put common fields under 'defaults:' beside 'jobs:'"),
     "alias": ("name: *a", "f.yaml:1: alias *a names no value that is complete before it"),
     "alias of itself": ("params: &a [*a]", "f.yaml:1: alias *a names no value that is complete before it"),
     "key": ("[a]: 1", "f.yaml:1: a field's name must be plain text"),
@@ -305,3 +311,46 @@ def test_an_option_over_a_file_is_blamed_in_the_files_place(context: Context) ->
     with pytest.raises(UsageError) as caught:
         load_text(RUN + "gpus: 2", "f.yaml", context, overrides({"gpus": "x"}))
     assert str(caught.value).startswith("--gpus: must be a whole number")
+
+
+MUCH = """\
+defaults:
+  grace: soon
+  gpu: 1
+jobs:
+- name: a
+  comand: x
+  gpus: {min: two, mx: 4}
+  timeout: 1h
+  estimate: 2h
+  labels: {a: [1], b: 1, c: {}}
+- 3
+- name: b
+  name: c
+  command: python train.py
+  priority: high
+  soft: [{deadline: 1h, reward: many}, {reward: 5}]
+- name: d
+  recipe: toy
+  params: {lrr: 1, samples: 0, width: 3}
+- name: d
+  command: python trian.py
+  workdir: nowhere
+  stop: {metric: accuracy, target: 1, max_iteration: 5}
+"""
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(context: Context) -> None:
+    """Only the first was, so that a file with ten mistakes was submitted eleven times. What follows from another mistake is not said."""
+    said = [line.removeprefix("f.yaml:") for line in messages(MUCH, context)]
+    assert [" ".join(line.split(": ")[:2]) for line in said] == [
+        "2 grace", "3 defaults.gpu", "6 jobs[0].comand", "7 gpus.mx", "7 gpus.min", "8 timeout", "10 labels.a", "10 labels.c", "11 jobs[1]",
+        "13 name", "15 priority", "16 soft[0].reward", "16 soft[1]", "19 params.lrr", "19 params.samples", "22 workdir",
+        "23 stop.max_iteration",
+    ]  # fmt: skip
+
+
+def test_what_is_wrong_with_many_jobs_is_said_of_the_first(context: Context) -> None:
+    jobs = "\n".join(f"- {{name: job{number}, command: x, gpus: 0}}" for number in range(50))
+    said = messages(f"jobs:\n{jobs}", context)
+    assert len(said) == 21 and said[0].startswith("f.yaml:2: gpus: ") and said[-1] == "and 30 more"

@@ -109,7 +109,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(args=list(arguments) if arguments is not None else None, prog_name="stoker", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except StokerError as error:
-        return fail(str(error), error.exit_code)
+        return fail(error.lines, error.exit_code)
     except click.exceptions.Abort as error:
         return 1 if isinstance(error.__cause__, EOFError) else 130
     except click.UsageError as error:
@@ -135,13 +135,14 @@ def _sentence(message: str) -> str:
     return line[:1].lower() + line[1:]
 
 
-def fail(message: str, code: int) -> int:
-    """Say what went wrong in one line; with STOKER_DEBUG also where."""
+def fail(message: str | Sequence[str], code: int) -> int:
+    """Say what went wrong, each thing in one line; with STOKER_DEBUG also where."""
     if os.environ.get("STOKER_DEBUG"):
         import traceback
 
         traceback.print_exc()
-    error_line(message)
+    for line in [message] if isinstance(message, str) else message:
+        error_line(line)
     return code
 
 

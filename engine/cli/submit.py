@@ -16,7 +16,7 @@ import click
 
 from ... import __version__
 from .. import format as fmt
-from ..errors import NotFound, StokerError, UsageError
+from ..errors import Gathered, NotFound, StokerError, UsageError
 from ..spec.options import spec_options
 from ..states import FINAL
 from .command import App, Command, examples, pass_app
@@ -86,7 +86,7 @@ def submit(
     docs/job-spec.md describes the fields of a file; each option here is one of them. Of jobs with deadlines it is said how likely
     these are kept.
     """
-    jobs = _read(files, options, context.meta["stoker.command"])
+    jobs = _read(app, files, options, context.meta["stoker.command"])
     if following and context.params.get("as_json"):
         raise UsageError("--follow prints the job's output, --json would mix with it; use --wait --json")
     if following and len(jobs) != 1:
@@ -116,7 +116,7 @@ def submit(
     return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), _failures(ended))
 
 
-def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
+def _read(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
     from ...runners import recipes
     from ..spec.build import Context
     from ..spec.check import require_all
@@ -124,20 +124,24 @@ def _read(files: Sequence[Path], options: dict[str, Any], command: Sequence[str]
     from ..spec.options import from_options, overrides
     from ..spec.tree import MAX_BYTES, decode
 
-    context = Context.here(recipes.RECIPES)
+    # Where the daemon is on another host, so are its runners: what is installed here says nothing of them.
+    context = Context.here(recipes.RECIPES, None if app.client.url else os.environ, note)
     if not files:
         if not command and not options["recipe"] and not options["entrypoint"]:
             raise UsageError("nothing to run: name a YAML file, write a command after '--', or give --recipe or --entrypoint")
         return [_with_path(job) for job in from_options(options, command, context)]
     over = overrides(options, command)
     jobs: list[Any] = []
+    errors = Gathered()
     for file in files:
-        if str(file) == "-":
-            jobs += load_text(decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>"), "<stdin>", context, over)
-            continue
-        if not file.exists() and file.suffix not in YAML:
+        if not file.exists() and file.suffix not in YAML and str(file) != "-":
             raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
-        jobs += load_file(file, context, over)
+        with errors.part():
+            if str(file) == "-":
+                jobs += load_text(decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>"), "<stdin>", context, over)
+            else:
+                jobs += load_file(file, context, over)
+    errors.tell()
     jobs = [_with_path(job) for job in jobs]
     require_all(jobs)
     return jobs

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import NotFound, UsageError, nearest
-from . import fields, scripts
+from ..errors import Gathered, NotFound, Several, UsageError, nearest
+from . import fields, hints, scripts
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, base_name, resolve_arrays, tasks
 from .graph import find_cycle
@@ -23,6 +24,9 @@ from .units import is_relative
 class Recipe(Protocol):
     """What is known here of a recipe: it can judge parameters, with errors such as ``params.lr: …``."""
 
+    @property
+    def needs(self) -> Sequence[str]: ...  # modules that not every installation has
+
     def resolve(self, given: Mapping[str, Any], /) -> object: ...
 
 
@@ -34,24 +38,42 @@ class Context:
     cwd: Path
     recipes: Mapping[str, Recipe] | None = None  #: known recipes by name; None: not judged
     files: bool = True  #: whether scripts, directories and environment files must be there
+    environment: Mapping[str, str] | None = None  #: of this process, where jobs run on this host; None: nobody knows where they run
+    hint: Callable[[str], None] | None = None  #: is told what may be a mistake
 
     @classmethod
-    def here(cls, recipes: Mapping[str, Recipe] | None = None) -> Context:
+    def here(
+        cls,
+        recipes: Mapping[str, Recipe] | None = None,
+        environment: Mapping[str, str] | None = None,
+        hint: Callable[[str], None] | None = None,
+    ) -> Context:
         try:
-            return cls(now=time.time(), cwd=Path.cwd(), recipes=recipes)
+            return cls(now=time.time(), cwd=Path.cwd(), recipes=recipes, environment=environment, hint=hint)
         except FileNotFoundError:
             raise NotFound("the current directory no longer exists; change to another one") from None
 
 
-def build(nodes: Sequence[Node], context: Context, fallback_name: str = "") -> list[JobSpec]:
-    """The jobs of mappings that are already trees: those of a file, or one made of options."""
-    drafts = [_draft(node, context, fallback_name) for node in nodes]
+def build(nodes: Sequence[Node], context: Context, fallback_name: str = "", places: Sequence[str] = ()) -> list[JobSpec]:
+    """The jobs of mappings that are already trees: those of a file, or one made of options. Several tells of all that is wrong.
+
+    ``places``: what each is called where a field is not one of a job, such as ``jobs[3]``.
+    """
+    errors = Gathered()
+    drafts: list[_Draft] = []
+    for node, place in zip(nodes, places or [""] * len(nodes), strict=True):
+        with errors.part():
+            drafts.append(_draft(node, context, fallback_name, place))
     if sum(draft.size for draft in drafts) > MAX_JOBS:
         raise nodes[0].mark.error("array", f"more than {MAX_JOBS} jobs in one submission; split it")
-    _check_names(drafts)
-    _check_cycles(drafts)
-    _check_edges(drafts)
-    specs = [spec for draft in drafts for spec in _final(draft, context)]
+    for check in (_check_names, _check_cycles, _check_edges):
+        with errors.part():
+            check(drafts)
+    specs: list[JobSpec] = []
+    for draft in drafts:
+        with errors.part():
+            specs += _final(draft, context)
+    errors.tell()
     return resolve_arrays(specs, {draft.spec.name: draft.array.size for draft in drafts if draft.array})
 
 
@@ -77,33 +99,58 @@ class _Draft:
         return node.mark.error(field, problem)
 
 
-def _draft(node: Node, context: Context, fallback_name: str) -> _Draft:
-    given = fields.known(node, "", NAMES, "a mapping of fields")
-    values = {name: FIELDS[name](child, name) for name, child in given.items() if name not in DEMANDS}
+def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Draft:
+    errors = Gathered()
+    given = fields.known(node, place, NAMES, "a mapping of fields", errors)
+    values: dict[str, Any] = {}
+    for name in (name for name in given if name not in DEMANDS):
+        with errors.part():
+            values[name] = FIELDS[name](given[name], name)
+    with errors.part():
+        values["demand"] = demand(given, context.now)
+    read = values.keys() | (DEMANDS.keys() if "demand" in values else set())
+    draft = _drafted(values, node, context, fallback_name)
+    if errors:  # what was not understood is not missed as well
+        for field, problem in itertools.chain(problems(draft.spec), _surroundings(draft, draft.spec, context)):
+            if field.partition(".")[0] in read & given.keys():
+                errors.add(draft.error(field, problem))
+        errors.tell()
+    if not draft.spec.name:
+        raise draft.error("name", f"missing; give the job a name: {NAME_FORM}")
+    for field, problem in itertools.chain(problems(draft.spec), _recurring(draft, given), _array_problems(draft)):
+        errors.add(draft.error(field, problem))
+    errors.tell()
+    if context.hint is not None:
+        for field, hint in _hints(draft, context):
+            context.hint(str(draft.error(field, hint)))
+    return draft
+
+
+def _hints(draft: _Draft, context: Context) -> Iterator[tuple[str, str]]:
+    spec = draft.spec
+    yield from hints.unfilled(spec, draft.array.grid if draft.array else ())
+    if context.environment is not None:
+        known = (context.recipes or {}).get(spec.recipe or "")
+        yield from hints.missing_modules(spec, known.needs if known else (), context.environment)
+
+
+def _drafted(values: dict[str, Any], node: Node, context: Context, fallback_name: str) -> _Draft:
     values["gpus_min"], values["gpus_max"] = values.pop("gpus", (1, 1))
-    values["demand"] = demand(given, context.now)
     array: Array | None = values.pop("array", None)
     values["workdir"] = _absolute(context.cwd, values.get("workdir", ""))
     if "env_file" in values:
         values["env_file"] = _absolute(Path(values["workdir"]), values["env_file"])
     values.setdefault("name", default_name(values) or clean(fallback_name))
-    draft = _Draft(JobSpec(**values), array, node)
-    if not draft.spec.name:
-        raise draft.error("name", f"missing; give the job a name: {NAME_FORM}")
-    _check(draft, draft.spec)
-    _check_context(draft, given, context)
-    return draft
+    return _Draft(JobSpec(**values), array, node)
 
 
 def _final(draft: _Draft, context: Context) -> Iterator[JobSpec]:
     """The jobs of a draft, each checked as it will be stored."""
     for spec in tasks(draft.spec, draft.array) if draft.array else [draft.spec]:
-        if draft.array:
-            _check(draft, spec)
-        if spec.recipe is not None and context.recipes is not None:
-            _check_recipe(draft, spec, context.recipes)
-        if context.files and (missing := scripts.missing(spec)):
-            raise draft.error("command", missing)
+        errors = Gathered()
+        for field, problem in itertools.chain(problems(spec) if draft.array else (), _surroundings(draft, spec, context)):
+            errors.add(draft.error(field, problem))
+        errors.tell()
         yield spec
 
 
@@ -117,35 +164,43 @@ def _absolute(base: Path, path: str) -> str:
 # What must hold between fields, jobs and files
 
 
-def _check(draft: _Draft, spec: JobSpec) -> None:
-    for field, problem in problems(spec):
-        raise draft.error(field, problem)
+def _array_problems(draft: _Draft) -> Iterator[tuple[str, str]]:
+    if draft.array is None:
+        return
+    for twice in (name for name in draft.array.grid if name in draft.spec.params):
+        yield f"array.params.{twice}", "is given in params as well; keep one of them"
+    if draft.spec.cron is not None:
+        yield "cron", "an array cannot recur; let a recurring job submit it"
 
 
-def _check_context(draft: _Draft, given: Mapping[str, Node], context: Context) -> None:
-    spec = draft.spec
-    if draft.array:
-        if twice := next((name for name in draft.array.grid if name in spec.params), None):
-            raise draft.error(f"array.params.{twice}", "is given in params as well; keep one of them")
-        if spec.cron is not None:
-            raise draft.error("cron", "an array cannot recur; let a recurring job submit it")
-    if spec.cron is not None and any(not is_relative(node.text) for node in _deadlines(given)):
-        raise draft.error("deadline" if "deadline" in given else "soft", "a recurring job needs a duration, such as 2h from each start on")
+def _recurring(draft: _Draft, given: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
+    if draft.spec.cron is not None and any(not is_relative(node.text) for node in _deadlines(given)):
+        yield "deadline" if "deadline" in given else "soft", "a recurring job needs a duration, such as 2h from each start on"
+
+
+def _surroundings(draft: _Draft, spec: JobSpec, context: Context) -> Iterator[tuple[str, str]]:
+    """What is wrong with the recipe and the files that it names."""
+    if spec.recipe is not None and context.recipes is not None:
+        yield from _recipe_problems(draft, spec, spec.recipe, context.recipes)
     if context.files:
-        _check_files(draft)
+        wrong = list(_file_problems(spec))
+        yield from wrong
+        if not wrong and (missing := scripts.missing(spec)):
+            yield "command", missing
 
 
-def _check_recipe(draft: _Draft, spec: JobSpec, recipes: Mapping[str, Recipe]) -> None:
-    assert spec.recipe is not None
-    if spec.recipe not in recipes:
-        near = nearest(spec.recipe, recipes) or f"; known: {', '.join(recipes) or 'none'}"
-        raise draft.error("recipe", f"no recipe {shown(spec.recipe)}{near}")
+def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str]]:
+    if name not in recipes:
+        near = nearest(name, recipes) or f"; known: {', '.join(recipes) or 'none'}"
+        yield "recipe", f"no recipe {shown(name)}{near}"
+        return
     try:
-        recipes[spec.recipe].resolve(spec.params)
+        recipes[name].resolve(spec.params)
     except UsageError as error:
-        field, _, problem = str(error).partition(": ")
-        name = field.removeprefix("params.")
-        raise draft.error(f"array.params.{name}" if draft.array and name in draft.array.grid else field, problem) from None
+        for each in error.errors if isinstance(error, Several) else [error]:
+            field, _, problem = str(each).partition(": ")
+            param = field.removeprefix("params.")
+            yield f"array.params.{param}" if draft.array and param in draft.array.grid else field, problem
 
 
 def _deadlines(given: Mapping[str, Node]) -> Iterator[Node]:
@@ -157,15 +212,14 @@ def _deadlines(given: Mapping[str, Node]) -> Iterator[Node]:
             yield step.value["deadline"]
 
 
-def _check_files(draft: _Draft) -> None:
-    spec = draft.spec
+def _file_problems(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if not Path(spec.workdir).is_dir():
         near = scripts.neighbour(Path(spec.workdir))
-        raise draft.error("workdir", f"{spec.workdir!r} is not a directory{near}; create it, or correct the path")
+        yield "workdir", f"{spec.workdir!r} is not a directory{near}; create it, or correct the path"
     if spec.env_file is not None and not Path(spec.env_file).is_file():
         there = Path(spec.env_file).exists()
         wrong = "is not a file" if there else f"does not exist{scripts.neighbour(Path(spec.env_file))}"
-        raise draft.error("env_file", f"{spec.env_file!r} {wrong}")
+        yield "env_file", f"{spec.env_file!r} {wrong}"
 
 
 def _place(draft: _Draft) -> str:
@@ -174,24 +228,25 @@ def _place(draft: _Draft) -> str:
 
 
 def _check_names(drafts: Sequence[_Draft]) -> None:
+    errors = Gathered()
     first: dict[str, _Draft] = {}
     keys: dict[str, _Draft] = {}
     for draft in drafts:
         name, key = draft.spec.name, draft.spec.idempotency_key
         if name in first:
-            raise draft.error("name", f"{shown(name)} is also the name of {_place(first[name])}; names must differ")
+            errors.add(draft.error("name", f"{shown(name)} is also the name of {_place(first[name])}; names must differ"))
         if key is not None and key in keys:
-            raise draft.error("idempotency_key", f"{shown(key)} is also the key of {keys[key].spec.name}; the second would never run")
-        first[name] = draft
+            errors.add(draft.error("idempotency_key", f"{shown(key)} is also the key of {keys[key].spec.name}; the second would never run"))
+        first.setdefault(name, draft)
         if key is not None:
             keys[key] = draft
     for draft in drafts:
         for dependency in draft.spec.after:
             target = first.get(dependency.job)
             if target is not None and target.spec.cron is not None:
-                raise draft.error(
-                    "after", f"{shown(dependency.job)} is a recurring job, which never ends; wait for one of its runs by number"
-                )
+                problem = f"{shown(dependency.job)} is a recurring job, which never ends; wait for one of its runs by number"
+                errors.add(draft.error("after", problem))
+    errors.tell()
 
 
 def _check_cycles(drafts: Sequence[_Draft]) -> None:

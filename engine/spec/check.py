@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import UsageError
+from ..errors import Gathered, UsageError
 from . import cron, secrets
 from .graph import find_cycle
 from .loading import pipeline_problems, reuse_problems
@@ -56,17 +56,22 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
 
 
 def require(spec: JobSpec) -> None:
-    """Raise the first problem as a UsageError that names the job and the field."""
+    """Raise what is wrong as UsageErrors that name the job and the field."""
+    errors = Gathered()
     for field, problem in problems(spec):
-        raise UsageError(one_line(f"{spec.name}: {field}: {problem}"))
+        errors.add(UsageError(one_line(f"{spec.name}: {field}: {problem}")))
+    errors.tell()
 
 
 def require_all(specs: Sequence[JobSpec]) -> None:
     """`require` for each job of one submission, and what must hold between them."""
     if len(specs) > MAX_JOBS or sum(len(spec.after) for spec in specs) > MAX_EDGES:
         raise UsageError(f"jobs: at most {MAX_JOBS} jobs with {MAX_EDGES} dependencies fit into one submission; split it")
+    errors = Gathered()
     for spec in specs:
-        require(spec)
+        with errors.part():
+            require(spec)
+    errors.tell()
     name, count = Counter(spec.name for spec in specs).most_common(1)[0] if specs else ("", 0)
     if count > 1:
         raise UsageError(f"jobs: {count} are called {name!r}; names of one submission must differ")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import nearest
+from ..errors import Gathered, nearest
 from . import units
 from .tree import Node, shown
 
@@ -99,17 +99,39 @@ def entries(node: Node, field: str, wanted: str = "a mapping") -> dict[str, Node
 
 
 def words(node: Node, field: str) -> dict[str, str]:
-    return {key: word(item, f"{field}.{key}") for key, item in entries(node, field, "a mapping of names to values").items()}
+    return mapped(entries(node, field, "a mapping of names to values"), field, word)
 
 
-def known(node: Node, field: str, names: Collection[str], wanted: str) -> dict[str, Node]:
-    """Fields of a mapping whose names are ours; those left empty count as not given."""
-    found = entries(node, field, wanted)
+def mapped(found: Mapping[str, Node], field: str, read: Reader[T]) -> dict[str, T]:
+    """Each field of a mapping as ``read`` reads it."""
+    errors, values = Gathered(), {}
+    for key, item in found.items():
+        with errors.part():
+            values[key] = read(item, f"{field}.{key}")
+    errors.tell()
+    return values
+
+
+def listed(nodes: Sequence[Node], field: str, read: Reader[T]) -> list[T]:
+    """Each item of a list as ``read`` reads it; ``field`` holds a ``{}`` where its number belongs, or is the name of all."""
+    errors, values = Gathered(), []
+    for index, item in enumerate(nodes):
+        with errors.part():
+            values.append(read(item, field.format(index)))
+    errors.tell()
+    return values
+
+
+def known(node: Node, field: str, names: Collection[str], wanted: str, errors: Gathered | None = None) -> dict[str, Node]:
+    """Fields of a mapping whose names are ours; those left empty count as not given. With ``errors`` the others are noted there."""
+    found, wrong = entries(node, field, wanted), Gathered() if errors is None else errors
     for key, item in found.items():
         if key not in names:
             path = f"{field}.{key}" if field else key
-            raise item.mark.error(path, f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}")
-    return {key: item for key, item in found.items() if item.value is not None}
+            wrong.add(item.mark.error(path, f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}"))
+    if errors is None:
+        wrong.tell()
+    return {key: item for key, item in found.items() if item.value is not None and key in names}
 
 
 def _few(names: Collection[str]) -> str:
@@ -119,4 +141,9 @@ def _few(names: Collection[str]) -> str:
 
 def struct(node: Node, field: str, readers: Mapping[str, Reader[Any]], wanted: str) -> dict[str, Any]:
     """A mapping of ours, each field read by its reader."""
-    return {key: readers[key](item, f"{field}.{key}") for key, item in known(node, field, readers, wanted).items()}
+    errors, values = Gathered(), {}
+    for key, item in known(node, field, readers, wanted, errors).items():
+        with errors.part():
+            values[key] = readers[key](item, f"{field}.{key}")
+    errors.tell()
+    return values

@@ -29,7 +29,7 @@ def _gpus(node: Node, field: str) -> tuple[int, int]:
 
 def _command(node: Node, field: str) -> tuple[str, ...]:
     if isinstance(node.value, list):
-        return tuple(fields.word(item, f"{field}[{index}]") for index, item in enumerate(node.value))
+        return tuple(fields.listed(node.value, f"{field}[{{}}]", fields.word))
     if not isinstance(node.value, str):
         raise node.wrong(field, "text for the shell, or a list of arguments")
     # An empty text would be run by the shell with success, which nobody means.
@@ -62,14 +62,14 @@ def _retries(node: Node, field: str) -> Retries:
 
 
 def _exit_codes(node: Node, field: str) -> tuple[int, ...]:
-    return tuple(fields.whole(item, field) for item in fields.items(node, field, "a list of exit codes"))
+    return tuple(fields.listed(fields.items(node, field, "a list of exit codes"), field, fields.whole))
 
 
 def _after(node: Node, field: str) -> tuple[Dependency, ...]:
     listed = node.value if isinstance(node.value, list) else [node]
     if len(listed) > MAX_AFTER:
         raise node.mark.error(field, f"names more than {MAX_AFTER} jobs")
-    return tuple(_dependency(item, field) for item in listed)
+    return tuple(fields.listed(listed, field, _dependency))
 
 
 def _dependency(node: Node, field: str) -> Dependency:
@@ -98,16 +98,17 @@ def _array(node: Node, field: str) -> Array:
 
 
 def _grid(node: Node, field: str) -> dict[str, list[Any]]:
-    grid: dict[str, list[Any]] = {}
-    for name, item in fields.entries(node, field, "a mapping of names to lists of values").items():
-        path = f"{field}.{name}"
-        values = fields.items(item, path, "a list of values")
-        if not values:
-            raise item.mark.error(path, "empty, so the array would have no task; give at least one value, or remove it")
-        grid[name] = [value.plain() for value in values]
+    grid = fields.mapped(fields.entries(node, field, "a mapping of names to lists of values"), field, _axis)
     if not grid:
         raise node.mark.error(field, "empty, so the array would have no task; write params: {lr: [0.1, 0.01]}")
     return grid
+
+
+def _axis(node: Node, field: str) -> list[Any]:
+    values = fields.items(node, field, "a list of values")
+    if not values:
+        raise node.mark.error(field, "empty, so the array would have no task; give at least one value, or remove it")
+    return [value.plain() for value in values]
 
 
 def _cron(node: Node, field: str) -> str:
@@ -139,13 +140,15 @@ def _strict(node: Node, field: str, now: float) -> Demand:
 
 def _soft(node: Node, field: str, now: float) -> Demand:
     readers: dict[str, Reader[Any]] = {"deadline": lambda item, path: _future(item, path, now), "reward": fields.number}
-    steps = []
-    for index, item in enumerate(fields.items(node, field, "a list of steps such as [{deadline: 2h, reward: 80}]")):
-        path = f"{field}[{index}]"
+
+    def step(item: Node, path: str) -> Tier:
         values = fields.struct(item, path, readers, "a mapping such as {deadline: 2h, reward: 80}")
         if "deadline" not in values:
             raise item.mark.error(path, "deadline is missing; write {deadline: 2h, reward: 80}")
-        steps.append(Tier(**values))
+        return Tier(**values)
+
+    items = fields.items(node, field, "a list of steps such as [{deadline: 2h, reward: 80}]")
+    steps = fields.listed(items, f"{field}[{{}}]", step)
     return Demand("soft", tuple(sorted(steps, key=lambda tier: tier.deadline)))
 
 

@@ -1,4 +1,4 @@
-"""Job files: YAML into JobSpecs. Whatever is wrong is one line: ``file.yaml:12: stop.iteratons: unknown field (did you mean …?)``."""
+"""Job files: YAML into JobSpecs. Whatever is wrong is a line: ``file.yaml:12: stop.iteratons: unknown field (did you mean …?)``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from ..errors import NotFound, UsageError
+from ..errors import Gathered, NotFound, UsageError
 from . import fields, tree
 from .build import Context, build
 from .job import NAMES
@@ -36,13 +37,22 @@ def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | 
 
 
 def load_text(text: str, source: str, context: Context, overrides: Node | None = None) -> list[JobSpec]:
-    nodes = [node for document in tree.parse(text, source) for node in _jobs(document)]
-    if not nodes:
-        raise Mark(source, 1).error("", "no job in the file; see docs/job-spec.md for an example")
-    if overrides is not None:
-        nodes = [merged(node, overrides) for node in nodes]
-    stem = Path(source).stem if len(nodes) == 1 and not source.startswith("<") else ""
-    return build(nodes, context, stem)
+    """All jobs of a text; Several tells of everything that is wrong with it."""
+    errors = Gathered()
+    found: list[_Found] = []
+    specs: list[JobSpec] = []
+    with errors.part():
+        for document in tree.parse(text, source, errors):
+            with errors.part():
+                found += _jobs(document, errors)
+        if not found and not errors:
+            raise Mark(source, 1).error("", "no job in the file; see docs/job-spec.md for an example")
+        nodes = [job.node if overrides is None else merged(job.node, overrides) for job in found]
+        stem = Path(source).stem if len(nodes) == 1 and not source.startswith("<") else ""
+        specs = build(nodes, context, stem, [job.place for job in found])
+    errors.sort()
+    errors.tell()
+    return specs
 
 
 def merged(base: Node, over: Node) -> Node:
@@ -56,7 +66,14 @@ def merged(base: Node, over: Node) -> Node:
     return dataclasses.replace(over, value=entries)
 
 
-def _jobs(document: Node) -> Iterator[Node]:
+class _Found(NamedTuple):
+    """A job of a file, and what its place is called where a field is not one of a job."""
+
+    node: Node
+    place: str
+
+
+def _jobs(document: Node, errors: Gathered) -> Iterator[_Found]:
     """Jobs of one YAML document: the document itself, or the list under ``jobs:`` with ``defaults:`` for each."""
     if document.value is None:
         return
@@ -64,14 +81,15 @@ def _jobs(document: Node) -> Iterator[Node]:
         raise document.mark.error("", "a list; put the jobs under 'jobs:'")
     found = fields.entries(document, "", "a mapping of fields, such as name: and command:")
     if "jobs" not in found and "defaults" not in found:
-        yield document
+        yield _Found(document, "")
         return
-    found = fields.known(document, "", ("jobs", "defaults"), "a mapping")
+    found = fields.known(document, "", ("jobs", "defaults"), "a mapping", errors)
     if "jobs" not in found:
         raise document.mark.error("defaults", "there are no 'jobs:' beside it")
     defaults = found.get("defaults")
     if defaults is not None:
-        fields.known(defaults, "defaults", NAMES, "a mapping of fields")
+        defaults = dataclasses.replace(defaults, value=fields.known(defaults, "defaults", NAMES, "a mapping of fields", errors))
     for index, job in enumerate(fields.items(found["jobs"], "jobs", "a list of jobs")):
-        fields.known(job, f"jobs[{index}]", NAMES, "a mapping of fields")
-        yield dataclasses.replace(merged(defaults, job), mark=job.mark) if defaults else job
+        with errors.part():
+            fields.entries(job, f"jobs[{index}]", "a mapping of fields")
+            yield _Found(dataclasses.replace(merged(defaults, job), mark=job.mark) if defaults else job, f"jobs[{index}]")

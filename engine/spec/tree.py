@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from ..errors import UsageError
+from ..errors import Gathered, UsageError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -27,6 +27,7 @@ BOOLS = re.compile(r"true|True|TRUE|false|False|FALSE")
 INTS = re.compile(r"[-+]?[0-9]{1,4000}|0o[0-7]{1,4000}|0x[0-9a-fA-F]{1,4000}")
 FLOATS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
+_MERGE = "<<"  #: a key of YAML 1.1, which takes over the fields of another mapping
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -43,7 +44,9 @@ class Mark:
             where = [self.source or field]
         else:
             where = [f"{self.source}:{self.line}", field] if field else [f"{self.source}:{self.line}"]
-        return UsageError(one_line(": ".join([*(part for part in where if part), problem])))
+        error = UsageError(one_line(": ".join([*(part for part in where if part), problem])))
+        error.line = self.line or 0
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,22 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-def parse(text: str, source: str) -> list[Node]:
-    """The documents of a YAML text; a UsageError with the line when there is anything wrong with it."""
+def parse(text: str, source: str, errors: Gathered | None = None) -> list[Node]:
+    """The documents of a YAML text; a UsageError with the line when there is anything wrong with it.
+
+    With ``errors`` that is noted there which leaves the rest readable: repeated and merge keys, of which the first and none counts.
+    """
     _check_text(text, source)
+    wrong = Gathered() if errors is None else errors
+    documents = _parse(text, source, wrong)
+    if errors is None:
+        wrong.tell()
+    return documents
+
+
+def _parse(text: str, source: str, errors: Gathered) -> list[Node]:
     try:
-        return list(_Builder(text, source).documents())
+        return list(_Builder(text, source, errors).documents())
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.problem, error.context) if part)
@@ -141,9 +155,9 @@ def _check_text(text: str, source: str) -> None:
 class _Builder:
     """Nodes from the parser's events."""
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, errors: Gathered) -> None:
         self._events: Iterator[Any] = yaml.parse(text, Loader=_Loader)
-        self._source = source
+        self._source, self._errors = source, errors
         self._anchors: dict[str, Node] = {}
         self._nodes = 0
 
@@ -204,16 +218,17 @@ class _Builder:
             key = self._key(event)
             at = self._mark(event)
             value = dataclasses.replace(self._node(next(self._events), depth + 1), mark=at)
-            if key in entries:
-                raise at.error(key, f"given twice; the first is at line {entries[key].mark.line}")
-            entries[key] = value
+            if key == _MERGE and event.implicit[0]:
+                self._errors.add(at.error(key, "merge keys are not supported; put common fields under 'defaults:' beside 'jobs:'"))
+            elif key in entries:
+                self._errors.add(at.error(key, f"given twice; the first is at line {entries[key].mark.line}"))
+            else:
+                entries[key] = value
         self._nodes += 1
         return Node(entries, mark, size=1 + sum(item.size for item in entries.values()))
 
     def _key(self, event: Any) -> str:
         mark = self._mark(event)
-        if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
-            raise mark.error("<<", "merge keys are not supported; put common fields under 'defaults:' beside 'jobs:'")
         if not isinstance(event, yaml.ScalarEvent) or event.tag is not None or not event.value:
             raise mark.error("", "a field's name must be plain text")
         return str(self._scalar(event, mark).text)

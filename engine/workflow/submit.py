@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import NotFound, StokerError, UsageError, nearest
+from ..errors import Gathered, NotFound, StokerError, UsageError, nearest
 from ..spec.expand import base_name
 from ..spec.model import JobSpec, Submission
 from ..states import FINAL, State
@@ -60,15 +60,16 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
 
 def check(jobs: Sequence[JobSpec], largest: dict[str, int]) -> None:
     """Refuse at once what could never run. ``largest`` maps a pool to its GPUs; one whose runners are away is not judged."""
+    errors = Gathered()
     for spec in jobs:
         if spec.pool not in largest:
             if largest and spec.pool != "default":
-                raise UsageError(
-                    f"pool: no runner offers pool {spec.pool!r}{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
-                )
+                pools = f"{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
+                errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{pools}"))
         elif 0 < largest[spec.pool] < spec.gpus_min:
             has = f"pool {spec.pool!r} has {largest[spec.pool]}"
-            raise UsageError(f"gpus: {spec.name} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner")
+            errors.add(UsageError(f"gpus: {base_name(spec.name)} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner"))
+    errors.tell()
 
 
 def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:

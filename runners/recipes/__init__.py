@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...engine.errors import UsageError, nearest
+from ...engine.errors import Gathered, UsageError, nearest
 
 if TYPE_CHECKING:
     from ..training import Task
@@ -51,13 +51,19 @@ class Recipe:
     doc: str
     target: str  #: module:function below this package, called with all params by keyword; returns a Task
     params: Mapping[str, Param] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others."""
-        for name in given:
-            if name not in self.params:
-                raise UsageError(f"params.{name}: recipe {self.name} has no such parameter{nearest(name, self.params)}")
-        return {name: param.check(name, given[name]) if name in given else param.default for name, param in self.params.items()}
+        errors = Gathered()
+        found = {name: param.default for name, param in self.params.items()}
+        for name, value in given.items():
+            with errors.part():
+                if name not in self.params:
+                    raise UsageError(f"params.{name}: recipe {self.name} has no such parameter{nearest(name, self.params)}")
+                found[name] = self.params[name].check(name, value)
+        errors.tell()
+        return found
 
     def load(self) -> Callable[..., Task]:
         module, _, function = self.target.partition(":")
@@ -94,6 +100,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            ("safetensors", "tokenizers"),
         ),
         Recipe(
             "digits-cnn",
@@ -124,6 +131,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(62, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            ("PIL",),
         ),
         Recipe(
             "dlrm",

@@ -1,0 +1,73 @@
+"""What may be a mistake: said when a job is submitted, which is taken all the same. None of its code runs for that."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from ..errors import nearest
+from .model import JobSpec
+from .params import variable
+from .tree import shown
+
+_WORD = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
+_ELSEWHERE = "on the runner's host it may be there"
+
+
+def unfilled(spec: JobSpec, grid: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Placeholders such as ``{lrr}`` that stay as they are, where a parameter has about that name."""
+    texts = [("command", word) for word in spec.command or ()] + [(f"env.{name}", value) for name, value in spec.env.items()]
+    for field, word in dict.fromkeys((field, found) for field, text in texts for found in _WORD.findall(text)):
+        if word in grid:
+            continue
+        if word in spec.params:
+            yield field, f"{{{word}}} stays as it is: only an array's parameters are filled in; this one is in ${variable(word)}"
+        elif near := nearest(word, [*grid, *spec.params]):
+            yield field, f"{{{word}}} stays as it is: no parameter has that name{near}"
+
+
+def missing_modules(spec: JobSpec, needs: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What a recipe (which ``needs`` these modules) or an entrypoint would not find, were it started here."""
+    if absent := [name for name in needs if missing(name, ()) is not None]:
+        yield "recipe", f"needs {' and '.join(absent)}, which this Python has not: pip install 'stoker[recipes]'; {_ELSEWHERE}"
+    if spec.entrypoint is None or spec.env_file is not None:  # the file may say where modules are
+        return
+    path = spec.env.get("PYTHONPATH", environment.get("PYTHONPATH", ""))
+    folders = [spec.workdir, *(str(Path(spec.workdir, folder)) for folder in path.split(os.pathsep) if folder)]
+    name = missing(spec.entrypoint.partition(":")[0], folders)
+    if name is not None:
+        near = nearest(name, _modules(spec.workdir)) if "." not in name else ""
+        yield "entrypoint", f"there is no module {shown(name)} in {spec.workdir} or among the packages of this Python{near}; {_ELSEWHERE}"
+
+
+def missing(module: str, folders: Sequence[str]) -> str | None:
+    """The part of a dotted name that is neither in these folders nor installed here; None: all is there, or it cannot be told."""
+    top, *rest = module.split(".")
+    try:
+        found = PathFinder.find_spec(top, list(folders)) or importlib.util.find_spec(top)
+        name = top
+        for part in rest:
+            if found is None or _finds_its_own(found):
+                break
+            name = f"{name}.{part}"
+            # By its last part: the whole name would have its parents imported.
+            found = PathFinder.find_spec(part, list(found.submodule_search_locations or ()))
+    except (ImportError, ValueError, OSError):
+        return None
+    return name if found is None else None
+
+
+def _finds_its_own(package: ModuleSpec) -> bool:
+    """Whether its code may say where its modules are."""
+    return bool(package.has_location and package.origin) and "__path__" in Path(str(package.origin)).read_text(errors="replace")
+
+
+def _modules(folder: str) -> list[str]:
+    try:
+        return [entry.stem for entry in Path(folder).iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()]
+    except OSError:
+        return []
