@@ -67,6 +67,17 @@ class Home:
         """Copied trees of `submit --snapshot`."""
         return self.path / "snapshots"
 
+    def runner_lock(self, node: str) -> Path:
+        """What the agent of a runner holds as long as it lives; its pid stands there."""
+        return self.path / "runners" / f"{node}.lock"
+
+    def is_locked_by(self, node: str, pid: int) -> bool:
+        """Whether the agent that held a runner's lock last is this one: then the runner's home is this, on whichever host."""
+        try:
+            return self.runner_lock(node).read_text().strip() == str(pid)
+        except (OSError, ValueError):
+            return False
+
     def used_numbers(self) -> tuple[int, int]:
         """The largest job and the largest lease that have a directory here: ``jobs/JOB/run-LEASE``, perhaps with ``.RANK``."""
         found = [

@@ -37,7 +37,8 @@ class Source:
     host: str
     home: str
     boot_id: str
-    state: str  #: of the runner
+    pid: int  #: of the runner, as is its state
+    state: str
 
     @property
     def path(self) -> Path:
@@ -66,17 +67,17 @@ class RemoteLogs:
 
     def __init__(self, board: Board, fleet: Fleet, home: Home) -> None:
         self._board, self._fleet = board, fleet
-        self._home, self._host = home.path, socket.gethostname()
+        self._home, self._host = home, socket.gethostname()
         self._asked: dict[str, dict[int, _Asked]] = {}
         self._numbers = itertools.count(1)
 
     def is_here(self, source: Source) -> bool:
-        """Whether its directory is one of this host's: that a path exists here does not tell, another host has the same names.
-
-        A host that was started again has another boot; as long as a runner of another boot serves, it is another host.
-        """
+        """Whether its directory is in this very home: that a path exists here does not tell, another host has the same names."""
+        if os.path.realpath(source.home) != os.path.realpath(self._home.path):
+            return False
+        # A host that was started again has another boot; as long as a runner of another boot serves, it is another host.
         same_boot = source.boot_id == boot_id() or source.state in ("stopped", "gone")
-        return source.host == self._host and same_boot and os.path.realpath(source.home) == os.path.realpath(self._home)
+        return (source.host == self._host and same_boot) or self._home.is_locked_by(source.node, source.pid)
 
     async def fetch(self, source: Source, at: Place | None, lines: int | None) -> Piece:
         """Some of a log that lies elsewhere; Conflict says where, when its runner does not send it."""

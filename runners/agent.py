@@ -162,9 +162,9 @@ class Agent:
 
     def _lock(self) -> IO[str]:
         """One agent a node and home: two would both tail the same files."""
-        folder = self.options.home / "runners"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = open(folder / f"{self.options.node}.lock", "a+")  # noqa: SIM115 - held as long as the agent lives
+        path = Home(self.options.home).runner_lock(self.options.node)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = open(path, "a+")  # noqa: SIM115 - held as long as the agent lives
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -81,3 +81,11 @@ def test_an_array_of_which_tasks_were_cancelled_is_not_called_completed(store: S
     (row,) = listed(store)
     assert (job_columns.state(row), job_columns.progress(row)) == ("cancelled", "3/3 ended, 3 cancelled")
     assert row["array_finished_at"] > row["finished_at"]  # the row is its first task's, which ended before the others
+
+
+def test_an_array_tells_how_many_of_its_tasks_run_on_silent_hosts(store: Store) -> None:
+    submit_array(store, "sweep", 3)
+    (row,) = listed(store)
+    reason = next(column for column in job_columns.listed(0.0) if column.header == "REASON")
+    assert "silent" not in reason.text(row)
+    assert reason.text({**row, "state": "running", "array_silent": 2}) == "2 on silent runners"

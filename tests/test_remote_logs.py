@@ -107,7 +107,7 @@ def test_a_runner_that_sends_no_logs_is_told_of(start_daemon, home: Home) -> Non
     assert asking.returncode == 4
 
 
-HERE = Source(7, 3, Path("/h/jobs/7/run-3"), True, "a", socket.gethostname(), "/h", boot_id(), "up")
+HERE = Source(7, 3, Path("/h/jobs/7/run-3"), True, "a", socket.gethostname(), "/h", boot_id(), 5, "up")
 
 
 class _Silent:
@@ -135,6 +135,18 @@ def remote_logs() -> RemoteLogs:
 )
 def test_whose_a_directory_is_does_not_depend_on_what_exists(other: dict[str, str], here: bool) -> None:
     assert remote_logs().is_here(dataclasses.replace(HERE, **other)) is here
+
+
+def test_a_home_that_hosts_share_is_known_by_the_lock_of_the_runner(home: Home) -> None:
+    """Also that of a container which was started again, and so has another name."""
+    logs = RemoteLogs(_Silent(), _Silent(), home)  # type: ignore[arg-type]
+    there = dataclasses.replace(HERE, home=str(home.path), host="another")
+    assert not logs.is_here(there)
+    home.runner_lock("a").parent.mkdir()
+    home.runner_lock("a").write_text("5")
+    assert logs.is_here(there)
+    assert not logs.is_here(dataclasses.replace(there, pid=6))  # the name has gone to a runner elsewhere since
+    assert not logs.is_here(dataclasses.replace(there, home="/h"))
 
 
 def test_a_request_is_told_once_and_answered_once() -> None:

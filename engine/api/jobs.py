@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,9 +26,6 @@ from ..workflow.control import Control, control
 from ..workflow.settings import NewSchedule, add_schedule
 from ..workflow.submit import SubmitRequest, check, submit
 from .call import Call, endpoint
-
-if TYPE_CHECKING:
-    from ..daemon import Daemon
 
 ACTIONS = ("cancel", "hold", "release", "priority")
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
@@ -160,19 +157,23 @@ async def logs(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
     given, offset, wait, lines = call.number("lease"), call.number("offset"), call.number("wait") or 0.0, call.number("lines")
     at = None if offset is None else Place(call.query("file") or "", int(offset))
+    most = None if lines is None else int(lines)
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
         source, over = await asyncio.to_thread(_log_source, call.daemon.store, job, None if given is None else int(given))
+        here = source is None or await asyncio.to_thread(call.daemon.remote_logs.is_here, source)
         if source is None:
             piece = Piece("", Place("", 0))
+        elif here:
+            piece = await asyncio.to_thread(_read_here, source, at, most, first=at is None and not wait)
         else:
-            piece = await _read(call.daemon, source, at, None if lines is None else int(lines), first=at is None and not wait)
+            piece = await call.daemon.remote_logs.fetch(source, at, most)
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
         if piece.text or done or time.monotonic() >= end:
             where = {"lease": None, "path": None, "host": None} if source is None else _whereabouts(source)
             return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
-        at = piece.place if source is not None else at
-        await asyncio.sleep(LOOK if source is None or call.daemon.remote_logs.is_here(source) else LOOK_AFAR)
+        at = piece.place
+        await asyncio.sleep(LOOK if here else LOOK_AFAR)
 
 
 def _log_source(store: Store, job: int, lease: int | None) -> tuple[Source | None, bool]:
@@ -186,11 +187,9 @@ def _log_source(store: Store, job: int, lease: int | None) -> tuple[Source | Non
     return source_of(job, rows[0]), rows[0]["ended"] and (lease is not None or final)
 
 
-async def _read(daemon: Daemon, source: Source, at: Place | None, lines: int | None, *, first: bool) -> Piece:
-    """Some of a log, wherever it lies; ``first``: nobody waits for it, so that it must be there."""
-    if not daemon.remote_logs.is_here(source):
-        return await daemon.remote_logs.fetch(source, at, lines)
-    piece = await asyncio.to_thread(read_log, source.path, at, lines)
+def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bool) -> Piece:
+    """Some of a log of this host; ``first``: nobody waits for it, so that it must be there."""
+    piece = read_log(source.path, at, lines)
     if first and not piece.text and not source.run_dir.is_dir():
         raise source.missing()
     return piece

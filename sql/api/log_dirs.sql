@@ -6,6 +6,6 @@ WITH first AS (
     WHERE l.job_id = $1 AND w.run_dir IS NOT NULL
     GROUP BY w.lease_id
 )
-SELECT f.lease, f.run_dir, f.ended, f.node, n.host, n.home, n.boot_id, n.state
+SELECT f.lease, f.run_dir, f.ended, f.node, n.host, n.home, n.boot_id, n.pid, n.state
 FROM first f JOIN nodes n ON n.id = f.node
 ORDER BY f.lease DESC
