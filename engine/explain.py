@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .deadlines import verdict
 from .rows import objects
 from .states import FINAL, State
 from .store.store import Store
@@ -22,7 +23,7 @@ def explain(store: Store, job: int) -> dict[str, Any]:
         "waiting": waiting,
         "decisions": decisions,
         "blockers": blockers,
-        "deadline": _deadline(store, row, waiting),
+        "deadline": _deadline(store, row),
         "expected": expected(store, job),
         "silent": objects(store, "api/silent", job),
     }
@@ -58,23 +59,17 @@ def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
     return {"ts": row["ts"], "policy": row["policy"], "outcome": row["outcome"], "what": what, "why": why}
 
 
-def _deadline(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> dict[str, Any] | None:
+def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
+    """How its last deadline stands by the view `outlook`, as `ps`, `top`, the queue and the alarms say, or what became of it."""
     at = row["deadline"]
     if at is None:
         return None
     if row["finished_at"] is not None:
         met = row["state"] == State.COMPLETED and row["finished_at"] <= at
-        return {"at": at, "estimate": row["finished_at"], "verdict": "met" if met else "missed"}
-    now, remaining = store.rows("api/now")[0][0], store.rows("api/remaining", row["id"])[0][0]
-    est_start = waiting["est_start"] if waiting else None
-    start = now if row["lease_id"] is not None else est_start
-    estimate = None if remaining is None or start is None else max(start, now) + remaining
-    if now > at:
-        verdict = "missed"
-    elif remaining is None:
-        verdict = "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)"
-    elif estimate is None:
-        verdict = "not known: nothing tells yet when it starts"
-    else:
-        verdict = "on time" if estimate <= at else "at risk"
-    return {"at": at, "estimate": estimate, "verdict": verdict}
+        risk = "met" if met else "missed"
+        return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk}
+    found = objects(store, "api/outlook", row["id"])
+    if not found:  # has ended since it was looked at
+        return _deadline(store, objects(store, "api/job", row["id"])[0])
+    (outlook,) = found
+    return {"at": at, "estimate": outlook["est_end"], "risk": outlook["deadline_risk"], "verdict": verdict(outlook, at)}

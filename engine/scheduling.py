@@ -21,6 +21,7 @@ from ..policies.contract import Phase, Plan, Policy, View
 from .config import Config
 from .errors import StokerError
 from .forecast import estimate_starts
+from .foretelling import LOOKS, Foretelling
 from .guards import Actions, Limits, Memory, next_look, protect, reconcile
 from .lease_ends import lapsed, next_end
 from .overheads import Overheads
@@ -32,12 +33,13 @@ from .tasks import Tasks
 from .trial import with_job
 from .view import Snapshot, snapshot
 from .workflow.leases import Grant, Stop
-from .workflow.plans import Decision, Enactment, Forecast, enact, write_forecast
+from .workflow.plans import Decision, Enactment, enact
 
 log = logging.getLogger(__name__)
 
 FOLD = 60.0  #: seconds after which ticks that decide the same are written down, at the latest
-FORECAST_INTERVAL = 3.0
+#: What starts of waiting jobs depend on, beside what a policy decides.
+FORETOLD_BY = frozenset({"queue", "leases", "policy", "nodes", "estimates"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,12 @@ class _Pool:
     setting: Setting
     policy: Policy
     memory: Memory  #: who gave way to whom
+    foretelling: Foretelling
     waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
     order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
-    places: dict[int, tuple[int | None, float | None]] = field(default_factory=dict)
     folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
     written: float = 0.0  #: when it was last written
     owed: bool = False  #: ticks of it are not written yet
-    stale_forecast: bool = True
     coming: Setting | None = None  #: set, and in force from the next tick on
     inherited: bool = False  #: jobs may hold leases of the policy before
     asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
@@ -97,7 +98,7 @@ class Scheduling:
 
     def start(self) -> None:
         self.reload()
-        self._tasks.every("forecast", FORECAST_INTERVAL, self.forecast)
+        self._tasks.every("forecast", LOOKS, self.forecast)
         self._store.listen(self._committed)
 
     def _committed(self, commit: Committed) -> None:
@@ -106,6 +107,9 @@ class Scheduling:
         if commit.topics & {"queue", "leases", "policy", "nodes"}:
             for pool in list(self._pools):
                 self._tasks.wake(f"policy {pool}")
+        if commit.topics & FORETOLD_BY:
+            for state in list(self._pools.values()):
+                state.foretelling.news()
 
     def reload(self) -> None:
         """Take up policies that were set and pools that have come. A setting is in force from the next tick on."""
@@ -128,8 +132,10 @@ class Scheduling:
         with self._lock:
             state = self._pools.get(setting.pool)
             if state is None:
-                waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", setting.pool)}
-                self._pools[setting.pool] = _Pool(setting, _create(setting), self._remembered(setting.pool), waiting)
+                pool = setting.pool
+                waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
+                foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
+                self._pools[pool] = _Pool(setting, _create(setting), self._remembered(pool), foretells, waiting)
             else:
                 state.coming = setting
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
@@ -238,7 +244,8 @@ class Scheduling:
         now.update((job, ("deferred", text)) for job, text in actions.deferred if job in pending)
         before = state.waiting
         changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]
-        state.stale_forecast |= bool(changed) or len(now) != len(state.waiting)
+        if changed or len(now) != len(state.waiting):
+            state.foretelling.news()
         state.waiting = now
         return changed
 
@@ -256,7 +263,7 @@ class Scheduling:
             for job in enacted.skipped:
                 state.waiting.pop(job, None)
             state.folded, state.written = replace(decision, number=enacted.decision), decision.last_ts
-            state.stale_forecast = True
+            state.foretelling.news()
             return
         self._fold(state, decision)
 
@@ -292,24 +299,10 @@ class Scheduling:
             self._flush(state)
 
     def forecast(self) -> None:
-        """Places in the queue and estimated starts, brought up to date where something has changed."""
-        for pool, state in list(self._pools.items()):
-            if not state.stale_forecast:
-                continue
-            state.stale_forecast = False
-            view = self.look(pool).view
-            waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
-            order = [job for job in state.order if job in waiting]  # others have left the queue since the tick
-            starts = dict(zip(order, estimate_starts(view, order).tolist(), strict=True))
-            places = {job: (n, None if math.isnan(starts[job]) else starts[job]) for n, job in enumerate(order, 1)}
-            moved = {job: place for job, place in places.items() if _moved(state.places.get(job), place)}
-            if moved:
-                try:
-                    self._store.write(write_forecast, Forecast([(job, *place) for job, place in moved.items()]))
-                except StokerError:
-                    state.stale_forecast = True
-                    raise
-            state.places = {job: place for job, place in (state.places | moved).items() if job in places}
+        """Places in the queue and estimated starts, brought up to date where they may be wrong."""
+        for state in list(self._pools.values()):
+            if state.asked_at > -math.inf:  # else what an earlier daemon told stands
+                state.foretelling.refresh(state.order)
 
     def look(self, pool: str) -> Snapshot:
         """A pool as its policy would see it now, but for what the guards protect."""
@@ -386,12 +379,3 @@ def _gist(decision: Decision) -> tuple[object, ...]:
     """What makes two ticks the same decision; one that changed nothing repeats the one that was applied."""
     outcome = "unchanged" if decision.outcome == "applied" else decision.outcome
     return outcome, decision.error, decision.deferred, decision.policy, decision.config_id
-
-
-def _moved(before: tuple[int | None, float | None] | None, now: tuple[int | None, float | None]) -> bool:
-    """Whether a place is worth writing: another position, or a start that has moved by more than 5 s."""
-    if before is None or before[0] != now[0]:
-        return True
-    if before[1] is None or now[1] is None:
-        return before[1] is not now[1]
-    return abs(before[1] - now[1]) > 5.0

@@ -123,5 +123,5 @@ def test_a_metric_is_not_expected_at_a_step_that_has_passed(store: Store, step: 
     store.write(put, rows)
     found = explain(store, 1)["expected"]
     assert (found["iterations"], found["low"], found["high"]) == told
-    ((remaining,),) = store.rows("api/remaining", 1)
-    assert math.isclose(remaining, told[0] - step), "what is left is not less than nothing"
+    (outlook,) = store.objects("api/outlook", 1)
+    assert math.isclose(outlook["remaining"], told[0] - step), "what is left is not less than nothing"

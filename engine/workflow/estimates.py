@@ -27,4 +27,5 @@ def write_estimates(tx: Transaction, batch: Sequence[Sequence[Estimate]]) -> Seq
     """Put the newest estimate of each job in the place of the one before: older ones follow from `metrics` again."""
     latest = {estimate.job_id: estimate for estimates in batch for estimate in estimates}
     tx.upsert("iteration_estimates", ["job_id"], [{**asdict(estimate), "updated_at": tx.now} for estimate in latest.values()])
+    tx.touch("estimates")
     return [None] * len(batch)

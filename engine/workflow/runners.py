@@ -18,6 +18,7 @@ from .outcomes import End
 from .pipelines import rows_of
 from .speeds import learn_speeds
 
+NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
 #: ends of workers from the worst: the worst part decides what became of a gang
 SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
 
@@ -199,7 +200,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
         if watched in new.values:
             tx.touch("watched")
         rows.append(
-            {
+            row := {
                 "job_id": job,
                 "step": new.last.step,
                 "total_steps": _first(new.total, old["total_steps"], new.lease.total_steps),
@@ -211,12 +212,22 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
                 "updated_at": new.last.ts,
             }
         )
+        if _is_news(old, row):
+            tx.touch("estimates")
     tx.put("progress", ["job_id"], rows, {(job,) for job in known})
 
 
 _NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(
     ("step", "total_steps", "loss", "metric", "seconds_per_step", "checkpoint_step", "peak_memory", "updated_at")
 )
+
+
+def _is_news(old: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the end of the job is expected elsewhere now: its steps or their pace have become known, or are others."""
+    before, now = old["seconds_per_step"], row["seconds_per_step"]
+    if row["total_steps"] != old["total_steps"] or (before is None) != (now is None):
+        return True
+    return now is not None and abs(now - before) > NEWS * before
 
 
 def _first(*values: int | None) -> int | None:

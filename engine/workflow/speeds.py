@@ -40,7 +40,7 @@ def learn_speeds(tx: Transaction, found: Sequence[tuple[int, Speed, int | None]]
     tx.upsert("speeds", ["signature", "gpu_name"], list(rows.values()))
     tx.update("jobs", ["id"], jobs)
     if fresh:
-        tx.touch("queue")  # who waits for it need not be profiled any more
+        tx.touch("queue", "estimates")  # who waits for it need not be profiled any more
 
 
 _COLUMNS = ("signature", "gpu_name", "model", "gang", "compute", "within_node", "across_nodes", "peak_memory", "samples")

@@ -21,10 +21,10 @@ timed AS (
     SELECT j.*, c.moment, p.step, p.loss, p.metric, p.seconds_per_step, p.checkpoint_step, p.peak_memory, p.updated_at AS reported_at,
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
            h.silent_nodes, h.silent_since, i.iterations AS needed,
-           w.code, w.reason AS waits, w.position, w.est_start,
+           w.code, w.reason AS waits, w.position, CASE WHEN j.lease_id IS NULL THEN o.est_start END AS est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
            a.cancelled AS array_cancelled, a.silent AS array_silent, a.over AS array_finished_at,
-           coalesce(s.ran, j.run_time) AS ran, s.remaining AS work_left,
+           coalesce(o.ran, j.run_time) AS ran, coalesce(j.finished_at, o.est_end) AS ends, o.deadline_risk AS risk,
            epoch(coalesce(j.finished_at, c.moment) - j.submitted_at) AS lived
     FROM jobs j
     CROSS JOIN clock c
@@ -32,14 +32,9 @@ timed AS (
     LEFT JOIN leases l ON l.id = j.lease_id
     LEFT JOIN holding h ON h.lease_id = j.lease_id
     LEFT JOIN waiting w ON w.job_id = j.id
-    LEFT JOIN estimates s ON s.job_id = j.id
+    LEFT JOIN outlook o ON o.job_id = j.id
     LEFT JOIN iteration_estimates i ON i.job_id = j.id AND j.finished_at IS NULL
     LEFT JOIN arrays a ON a.array_id = j.array_id
-),
-estimated AS (
-    SELECT t.*, CASE WHEN t.gpus > 0 THEN t.moment ELSE t.est_start END AS goes_on,
-           coalesce(t.finished_at, goes_on + to_microseconds(CAST(CASE WHEN work_left < 1e9 THEN work_left END * 1000000 AS BIGINT))) AS ends
-    FROM timed t
 )
 SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
        CASE WHEN e.state = 'completed' THEN 100.0
@@ -52,17 +47,15 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
        greatest(e.lived - e.ran, 0) AS waited, e.ran, CASE WHEN e.finished_at IS NULL THEN epoch(e.ends - e.moment) END AS eta,
        e.ends AS eta_at, e.est_start, e.deadline,
        CASE WHEN e.deadline IS NULL THEN NULL
+            WHEN e.finished_at IS NULL THEN e.risk
             WHEN e.state = 'completed' AND e.finished_at <= e.deadline THEN 'met'
-            WHEN coalesce(e.finished_at, e.moment) > e.deadline OR e.finished_at IS NOT NULL THEN 'missed'
-            WHEN e.ends IS NULL THEN 'unknown'
-            WHEN e.ends > e.deadline THEN 'at risk'
-            ELSE 'safe' END AS deadline_risk,
+            ELSE 'missed' END AS deadline_risk,
        e.demand, e.priority, e.held, e.code, coalesce(e.waits, e.state_reason) AS reason, e.position,
        e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_silent,
        e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
        e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age
-FROM estimated e;
+FROM timed e;
 COMMENT ON VIEW jobs_now IS 'Every job as it is now, with its progress, where it runs, why it waits and when it should end';
 COMMENT ON COLUMN jobs_now.id IS 'Number of the job';
 COMMENT ON COLUMN jobs_now.name IS 'Name';

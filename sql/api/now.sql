@@ -1,2 +1,0 @@
--- The time, in seconds since the epoch.
-SELECT epoch(now())

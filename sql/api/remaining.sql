@@ -1,2 +1,0 @@
--- Estimated seconds of work left of a job, NULL: not known.
-SELECT remaining FROM estimates WHERE job_id = $1
