@@ -21,3 +21,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(script, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is there for scripts, whether or not it has been used yet: tab completion and ``help(stoker)`` go by this."""
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from .workflow.settings import Note, note
 NO_DURATION = "not known: nothing tells yet how long it takes (give 'estimate', or let it report steps)"
 NO_START = "not known: nothing tells yet when it starts"
 GIVEN_UP = "at risk: its policy keeps no GPUs for it any more"
-EVEN_NOW = "at risk: it would be missed even if the job went on now"
+EVEN_NOW = "at risk: on the GPUs that it asks for it would end too late even if it went on now"
 
 
 class DeadlineWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .deadlines import verdict
@@ -9,9 +10,15 @@ from .rows import objects
 from .states import FINAL, State
 from .store.store import Store
 
+#: Why jobs wait that would be served, were it their turn.
+_IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
 
-def explain(store: Store, job: int) -> dict[str, Any]:
-    """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md."""
+
+def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lambda pool: False) -> dict[str, Any]:
+    """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
+
+    ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
+    """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/waiting", job)
     waiting = found[0] if found else None
@@ -19,7 +26,7 @@ def explain(store: Store, job: int) -> dict[str, Any]:
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
-        "summary": _summary(row, waiting),
+        "summary": _summary(row, waiting) + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "decisions": decisions,
         "blockers": blockers,
@@ -46,6 +53,16 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
 
 
+def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    """Of a job without a deadline that waits its turn: that others go first because they have some."""
+    if waiting is None or row["demand"] != "best-effort" or waiting["code"] not in _IN_LINE:
+        return ""
+    ((before, holding),) = store.rows("api/deadlines_ahead", row["id"])
+    does = ((before, "wait", " before it"), (holding, "hold", " GPUs"))
+    counts = [f"{count} {verb}{'s' * (count == 1)}{what}" for count, verb, what in does if count]
+    return f"; jobs with deadlines go first: {' and '.join(counts)}" if counts else ""
+
+
 def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
     """What a decision meant for this job."""
     plan = row.pop("plan")
@@ -67,9 +84,15 @@ def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
     if row["finished_at"] is not None:
         met = row["state"] == State.COMPLETED and row["finished_at"] <= at
         risk = "met" if met else "missed"
-        return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk}
+        return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk, "given_up": False}
     found = objects(store, "api/outlook", row["id"])
     if not found:  # has ended since it was looked at
         return _deadline(store, objects(store, "api/job", row["id"])[0])
     (outlook,) = found
-    return {"at": at, "estimate": outlook["est_end"], "risk": outlook["deadline_risk"], "verdict": verdict(outlook, at)}
+    return {
+        "at": at,
+        "estimate": outlook["est_end"],
+        "risk": outlook["deadline_risk"],
+        "verdict": verdict(outlook, at),
+        "given_up": outlook["given_up"],
+    }

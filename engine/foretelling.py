@@ -19,7 +19,7 @@ from .store.store import Store
 from .workflow.plans import Forecast, write_forecast
 
 LOOKS = 1.0  #: seconds between looks at whether one is due; a look that finds none costs nothing
-INTERVAL = 3.0  #: seconds between two forecasts of a pool, at least
+INTERVAL = 0.5  #: seconds between two forecasts of a pool, at least
 SHARE = 0.01  #: of a core at most is spent on the forecasts of one pool: those of very long queues are made less often
 REFRESH = 30.0  #: seconds after which a forecast is made anew though nothing is known to have changed
 SLACK = 5.0  #: seconds by which a start may move without being written

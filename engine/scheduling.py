@@ -162,6 +162,11 @@ class Scheduling:
         state = self._pools.get(pool)
         return -math.inf if state is None else state.asked_at
 
+    def deadlines_first(self, pool: str) -> bool:
+        """Whether the policy of a pool serves jobs with deadlines before those without."""
+        state = self._pools.get(pool)
+        return state is not None and getattr(state.policy, "deadlines_first", False)
+
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]

@@ -57,6 +57,7 @@ class ElasticFlow:
     name: ClassVar[str] = "elasticflow"
     interval: ClassVar[float | None] = 60.0
     only_resizes: ClassVar[bool] = True
+    deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -39,6 +39,7 @@ class Genie:
 
     name: ClassVar[str] = "genie"
     rigid: ClassVar[bool] = True
+    deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -26,6 +26,7 @@ class Hydra:
     name: ClassVar[str] = "hydra"
     rigid: ClassVar[bool] = True
     starts_alone: ClassVar[bool] = True
+    deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

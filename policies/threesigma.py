@@ -55,6 +55,7 @@ class ThreeSigma:
 
     name: ClassVar[str] = "threesigma"
     rigid: ClassVar[bool] = True
+    deadlines_first: ClassVar[bool] = True
     uses_history: ClassVar[bool] = True
     interval: ClassVar[float | None] = ROUND
 

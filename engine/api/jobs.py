@@ -136,7 +136,7 @@ async def show(call: Call) -> dict[str, Any]:
 
 async def explain(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
-    return await asyncio.to_thread(explain_job, call.daemon.store, job)
+    return await asyncio.to_thread(explain_job, call.daemon.store, job, call.daemon.scheduling.deadlines_first)
 
 
 async def pipeline(call: Call) -> dict[str, Any]:

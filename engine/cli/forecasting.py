@@ -49,7 +49,28 @@ def lines(forecast: Forecast, now: float) -> list[str]:
     if forecast["status"] != "estimated":
         remedy = _REMEDIES.get(forecast["status"])
         return [f"deadline: not estimated: {fmt.clean(forecast['reason'])}{': ' + remedy if remedy else ''}"]
-    said = [_step(forecast, step, now) for step in forecast["steps"]]
+    return _lines(forecast, [f"{_when(forecast, step, now)}: {_judged(forecast, step, now)}" for step in forecast["steps"]], now)
+
+
+def beside(forecast: Forecast, risk: str, *, given_up: bool, now: float) -> list[str]:
+    """The same where the verdict on the last deadline is told already: they are its grounds, or a reservation, and never a second verdict.
+
+    ``risk`` is that verdict (`safe` or `at risk`). Where the policy has ``given_up`` the deadline, its word goes.
+    """
+    if forecast["status"] != "estimated":
+        return lines(forecast, now)
+    *earlier, last = forecast["steps"]
+    said = [f"{_when(forecast, step, now)}: {_judged(forecast, step, now)}" for step in earlier]
+    doubtful, likely = last["probability"] < _UNCERTAIN, last["probability"] >= (_UNCERTAIN if given_up else LIKELY)
+    if (risk == "safe" and doubtful) or (risk != "safe" and likely):
+        if given_up:
+            return _lines(forecast, [], now)
+        share = ("only " if doubtful else "") + fmt.percent(last["probability"])
+        return _lines(forecast, [*said, f"but as its policy goes on, {share} of {_runs(forecast)} keep it"], now)
+    return _lines(forecast, [*said, f"simulated: {_judged(forecast, last, now)}"], now)
+
+
+def _lines(forecast: Forecast, said: list[str], now: float) -> list[str]:
     if said:
         said[-1] += f"; {_promise(forecast, now)}"
     others = forecast["others"]
@@ -58,17 +79,24 @@ def lines(forecast: Forecast, now: float) -> list[str]:
     return said
 
 
-def _step(forecast: Forecast, step: Forecast, now: float) -> str:
+def _distance(step: Forecast, now: float) -> str:
     left = step["deadline"] - now
+    return f"in {fmt.duration(round(left, -1) if left > _EXACT else left)}" if left > 0 else fmt.relative(step["deadline"], now)
+
+
+def _when(forecast: Forecast, step: Forecast, now: float) -> str:
     worth = f" for {step['reward']:g}" if forecast["demand"] == "soft" else ""
-    distance = f"in {fmt.duration(round(left, -1) if left > _EXACT else left)}" if left > 0 else fmt.relative(step["deadline"], now)
-    when, share = f"deadline {_at(step['deadline'], now)} ({distance}){worth}", step["probability"]
+    return f"deadline {_at(step['deadline'], now)} ({_distance(step, now)}){worth}"
+
+
+def _judged(forecast: Forecast, step: Forecast, now: float) -> str:
+    share = step["probability"]
     if step["impossible"]:
         gpus = forecast["gpus"]
-        left_over = f"{distance.removeprefix('in ')} are left" if left > 0 else "it is over"
-        return f"{when}: impossible: needs at least {fmt.duration(forecast['needs'])} on {gpus} GPU{'s' * (gpus > 1)}, {left_over}"
+        left_over = f"{_distance(step, now).removeprefix('in ')} are left" if step["deadline"] > now else "it is over"
+        return f"impossible: needs at least {fmt.duration(forecast['needs'])} on {gpus} GPU{'s' * (gpus > 1)}, {left_over}"
     verdict = "likely met" if share >= LIKELY else "uncertain" if share >= _UNCERTAIN else "unlikely"
-    return f"{when}: {verdict} ({fmt.percent(share)} of {_runs(forecast)})"
+    return f"{verdict} ({fmt.percent(share)} of {_runs(forecast)})"
 
 
 def _runs(forecast: Forecast) -> str:

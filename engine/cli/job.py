@@ -12,7 +12,7 @@ import click
 from .. import format as fmt
 from ..states import FINAL, State
 from .command import App, Command, examples, pass_app
-from .forecasting import forecast_of, lines
+from .forecasting import beside, forecast_of
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
 
@@ -224,9 +224,7 @@ def deadline_line(deadline: Row, state: str, now: float) -> str:
 _ENDED: dict[str, str] = {State.COMPLETED: "completed", State.FAILED: "failed", State.CANCELLED: "was cancelled"}
 
 
-def _is_foreseen(forecast: Row | None) -> bool:
-    """Whether simulated futures tell of the deadline: they know the policy, so nothing else is said of it beside them."""
-    return forecast is not None and forecast["status"] == "estimated"
+_KNOWN = ("safe", "at risk")  #: risks of a deadline ahead of which it is known when its job should end
 
 
 @click.command(cls=Command)
@@ -240,8 +238,8 @@ def explain(app: App, job: str) -> Answer:
     Of a job with a deadline it is said how likely this is kept.
     """
     answer = app.client.get(job_path(job, "explain"))
-    open_deadline = answer["deadline"] is not None and answer["deadline"]["verdict"] not in ("met", "missed")
-    answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if open_deadline else None
+    known = answer["deadline"] is not None and answer["deadline"]["risk"] in _KNOWN  # what listings do not know, this does not either
+    answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if known else None
 
     def print_it() -> None:
         now = time.time()
@@ -251,10 +249,11 @@ def explain(app: App, job: str) -> Answer:
             write(f"  {fmt.clean(silence(answer['silent'], now))}\n")
         if waiting and waiting["est_start"] is not None:
             write(f"  it should start {fmt.expected(waiting['est_start'], now)}\n")
-        if deadline and not _is_foreseen(answer["forecast"]):
+        if deadline:
             write(f"  {deadline_line(deadline, what['state'], now)}\n")
-        for line in lines(answer["forecast"], now) if answer["forecast"] else ():
-            write(f"  {line}\n")
+        if answer["forecast"]:
+            for line in beside(answer["forecast"], deadline["risk"], given_up=deadline["given_up"], now=now):
+                write(f"  {line}\n")
         if answer.get("expected"):
             write(f"  expected {fmt.clean(fmt.expectation(answer['expected']))}\n")
         if answer["blockers"]:

@@ -10,6 +10,10 @@ from ..states import State
 #: reasons for which the engine itself stops a lease, and after which the job simply waits for the next one
 YIELDING = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
 
+#: of leases
+OUTCOMES = (
+    "completed", "failed", "oom", "hang", "timeout", "preempted", "profiled", "cancelled", "lost", "unkillable", "start-failed",
+)  # fmt: skip
 
 MAX_LOSS_DELAY = 300.0  #: seconds
 

@@ -45,6 +45,7 @@ class UniSched:
     Config: ClassVar[type] = UniSchedConfig
     name: ClassVar[str] = "unisched"
     profiles: ClassVar[bool] = True
+    deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: UniSchedConfig) -> None:
         self.config = config
