@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..policies.contract import Phase, View
-from .errors import StokerError
 from .forecast import estimate_starts
 from .store.store import Store
 from .workflow.plans import Forecast, write_forecast
@@ -50,8 +49,8 @@ class Foretelling:
         self._news, self._order = False, order  # before the tables are read: what comes meanwhile is seen the next time
         try:
             starts = self._tell(order)
-        except StokerError:
-            self._news = True
+        except Exception:
+            self._news = True  # still owed
             raise
         self._wrong_at = min([now + REFRESH, *(start for start in starts if start > now)])
         self._again = now + max(INTERVAL, (time.thread_time() - began) / SHARE)

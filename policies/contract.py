@@ -222,7 +222,7 @@ class Policy(Protocol):
     ``ranking``: a method that says of `Jobs` as they come, of each by its own columns alone, where they stand (`serving.Ranking`) among
     those that wait by this policy's plans; None: that is not known before it is asked.
     ``uses_history``: True: it reads ``View.finished_service``; False.
-    ``deadlines_first``: True: jobs with deadlines that can be met are served before those without, and who waits for them is told; False.
+    ``deadlines_first``: True: jobs with deadlines, but those that can be put off, are served before those without, who are told; False.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """
 

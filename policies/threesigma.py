@@ -55,7 +55,6 @@ class ThreeSigma:
 
     name: ClassVar[str] = "threesigma"
     rigid: ClassVar[bool] = True
-    deadlines_first: ClassVar[bool] = True
     uses_history: ClassVar[bool] = True
     interval: ClassVar[float | None] = ROUND
 
