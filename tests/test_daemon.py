@@ -21,6 +21,7 @@ from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
 from stoker.engine.recurring import Recurring
 from stoker.engine.scheduling import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
+from stoker.engine.states import State
 from stoker.engine.tasks import Tasks
 from stoker.engine.workflow import runners
 from stoker.engine.workflow.control import Control, control
@@ -108,6 +109,40 @@ class TestRealDaemon:
         sample = re.compile(r'^stoker_[a-z_]+(\{([a-z]+="([^"\\]|\\.)*",?)*\})? -?[0-9.e+-]+$')
         assert all(line.startswith("# ") or sample.match(line) for line in text.splitlines())
         assert 'stoker_gpus{pool="default"} 2' in text and 'stoker_runner_up{runner="n1"} 1.0' in text
+
+    def test_metrics_have_each_pool_and_each_state_at_zero_too(self, start_daemon):
+        client = start_daemon().client()
+
+        def scrape() -> dict[str, float]:
+            lines = client.request("GET", "/metrics").read().decode().splitlines()
+            return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+        empty = scrape()
+        assert {name: empty[name] for name in empty if name.startswith("stoker_jobs{")} == {f'stoker_jobs{{state="{s}"}}': 0 for s in State}
+        assert empty['stoker_jobs_waiting{pool="default"}'] == empty['stoker_gpus{pool="default"}'] == 0
+        assert empty['stoker_leases_ended_total{outcome="oom"}'] == 0
+        session = client.post("/v1/runner/hello", msgspec.to_builtins(hello(pool="big")))["session"]
+        far, near = ({"kind": "strict", "tiers": [{"deadline": time.time() + after}]} for after in (9000.0, 60.0))
+        job = {"command": ["true"], "pool": "big", "gpus_min": 2, "gpus_max": 2}
+        timed = [{**job, "name": name, "estimate": 600.0, "demand": demand} for name, demand in (("second", far), ("third", near))]
+        jobs = [{"name": "first", **job}, *timed]
+        client.post("/v1/jobs", {"jobs": jobs, "provenance": {"argv": [], "cwd": "/"}})
+        until(lambda: scrape()['stoker_jobs_active{pool="big"}'] == 1)
+        busy = scrape()
+        assert busy['stoker_jobs_waiting{pool="big"}'] == 2 and busy['stoker_gpus_wanted{pool="big"}'] == 4
+        assert busy['stoker_longest_wait_seconds{pool="big"}'] > 0 and busy['stoker_jobs_waiting{pool="default"}'] == 0
+        assert busy['stoker_gpus_held{pool="big"}'] == 2
+        risks = {risk: busy[f'stoker_open_deadlines{{pool="big",risk="{risk}"}}'] for risk in ("safe", "at risk", "missed", "unknown")}
+        assert risks == {"safe": 0, "at risk": 1, "missed": 0, "unknown": 1}
+        lease = client.post("/v1/runner/poll", {"node": "n1", "session": session, "version": -1, "wait": 30.0})["leases"][0]["lease"]
+        worker = {"lease": lease, "ts": time.time(), "pid": 1, "pid_started": 1.0, "boot_id": "b", "run_dir": "/tmp/none"}
+        for ended in ({"state": "running"}, {"state": "exited", "outcome": "completed", "exit_code": 0}):
+            client.post("/v1/runner/report", {"node": "n1", "session": session, "workers": [{**worker, **ended}]})
+        assert scrape()['stoker_first_starts_total{pool="big"}'] == 1
+        for name in ("second", "third"):
+            client.post(f"/v1/jobs/{name}/cancel")
+        client.post("/v1/runner/report", {"node": "n1", "session": session, "left": True})
+        assert busy.keys() <= scrape().keys(), "no series goes as nothing is left to count"
 
     def test_a_clean_stop_answers_waiting_polls_and_exits_zero(self, start_daemon):
         daemon = start_daemon()

@@ -121,6 +121,16 @@ def ends(job: Mapping[str, Any]) -> float | None:
     return None if start is None or job["takes"] in (None, 1e12) else start + job["takes"]
 
 
+def late_by(job: Mapping[str, Any]) -> float | None:
+    """Seconds after its deadline at which it ends, at the least."""
+    deadline, takes, end = job["deadline"], job["takes"], ends(job)
+    if end is not None:
+        return max(end - deadline, 0.0)
+    if takes not in (None, 1e12) and takes > deadline:
+        return takes - deadline
+    return -deadline if deadline < 0 else None
+
+
 def near(told: float | None, expected: float | None, now: float) -> bool:
     return told is None if expected is None else told is not None and abs(told - now - expected) < SPREAD / 2
 
@@ -144,12 +154,17 @@ def test_listings_queue_explanations_and_alarms_agree(shared: Store, jobs: list[
     DeadlineWatch(shared).look()
     with shared.read() as con:
         alarms = {row[0] for row in con.execute("SELECT job_id FROM events WHERE kind = 'job.deadline-at-risk'").fetchall()}
+        slo = {number: (said, tardiness) for number, said, tardiness in con.execute("SELECT id, verdict, tardiness FROM slo").fetchall()}
     late = {row["id"] for row in objects(shared, "cookbook/11_deadlines_at_risk")}
     for job in jobs:
         number, state = job["id"], job["state"]
         row, said = listed[number], explain(shared, number)
         assert row["deadline_risk"] == risk(job), job
         assert (said["deadline"] or {"risk": None})["risk"] == risk(job), "explain"
+        if job["deadline"] is not None:
+            verdict, tardiness = slo[number]
+            assert verdict == risk(job), "slo"
+            assert state in ENDED or near(tardiness, late_by(job), 0.0), job
         if state not in ENDED:
             assert near(row["eta_at"], ends(job), now), job
             assert (number in alarms) == (number in late) == (risk(job) in ("at risk", "missed")), "alarms and the cookbook"

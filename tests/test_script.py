@@ -223,3 +223,17 @@ def test_nothing_heavy_is_imported():
         print(*sorted({name.split('.')[0] for name in sys.modules} & {"torch", "numpy", "msgspec", "duckdb", "asyncio", "http"}))
     """
     assert python(code).stdout.split() == []
+
+
+def test_what_scripts_use_is_listed_before_it_is_used():
+    code = """
+        import rlcompleter, stoker
+        completer = rlcompleter.Completer({"stoker": stoker})
+        print(*(name for name in dir(stoker) if name in stoker.__all__))
+        print(completer.complete("stoker.rep", 0), completer.complete("stoker.should", 0))
+        help(stoker)
+    """
+    listed, completed, *text = python(code).stdout.splitlines()
+    assert listed.split() == sorted(stoker.__all__)
+    assert completed == "stoker.report( stoker.should_stop("
+    assert {"    checkpoint_dir() -> 'Path'"} <= set(text)
