@@ -36,7 +36,7 @@ from .client import KEEP_ALIVE
 from .config import Config
 from .config import load as load_config
 from .deadlines import DeadlineWatch
-from .errors import Conflict, StokerError, UsageError
+from .errors import Conflict, StokerError, StoreError, UsageError
 from .estimating import INTERVAL as ESTIMATING
 from .estimating import Estimating
 from .fleet import Fleet
@@ -47,7 +47,8 @@ from .remote_logs import RemoteLogs
 from .scheduling import Scheduling
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
-from .store.store import Committed, Store
+from .store.store import Committed, Store, known
+from .streams import steady_stderr
 from .tasks import Tasks
 from .workflow.settings import Note, note
 from .workflow.watch import StopAll, look_at_leases, stop_all
@@ -272,9 +273,9 @@ def only_one(home: Home) -> Iterator[IO[str]]:
         except BlockingIOError:
             file.seek(0)
             raise Conflict(f"{home.path}: a daemon is already running here (pid {file.read().strip() or 'unknown'})") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with contextlib.suppress(OSError):  # for people only: the lock itself holds, on a full disk too
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield file
 
 
@@ -312,6 +313,7 @@ def main() -> int:
     parser.add_argument("--tcp", metavar="HOST:PORT", help="also listen on TCP; every request there needs a token")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     options = parser.parse_args()
+    steady_stderr()
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
@@ -320,8 +322,16 @@ def main() -> int:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
         return run(home, parse_address(options.tcp) if options.tcp else None)
     except StokerError as error:
-        sys.stderr.write(f"stoker: error: {error}\n")
-        return error.exit_code
+        return _refused(error)
+    except OSError as error:
+        if (words := known(error)) is None:
+            raise
+        return _refused(StoreError(words))
+
+
+def _refused(error: StokerError) -> int:
+    sys.stderr.write(f"stoker: error: {error}\n")
+    return error.exit_code
 
 
 if __name__ == "__main__":

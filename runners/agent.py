@@ -37,6 +37,7 @@ from ..engine.client import Client
 from ..engine.errors import Conflict, Stale, StokerError
 from ..engine.home import Home
 from ..engine.protocol import VERSION, Assignment, Assignments, Hello, Welcome
+from ..engine.streams import steady_stderr
 from . import processes
 from .devices import Devices, find
 from .health import Health
@@ -442,6 +443,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", given.node):
         parser.error(f"--node {given.node!r}: letters, digits, '.', '_' and '-' only")
+    steady_stderr()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:

@@ -20,6 +20,7 @@ import pytest
 import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
 from hypothesis.internal.conjecture import providers
+from small_disk import Quota, SmallDisk, small_disk
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stores import reopened
@@ -84,6 +85,13 @@ def home() -> Iterator[Home]:
     path = Path(tempfile.mkdtemp(prefix="stoker-"))
     yield Home(path)
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def disk(home: Home) -> Iterator[SmallDisk | Quota]:
+    """What the home lies on, to be filled."""
+    with small_disk(home.path) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from e2e import DaemonProcess, Jobs, Said, command, until
+from small_disk import Quota, SmallDisk
 from stoker.engine.errors import StoreError, UsageError
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
@@ -154,47 +153,6 @@ def test_a_policy_whose_module_has_gone_does_not_keep_the_daemon_from_starting(
 # -- A full disk -------------------------------------------------------------------------------------------------------------
 
 
-class SmallDisk:
-    """A file system of 8 MiB for a home: `fill` leaves nothing free, `free` gives it back."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.ballast = path / "ballast"
-
-    def fill(self, daemon: DaemonProcess) -> None:
-        file = os.open(self.ballast, os.O_WRONLY | os.O_CREAT)
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(file, bytes(65536))
-        os.close(file)
-
-    def free(self, daemon: DaemonProcess) -> None:
-        self.ballast.unlink()
-
-
-class Quota:
-    """Where nothing can be mounted: the daemon's files may not grow, which the kernel refuses in the same calls."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fill(self, daemon: DaemonProcess) -> None:
-        log = self.path / "stoker.duckdb.wal"
-        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (log.stat().st_size + 10_000, resource.RLIM_INFINITY))
-
-    def free(self, daemon: DaemonProcess) -> None:
-        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-@pytest.fixture
-def disk(home: Home) -> Iterator[SmallDisk | Quota]:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", str(home.path)]
-    mounted = os.getuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    yield SmallDisk(home.path) if mounted else Quota(home.path)
-    if mounted:
-        subprocess.run(["umount", "--lazy", str(home.path)], check=True)
-
-
 def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> None:
     """Writes are refused in words, reads go on; with space again so do writes, and nothing that was acknowledged is lost."""
     daemon = DaemonProcess(home)
@@ -204,7 +162,7 @@ def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> Non
     size = "x" * 20_000
     acknowledged = {jobs.submit(f"before-{n}", "echo", size) for n in range(3)}
     until(lambda: jobs.waits("before-2") == "no-gpus")
-    disk.fill(daemon)
+    disk.fill(daemon.pid, leaving=10_000)
     for number in range(5):
         with pytest.raises(StoreError, match="nothing that was acknowledged is lost") as full:
             jobs.submit(f"refused-{number}", "echo", size)
@@ -213,12 +171,12 @@ def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> Non
     assert (said.code == 8 and "free some space" in said.line) or "raise the limit" in said.line
     assert {row[0] for row in jobs.sql("SELECT id FROM jobs")} == acknowledged
     assert daemon.process is not None and daemon.process.poll() is None
-    disk.free(daemon)
+    disk.free(daemon.pid)
     acknowledged.add(jobs.submit("after", "echo", size))
     assert until(lambda: jobs.waits("after")) == "no-gpus", "what could not be written while it was full is written now"
     assert {row[0] for row in jobs.sql("SELECT id FROM jobs")} == acknowledged
     # A stop while it is full loses nothing either, nor does a start that cannot be.
-    disk.fill(daemon)
+    disk.fill(daemon.pid, leaving=10_000)
     client.close()
     assert daemon.stop() == 0
     if isinstance(disk, SmallDisk):

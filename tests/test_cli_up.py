@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from e2e import until
+from small_disk import Quota, SmallDisk
 from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
 from stoker.engine.home import Home
+from stoker.runners import processes
 
 
 class Up:
@@ -24,7 +26,7 @@ class Up:
     def __init__(self, home: Home, *arguments: str) -> None:
         self.log = home.path / "up.txt"
         command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up", *arguments]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self.client = Client(home, url="", token="")
 
@@ -72,6 +74,37 @@ def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None
     os.kill(agent, signal.SIGKILL)
     until(lambda: running.client.get("/v1/runners")["runners"][0]["pid"] != agent)
     assert "the runner died (signal SIGKILL)" in running.said()
+
+
+def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk | Quota, up: Callable[..., Up]) -> None:
+    """Its log is on that disk as well. It used to die of the line that tells of the daemon's death, and to take the runner along."""
+    running = up("--slots", "1", "--node", "here")
+    pid = running.process.pid
+    first = until(running.daemon)
+    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    with running.log.open("ab") as log:  # to the end of a block: in one that it has already there would be room for more lines
+        log.write(b"\n" * (-log.tell() % 4096))
+    disk.fill(pid)
+    os.kill(first, signal.SIGKILL)
+    tried: set[int] = set()
+
+    def twice() -> bool:
+        assert running.process.poll() is None
+        tried.update(one.process.pid for one in processes.descendants(pid, processes.table()))
+        return len(tried - {first, agent}) >= 2
+
+    until(twice)
+    os.kill(agent, 0)
+    disk.free(pid)
+    second = until(running.daemon)
+    until(lambda: running.client.get("/v1/runners")["runners"][0]["state"] == "up")
+    assert running.client.get("/v1/runners")["runners"][0]["pid"] == agent, "it went on all the time"
+    disk.fill(pid)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(90) == 0, "a last line that is lost does not change the exit code"
+    for ended in (agent, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(ended, 0)
 
 
 def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "policies": ("policies",),
     "runners": (
         "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
-        "engine.spec.model",
+        "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
     "engine.store": ("engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
         "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles",
-        "engine.spec",
+        "engine.spec", "engine.streams",
         "engine.report", "engine.api.serve_sql", "engine.sim", "engine.traces", "policies",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.

@@ -28,8 +28,8 @@ class Child:
         # A group of its own: a Ctrl-C of the terminal reaches us alone, and we end the children in order.
         # Both are to use this home's socket, whatever daemon the person's own commands go to.
         environment = {name: value for name, value in os.environ.items() if name != "STOKER_URL"}
-        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, process_group=0, env=environment)
         self.started = time.monotonic()
+        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, process_group=0, env=environment)
         self.restart_at = None
 
     @property
@@ -54,7 +54,11 @@ class Child:
     def restart_if_due(self) -> bool:
         if self.restart_at is None or time.monotonic() < self.restart_at:
             return False
-        self.start()
+        try:
+            self.start()
+        except OSError:  # no memory or no process left: later there may be
+            self.plan_restart()
+            return False
         return True
 
     def stop(self, grace: float) -> int | None:

@@ -16,6 +16,7 @@ import click
 
 from .. import format as fmt
 from ..errors import StokerError
+from ..streams import steady_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,22 +77,17 @@ def is_of_output(error: OSError) -> bool:
 
 
 def open_streams() -> None:
-    """Stand-ins for an output that the caller has closed: Python has None there, and the next file would be opened in its place.
+    """A stand-in for a stdout that the caller has closed: Python has None there, and the next file would be opened in its place.
 
-    Writing to stdout then fails as it does on a full disk; of stderr there is nobody whom it could be told.
+    Writing to it fails as it does on a full disk; of stderr there is nobody whom it could be told.
     """
     if sys.stdout is None:
-        sys.stdout = _devnull(1, os.O_RDONLY)
-    if sys.stderr is None:
-        sys.stderr = _devnull(2, os.O_WRONLY)
-
-
-def _devnull(number: int, mode: int) -> io.TextIOWrapper:
-    opened = os.open(os.devnull, mode)
-    if opened != number:
-        os.dup2(opened, number)
-        os.close(opened)
-    return io.TextIOWrapper(io.FileIO(number, "w"), encoding="utf-8", errors="backslashreplace", write_through=True)
+        opened = os.open(os.devnull, os.O_RDONLY)
+        if opened != 1:
+            os.dup2(opened, 1)
+            os.close(opened)
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w"), encoding="utf-8", errors="backslashreplace", write_through=True)
+    steady_stderr()
 
 
 def silence_stdout() -> None:
@@ -136,10 +132,7 @@ def note(text: str) -> None:
 
 def error_line(message: str) -> None:
     """What went wrong, in one line on stderr."""
-    try:
-        click.echo(f"stoker: error: {' '.join(message.split())}", err=True)
-    except BrokenPipeError:
-        pass
+    click.echo(f"stoker: error: {' '.join(message.split())}", err=True)
 
 
 def write_json(value: Any) -> None:
