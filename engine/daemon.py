@@ -1,6 +1,6 @@
 """The daemon: one process that owns the database, serves the API and runs the policies.
 
-    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT]
+    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT] [--accept-loss]
 
 Exit codes: 0 stopped, 2 bad configuration, 4 another daemon has this home, 8 the database can't be used,
 70 the database failed while running (restart: nothing acknowledged is lost).
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 class Daemon:
     """Everything that lives in the daemon's process; `run` serves until it is told to stop."""
 
-    def __init__(self, home: Home, config: Config) -> None:
+    def __init__(self, home: Home, config: Config, *, accept_loss: bool = False) -> None:
         self.home = home
         self.config = config
         self.started_at = time.time()
@@ -74,10 +74,14 @@ class Daemon:
             backups=home.backups,
             config={"memory_limit": config.limits.memory},
             prepare=lambda con: lock_down(con, directories, [home.database]),
+            accept_loss=accept_loss,
         )
         # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
         for table, used in zip(("jobs", "leases"), home.used_numbers(), strict=True):
             self.store.skip_numbers(table, used)
+        if self.store.lost:
+            log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
+            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost))
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
@@ -279,11 +283,11 @@ def only_one(home: Home) -> Iterator[IO[str]]:
         yield file
 
 
-def run(home: Home, tcp: tuple[str, int] | None = None) -> int:
+def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = False) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
     home.create()
     with only_one(home):
-        daemon = Daemon(home, load_config(home))
+        daemon = Daemon(home, load_config(home), accept_loss=accept_loss)
         try:
             asyncio.run(daemon.serve(tcp))
         finally:
@@ -312,6 +316,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, help="state directory (default: $STOKER_HOME or ~/.local/state/stoker)")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="also listen on TCP; every request there needs a token")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--accept-loss", action="store_true", help="start although commits that were acknowledged are not in the database")
     options = parser.parse_args()
     steady_stderr()
     logging.basicConfig(
@@ -320,7 +325,7 @@ def main() -> int:
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run is a warning of its; engine/tasks.py judges those
     try:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
-        return run(home, parse_address(options.tcp) if options.tcp else None)
+        return run(home, parse_address(options.tcp) if options.tcp else None, accept_loss=options.accept_loss)
     except StokerError as error:
         return _refused(error)
     except OSError as error:

@@ -32,4 +32,4 @@ def steady_stderr() -> None:
             os.dup2(opened, 2)
             os.close(opened)
     stderr = _Unfailing(2, "w", closefd=False)
-    sys.stderr = io.TextIOWrapper(stderr, encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[arg-type]
+    sys.stderr = io.TextIOWrapper(stderr, encoding="utf-8", errors="backslashreplace", write_through=True)

@@ -58,9 +58,9 @@ def _sole(home: Home) -> Iterator[None]:
         yield
 
 
-def _daemon_argv(home: Home, tcp: str | None) -> list[str]:
+def _daemon_argv(home: Home, tcp: str | None, accept_loss: bool) -> list[str]:
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
-    return [*argv, "--tcp", tcp] if tcp else argv
+    return [*argv, *(["--tcp", tcp] if tcp else []), *(["--accept-loss"] if accept_loss else [])]
 
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
@@ -112,6 +112,8 @@ class Supervisor:
                     raise Unreachable(f"the daemon has not answered within {START_TIMEOUT:.0f} s; 'stoker doctor' may know why") from None
                 time.sleep(0.05)
         client.close()
+        # What is lost now has been accepted; what may be lost later has not.
+        self.daemon.argv = [word for word in self.daemon.argv if word != "--accept-loss"]
         if self.runner is not None and not self.stopping:
             self.runner.start()
 
@@ -206,9 +208,10 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
+@click.option("--accept-loss", is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
 @examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465")
-def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None) -> None:
+def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None, accept_loss: bool) -> None:
     """Start the daemon and a runner on this host, and keep both running.
 
     In the foreground, Ctrl-C ends them; running jobs go on and are taken over by the next 'stoker up'.
@@ -216,12 +219,13 @@ def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, n
     """
     home = app.home.create()
     _refuse_second(app)
-    daemon = Child("daemon", _daemon_argv(home, tcp))
+    daemon = Child("daemon", _daemon_argv(home, tcp, accept_loss))
     runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {"--slots": slots}))
     if detach:
         given = {"--slots": slots, "--pool": pool, "--node": node, "--tcp": tcp}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        _detach(app, [*options, "--no-runner"] if no_runner else options, runner is not None)
+        options += [name for name, given in (("--no-runner", no_runner), ("--accept-loss", accept_loss)) if given]
+        _detach(app, options, runner is not None)
         return
     with _sole(home):
         note(f"starting on {home.path}; Ctrl-C stops")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import StokerError, StoreError
 from ..sqlfiles import sql, view_files
 from . import migrate
+from .acknowledged import BAD_LOG, Acknowledged, accept, open_checked
 from .changes import Change
 from .transaction import Catalog, Transaction
 
@@ -112,8 +113,10 @@ class Store:
         prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
         clock: Callable[[], float] = time.time,
         max_batch: int = MAX_BATCH,
+        acknowledged: Acknowledged | None = None,
     ) -> None:
         self.path = path
+        self.lost: str | None = None  #: what was acknowledged and is not in the database; its loss was accepted
         self._config = config
         self._prepare = prepare
         self.failed: BaseException | None = None
@@ -122,6 +125,7 @@ class Store:
         self._clock = clock
         self._max_batch = max_batch
         self._catalog = Catalog(con)
+        self._acknowledged = acknowledged
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._listeners: list[Callable[[Committed], None]] = []
         self._readers = _Readers()
@@ -138,17 +142,24 @@ class Store:
         backups: Path | None = None,
         config: dict[str, Any] | None = None,
         prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
+        accept_loss: bool = False,
         **options: Any,
     ) -> Store:
         """Open (or create) the file, migrate it after a backup, check it, define the views.
 
         ``config`` are DuckDB's settings for opening, ``prepare`` is called on every connection opened, also after `replace`.
 
-        Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited.
+        Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited, or, unless ``accept_loss``,
+        has fewer commits than were acknowledged.
         """
-        if path.exists() and path.stat().st_size == 0:
-            path.unlink()  # made by a daemon that was killed before it wrote anything; DuckDB refuses such a file
-        con = connect(path, config)
+        acknowledged = Acknowledged(path)
+        known = acknowledged.read()
+        try:
+            con, lost = open_checked(path, lambda: connect(path, config), known, accept=accept_loss)
+        except StokerError:
+            raise
+        except Exception as error:
+            raise StoreError(f"{path}: {explain(error)}") from error
         try:
             _upgrade(con, path, backups)
             self_check(con)
@@ -157,6 +168,8 @@ class Store:
                 con.execute(file.read_text())
             con.execute("COMMIT")
             con.execute("CHECKPOINT")
+            if lost is not None:
+                accept(con, known)
             if prepare is not None:
                 prepare(con)
         except StokerError:
@@ -165,7 +178,12 @@ class Store:
         except Exception as error:
             con.close()
             raise StoreError(f"{path}: {explain(error)}") from error
-        return cls(con, path, config=config, prepare=prepare, **options)
+        store = cls(con, path, config=config, prepare=prepare, acknowledged=acknowledged, **options)
+        store.lost = lost
+        for table, used in (known.used if known else {}).items():
+            store.skip_numbers(table, used)
+        store._acknowledge(sync=True)
+        return store
 
     def skip_numbers(self, table: str, used: int) -> None:
         """Numbers up to ``used`` are not given out: they are in use outside the database. Before the first write."""
@@ -259,6 +277,8 @@ class Store:
             if self.failed is None:
                 self._checkpoint()
             self._con.close()
+        if self._acknowledged is not None:
+            self._acknowledged.close()
 
     def _checkpoint(self) -> None:
         import duckdb
@@ -320,12 +340,18 @@ class Store:
             self._recover(batch, error)
             return
         self.commits += 1
+        self._acknowledge()
         self._tell(committed)
         for request, result in zip(batch, results, strict=True):
             if isinstance(result, StokerError):
                 request.answer.set_exception(result)
             else:
                 request.answer.set_result(result)
+
+    def _acknowledge(self, *, sync: bool = False) -> None:
+        """Note beside the database up to where it has come. Before anybody is answered."""
+        if self._acknowledged is not None:
+            self._acknowledged.write(self._catalog.mark(), sync=sync)
 
     def _tell(self, committed: Committed) -> None:
         for listener in self._listeners:
@@ -356,7 +382,9 @@ class Store:
             for position, answer in zip(positions, answers, strict=True):
                 results[position] = answer
         events = tx.flush()
+        number = tx.count()
         self._con.execute("COMMIT")
+        self._catalog.committed(number, tx.now)
         return results, Committed(frozenset(tx.topics), events, tx.changes)
 
     def _recover(self, batch: list[_Request], error: Exception) -> None:
@@ -410,6 +438,8 @@ def known(error: BaseException) -> str | None:
         return "the disk is full: free some space ('stoker doctor' shows how much is left); nothing that was acknowledged is lost"
     if "File too large" in text or "Disk quota exceeded" in text:
         return "the database may not grow: raise the limit of the file size (ulimit -f) or the quota; nothing that was acknowledged is lost"
+    if "WAL" in text and "Could not read enough bytes" not in text and "Corrupt database" not in text:
+        return BAD_LOG
     if "not a valid DuckDB database" in text or "Could not read enough bytes" in text or "Corrupt" in text or "checksum" in text.lower():
         return "the database file is damaged: move it away and restore the newest file of the backups folder"
     if "newer version" in text or "storage version" in text.lower():

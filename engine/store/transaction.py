@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..sqlfiles import sql
+from .acknowledged import Mark, counted
 from .changes import Change, Op, apply
 
 if TYPE_CHECKING:
@@ -29,10 +32,22 @@ class Catalog:
             key = next((name for name in ("id", "seq") if columns.get(name) == "BIGINT"), None)
             if key and table not in ("metrics", "pipelines", "report_marks"):
                 self._next[table] = 1 + con.execute(f'SELECT coalesce(max("{key}"), 0) FROM "{table}"').fetchall()[0][0]
+        self._counted = counted(con)
 
     def skip(self, table: str, used: int) -> None:
         """Numbers up to ``used`` are not given out."""
-        self._next[table] = max(self._next[table], used + 1)
+        self._next[table] = max(self._next.get(table, 0), used + 1)
+
+    @property
+    def next_commit(self) -> int:
+        return self._counted.number + 1
+
+    def committed(self, number: int, at: float) -> None:
+        self._counted = Mark(self._counted.database, number, at)
+
+    def mark(self) -> Mark:
+        """Up to where the database has come."""
+        return msgspec.structs.replace(self._counted, used={table: number - 1 for table, number in self._next.items()})
 
     def number(self, table: str) -> int:
         """The next number of a table. One thread writes, so a counter in memory is enough; a rollback leaves a gap."""
@@ -147,6 +162,12 @@ class Transaction:
                 "detail": None if detail is None else json.dumps(detail),
             }
         )
+
+    def count(self) -> int:
+        """Write the number of this transaction, and give it; a rollback takes it back."""
+        number = self._catalog.next_commit
+        self.execute("count_commit", number, int(self.now * 1e6))
+        return number
 
     def flush(self) -> list[dict[str, Any]]:
         """Write the events that were collected; they are also given to the listeners after the commit."""

@@ -1,0 +1,1 @@
+SELECT c.number, epoch(c.committed_at), CAST(m.applied AS VARCHAR) FROM commits c, migrations m WHERE m.number = 1
