@@ -117,6 +117,19 @@ def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
     assert not home.socket.exists()
 
 
+def test_down_ends_an_up_whose_daemon_cannot_be_started_again(home: Home, up: Callable[..., Up]) -> None:
+    running = up("--no-runner")
+    os.kill(until(running.daemon), signal.SIGKILL)
+    home.database.write_bytes(b"this is no database" * 1000)
+    until(lambda: "the daemon died (exit code 8); restarting it" in running.said())
+    down = [sys.executable, "-m", "stoker", "--home", str(home.path), "down"]
+    refused = subprocess.run([*down, "--workers"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 6, "nobody could stop the jobs"
+    done = subprocess.run(down, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "no daemon answered; 'stoker up', which was to keep one running, has ended\n"), done.stderr
+    assert running.process.wait(60) == 0
+
+
 @pytest.mark.parametrize("how", [["up"], ["up", "--detach"]])
 def test_what_cannot_start_is_not_tried_again(home: Home, how: list[str]) -> None:
     home.database.write_bytes(b"this is no database" * 1000)

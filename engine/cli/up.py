@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,14 @@ def _is_locked(home: Home) -> bool:
 
 @contextmanager
 def _sole(home: Home) -> Iterator[None]:
-    with open(lock_file(home), "w") as file:
+    with open(lock_file(home), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(f"'stoker up' already runs on {home.path}; end it with 'stoker down', or look with 'stoker status'") from None
+        with suppress(OSError):  # for `down` when no daemon answers; the disk may be full
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 
@@ -210,12 +214,15 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
 @click.option("--accept-loss", is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
-@examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465")
+@examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465", "stoker up --detach --accept-loss")
 def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None, accept_loss: bool) -> None:
     """Start the daemon and a runner on this host, and keep both running.
 
     In the foreground, Ctrl-C ends them; running jobs go on and are taken over by the next 'stoker up'.
     To end the jobs too, use 'stoker down --workers'.
+
+    A database that has fewer commits than were acknowledged (its log was cut, or a backup was restored) is refused with exit code 8
+    until --accept-loss says that this is known.
     """
     home = app.home.create()
     _refuse_second(app)
@@ -244,7 +251,12 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
     Running jobs go on, and are taken over when it is started again; with --workers they write a checkpoint and stop,
     and go on from there.
     """
-    pid = app.client.get("/v1/status")["pid"]
+    try:
+        pid = app.client.get("/v1/status")["pid"]
+    except Unreachable:
+        if not workers and not app.client.url and _is_locked(app.home):
+            return _end_up(app.home, timeout)
+        raise
     app.client.post("/v1/shutdown", {"runners": workers, "workers": workers})
     app.client.close()
     end = time.monotonic() + timeout
@@ -254,6 +266,21 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
         time.sleep(0.05)
     what = "the daemon and its workers have" if workers else "the daemon has"
     return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"))
+
+
+def _end_up(home: Home, timeout: float) -> Answer:
+    """End an `up` whose daemon does not answer: it may be trying in vain to start one."""
+    pid = int(lock_file(home).read_text() or 0)
+    if pid == 0:
+        raise Conflict(f"'stoker up' runs on {home.path}, and its daemon does not answer: end it by hand")
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + timeout
+    while _is_locked(home):
+        if time.monotonic() > end:
+            raise Conflict(f"'stoker up' (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
+        time.sleep(0.05)
+    found = {"stopped": True, "pid": None, "workers": False}
+    return Answer(found, lambda: write("no daemon answered; 'stoker up', which was to keep one running, has ended\n"))
 
 
 def _answers(app: App) -> bool:
