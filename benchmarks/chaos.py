@@ -3,7 +3,8 @@
    python benchmarks/chaos.py [--rounds 200] [--seed 1] [--slots 4] [--directory DIR]
 
 A real daemon, two real runners, real jobs (gangs, preemption, dependencies, retries, cancellations, training). Each round kills the
-daemon, a runner, a supervisor, a worker, or two of them at once at a random moment, restarts what was killed, and goes on. At the
+daemon, a runner, a supervisor, a worker, or two of them at once at a random moment, restarts what was killed, and goes on; or the
+daemon's disk is full for a while; or its log is cut, emptied, removed or flipped, which it must notice before it is put back. At the
 end everything runs out, is stopped, and is examined: see tests/chaos_checks.py for what must hold. Exit code 1 and the directory
 kept when something does not.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from chaos_support import Chaos, Violation, quiet_environment
+from chaos_support import ACTS, Chaos, Violation, quiet_environment
 
 
 def percentile(sample: list[float], share: float) -> float:
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of what is killed and submitted; moments differ from run to run (default: a random one)")
     parser.add_argument("--slots", type=int, default=4, help="CPU slots, half of them on each of two runners")
     parser.add_argument("--trainings", type=float, default=0.03, help="share of jobs that train with torch, which costs seconds of CPU")
+    parser.add_argument("--acts", nargs="+", choices=list(ACTS), metavar="ACT", help=f"do these only: {', '.join(ACTS)} (default: all)")
     parser.add_argument("--directory", type=Path, help="where to work; must not exist (default: a temporary one)")
     options = parser.parse_args()
     if options.slots < 4 or options.slots % 2:
@@ -67,7 +69,7 @@ def main() -> int:
     quiet_environment()
     print(f"seed {seed}, in {directory}", flush=True)
     began = time.monotonic()
-    with Chaos(directory, seed, slots=options.slots, trainings=options.trainings) as chaos:
+    with Chaos(directory, seed, slots=options.slots, trainings=options.trainings, acts=options.acts or list(ACTS)) as chaos:
         try:
             wrong = run(chaos, options.rounds)
             summarise(chaos, options.rounds, time.monotonic() - began)

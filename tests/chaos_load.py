@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.client import Client
-from stoker.engine.errors import Unreachable, UsageError
+from stoker.engine.errors import StoreError, Unreachable, UsageError
 
 SCRIPT = Path(__file__).with_name("chaos_job.py")
 PATIENT = {"limit": 1000, "backoff": 0.1, "factor": 1.0}  #: kill -9 of a worker counts as a failure of the job
@@ -80,12 +80,12 @@ class Load(threading.Thread):
         assert not self.is_alive(), "the client hangs"
 
     def _insist(self, request: Callable[[], Any]) -> Any:
-        """An answer, however often the daemon dies on the way."""
+        """An answer, however often the daemon dies on the way, or its disk is full."""
         end = time.monotonic() + 90
         while True:
             try:
                 return request()
-            except Unreachable:
+            except (Unreachable, StoreError):
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.03)

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -18,9 +18,11 @@ import duckdb
 from chaos_checks import ends_of_leases, examine
 from chaos_load import Ledger, Load
 from e2e import DaemonProcess, RunnerProcess, end_workers, until
-from stoker.engine.errors import StokerError
+from small_disk import Quota
+from stoker.engine.errors import StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
+from stoker.engine.store.acknowledged import Acknowledged
 from stoker.runners import processes
 from stoker.runners.rundir import RunDir
 
@@ -37,7 +39,8 @@ memory = "512MiB"
 
 #: what a round does, and how often in relation to the others
 ACTS = {"daemon": 6, "agent": 5, "supervisor": 3, "worker": 3, "daemon+agent": 2, "agent+supervisor": 2, "daemon+worker": 2,
-        "supervisor+worker": 1, "daemon while starting": 1, "daemon stopped": 1, "agent stopped": 1}  # fmt: skip
+        "supervisor+worker": 1, "daemon while starting": 1, "daemon stopped": 1, "agent stopped": 1,
+        "disk full": 2, "disk full+daemon": 1, "log damaged": 2}  # fmt: skip
 
 
 #: words and queries of the summary
@@ -73,11 +76,14 @@ class Times:
 class Chaos:
     """``directory`` gets the home, the diary of the jobs and their locks. Use as a context manager: nothing is left running.
 
-    ``trainings`` is the share of jobs that train, ``calm`` the longest time between two kills in seconds.
+    ``trainings`` is the share of jobs that train, ``calm`` the longest time between two kills in seconds,
+    ``acts`` what may be done.
     """
 
-    def __init__(self, directory: Path, seed: int, *, slots: int = 4, trainings: float = 0.03, calm: float = 3.0) -> None:
-        self.directory, self.slots, self.calm = directory, slots, calm
+    def __init__(
+        self, directory: Path, seed: int, *, slots: int = 4, trainings: float = 0.03, calm: float = 3.0, acts: Sequence[str] = tuple(ACTS)
+    ) -> None:
+        self.directory, self.slots, self.calm, self.acts = directory, slots, calm, {act: ACTS[act] for act in acts}
         self.random = random.Random(seed)
         self.home = Home(directory / "home").create()
         self.home.config.write_text(CONFIG)
@@ -117,14 +123,18 @@ class Chaos:
         """Let it work for a moment, do one act, mend what was broken; answers with what was done."""
         time.sleep(self.random.choice([self.random.uniform(0.0, 0.5), self.random.uniform(0.5, self.calm)]))
         self._nobody_fell()
-        (act,) = self.random.choices(list(ACTS), list(ACTS.values()))
+        (act,) = self.random.choices(list(self.acts), list(self.acts.values()))
         victims = act.split("+")
-        if act == "daemon while starting":
-            return self._kill_while_starting()
-        if act == "daemon stopped":
-            return self._stop_daemon()
-        if act == "agent stopped":
-            return self._stop_agent()
+        special = {
+            "daemon while starting": self._kill_while_starting,
+            "daemon stopped": self._stop_daemon,
+            "agent stopped": self._stop_agent,
+            "disk full": self._fill_disk,
+            "disk full+daemon": self._kill_on_full_disk,
+            "log damaged": self._damage_log,
+        }
+        if act in special:
+            return special[act]()
         done = []
         for victim in victims:
             if victim in ("supervisor", "worker"):
@@ -230,6 +240,73 @@ class Chaos:
             raise Violation(f"agent {agent.node} left with {code} at SIGTERM:\n{agent.said()[-3000:]}")
         agent.launch()
         return f"{'agent stopped':18} " + self._await_agent(agent, None)
+
+    def _fill_disk(self) -> str:
+        """For a while no file of the daemon can grow: what it cannot write it refuses, and it goes on by itself."""
+        disk = Quota(self.home.path)
+        disk.fill(self.daemon.pid, leaving=self.random.randint(1, 8192))
+        time.sleep(self.random.uniform(0.3, 2.0))
+        disk.free(self.daemon.pid)
+        return f"{'disk full':18} the daemon goes on"
+
+    def _kill_on_full_disk(self) -> str:
+        """The daemon dies on a full disk, cannot start on it either, and starts when there is room."""
+        disk = Quota(self.home.path)
+        disk.fill(self.daemon.pid, leaving=self.random.randint(1, 8192))
+        time.sleep(self.random.uniform(0.0, 1.0))
+        self.daemon.kill()
+        room = self.daemon.log.stat().st_size + 4096  # for its last words, and for nothing of the database
+        words = self._refused_start(lambda: disk.limit(self.daemon.pid, room))
+        if words is None or "may not grow" not in words:
+            raise Violation(f"a daemon that may write nothing should have said so: {words}")
+        return f"{'disk full+daemon':18} refused, then " + self._revive_daemon(time.monotonic())
+
+    def _damage_log(self) -> str:
+        """After kill -9 the log is cut, emptied, removed or flipped: the daemon refuses to start unless nothing is lost by that."""
+        self.daemon.kill()
+        log = self.home.database.with_name(self.home.database.name + ".wal")
+        acknowledged = Acknowledged(self.home.database).read()
+        if acknowledged is None:
+            raise Violation("nothing tells how many commits were acknowledged")
+        whole = log.read_bytes() if log.exists() else b""
+        if not whole:
+            return f"{'log damaged':18} there is none, " + self._revive_daemon(time.monotonic())
+        how, place = self.random.choice(["cut", "emptied", "removed", "flipped"]), self.random.randrange(len(whole))
+        log.unlink()
+        if how != "removed":
+            flipped = whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
+            log.write_bytes({"cut": whole[:place], "emptied": b"", "flipped": flipped}[how])
+        before = log.read_bytes() if log.exists() else b""
+        words = self._refused_start()
+        if words is None:
+            ((number,),) = self.client.post("/v1/sql", {"query": "SELECT number FROM commits"})["rows"]
+            if number < acknowledged.number:
+                raise Violation(f"the log was {how}: {acknowledged.number} commits were acknowledged, the daemon goes on with {number}")
+            return f"{'log damaged':18} {how}, without a loss"
+        if "--accept-loss" not in words or (log.read_bytes() if log.exists() else b"") != before:
+            raise Violation(f"the log was {how}, and is another one now: {words}")
+        log.write_bytes(whole)
+        return f"{'log damaged':18} {how}, refused, put back, " + self._revive_daemon(time.monotonic())
+
+    def _refused_start(self, then: Callable[[], None] = lambda: None) -> str | None:
+        """Start the daemon, and do something as soon as it is a process; its last words when it refuses, None when it answers."""
+        self.daemon.launch()
+        then()
+        process = self.daemon.process
+        assert process is not None
+
+        def settled() -> bool:
+            with contextlib.suppress(StokerError):
+                return process.poll() is not None or bool(self.client.get("/healthz"))
+            return False
+
+        until(settled)
+        if (code := process.poll()) is None:
+            return None
+        before, error, words = self.daemon.said().rpartition("stoker: error: ")  # a line before may have been cut: no room
+        if code != StoreError.exit_code or not error or words.count("\n") != 1 or "Traceback" in before:
+            raise Violation(f"the daemon should have refused in one line, with 8; it ended with {code}:\n{self.daemon.said()[-3000:]}")
+        return words
 
     # -- the end
 

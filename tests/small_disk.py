@@ -43,8 +43,12 @@ class Quota:
 
     def fill(self, pid: int, leaving: int = 0) -> None:
         log = self.path / "stoker.duckdb.wal"
-        limit = log.stat().st_size + leaving if leaving else 0
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        size = log.stat().st_size if log.exists() else 0  # there is none after a checkpoint
+        self.limit(pid, size + leaving if leaving else 0)
+
+    def limit(self, pid: int, most: int) -> None:
+        """No file grows beyond ``most`` bytes."""
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
     def free(self, pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
