@@ -61,6 +61,8 @@ def changes(draw: st.DrawFn) -> list[Change]:
         columns = ("id", "name", "seen") if op != "update" or draw(st.booleans()) else ("id", "name")
         values = [[row[column] for row in given.values()] for column in columns]
         made.append(Change(op, table, columns, values, () if op == "insert" else ("id",)))
+        if draw(st.booleans()):
+            made.append(Change("update", table, ("name",), [["all"]]))
     return made
 
 

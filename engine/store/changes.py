@@ -26,7 +26,7 @@ _ARRAY = 1  #: msgpack's number for a NumPy column
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One statement. ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
+    """One statement. An update without keys is of all rows. ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
 
     ``table`` of a `purge` is the file below sql/store/ that removes rows by looking at any table. Timestamps are seconds
     since the epoch.
@@ -60,7 +60,7 @@ def _statement(change: Change, source: str) -> str:
     if change.op == "update":
         changes = ", ".join(f'"{column}" = b."{column}"' for column in others)
         match = " AND ".join(f'"{table}"."{key}" = b."{key}"' for key in keys)
-        return f'UPDATE "{table}" SET {changes} FROM ({source}) b WHERE {match}'
+        return f'UPDATE "{table}" SET {changes} FROM ({source}) b WHERE {match or "true"}'
     insert = f'INSERT INTO "{table}" ({_names(change.columns)}) {source}'
     if change.op == "insert":
         return insert
@@ -130,8 +130,8 @@ def _last_of_each(change: Change) -> Change:
     """An update or upsert may name a row once: what was said of it last."""
     if change.op not in ("update", "upsert"):
         return change
-    keys = zip(*(change.values[change.columns.index(key)] for key in change.keys), strict=True)
-    last = sorted({key: row for row, key in enumerate(keys)}.values())
+    named = [change.values[change.columns.index(key)] for key in change.keys]
+    last = sorted({tuple(values[row] for values in named): row for row in range(len(change.values[0]))}.values())
     if len(last) == len(change.values[0]):
         return change
     return Change(change.op, change.table, change.columns, [[column[row] for row in last] for column in change.values], change.keys)

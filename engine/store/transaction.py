@@ -166,7 +166,7 @@ class Transaction:
     def count(self) -> int:
         """Write the number of this transaction, and give it; a rollback takes it back."""
         number = self._catalog.next_commit
-        self.execute("count_commit", number, int(self.now * 1e6))
+        self._apply(Change("update", "commits", ("number", "committed_at"), [[number], [self.now]]))
         return number
 
     def flush(self) -> list[dict[str, Any]]:
