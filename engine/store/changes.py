@@ -26,7 +26,9 @@ _ARRAY = 1  #: msgpack's number for a NumPy column
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One statement. An update without keys is of all rows. ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
+    """One statement. An update without keys is of all rows.
+
+    ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
 
     ``table`` of a `purge` is the file below sql/store/ that removes rows by looking at any table. Timestamps are seconds
     since the epoch.
