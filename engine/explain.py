@@ -73,7 +73,7 @@ def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
     for stop in plan["stops"]:
         if stop["lease"] in row["leases"]:
             what, why = f"stops ({stop['reason']})", f"for job {stop['for']}" if stop["for"] else ""
-    return {"ts": row["ts"], "policy": row["policy"], "outcome": row["outcome"], "what": what, "why": why}
+    return {"ts": row["ts"], "policy": row["policy"], "code": row["code"], "outcome": row["outcome"], "what": what, "why": why}
 
 
 def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..policies import registry
 from ..policies.contract import Phase, Plan, Policy, View
+from ..policies.own import Loaded
 from .config import Config
 from .errors import StokerError
 from .forecast import estimate_starts
@@ -34,6 +35,7 @@ from .trial import with_job
 from .view import Snapshot, snapshot
 from .workflow.leases import Grant, Stop
 from .workflow.plans import Decision, Enactment, enact
+from .workflow.settings import PolicySetting, set_policy
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,11 @@ class Setting:
     config_id: int
     set_by: str
     ts: float | None
+    loaded: Loaded | None  #: None: it can't be loaded
+
+    @property
+    def code(self) -> str:
+        return self.loaded.code if self.loaded else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +123,25 @@ class Scheduling:
         known = {row["pool"]: row for row in objects(self._store, "api/policies")}
         pools = {"default", *known, *(row[0] for row in self._store.rows("policy/pools"))}
         for pool in sorted(pools):
-            setting = self._setting(pool, known.get(pool))
-            state = self._pools.get(pool)
-            if state is None or setting != (state.coming or state.setting):
-                self._adopt(setting)
+            row, state = known.get(pool), self._pools.get(pool)
+            if state is None:
+                self._adopt(self._first(pool, row))
+            elif row and row["id"] != (state.coming or state.setting).config_id:  # else it keeps the code that it was given
+                self._adopt(self._setting(pool, row))
+
+    def _first(self, pool: str, row: dict[str, Any] | None) -> Setting:
+        """The setting of a pool that has just come. Code that has changed since it was set is a version of its own."""
+        setting = self._setting(pool, row)
+        if row is None or setting.code == (row["code"] or "") or not setting.loaded:
+            return setting
+        again = PolicySetting(pool, setting.policy, setting.interval, setting.config, "daemon", setting.code)
+        return replace(setting, config_id=self._store.write(set_policy, again), set_by=again.set_by, ts=self._clock())
 
     def _setting(self, pool: str, row: dict[str, Any] | None) -> Setting:
         if row is None:
             default = self._config.policy
-            return Setting(pool, default.name, default.interval, {}, 0, "default", None)
-        return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"])
+            return Setting(pool, default.name, default.interval, {}, 0, "default", None, _load(pool, default.name))
+        return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"], _load(pool, row["policy"]))
 
     def _adopt(self, setting: Setting) -> None:
         """Hand a setting to its pool, whose next tick takes it up: ticks alone touch what a pool keeps."""
@@ -150,7 +166,7 @@ class Scheduling:
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""
-        fields = ("pool", "policy", "interval", "config", "set_by", "ts")
+        fields = ("pool", "policy", "interval", "config", "code", "set_by", "ts")
         return [{name: getattr(state.coming or state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
 
     def know_overheads(self, overheads: Overheads) -> None:
@@ -350,10 +366,19 @@ class Scheduling:
         return (None if math.isnan(start) else start), why
 
 
-def _create(setting: Setting) -> Policy:
-    """The policy of a setting. One that can no longer be loaded, as its module has gone, must not keep the daemon from starting."""
+def _load(pool: str, policy: str) -> Loaded | None:
+    """The code of a policy. One that can no longer be loaded, as its module has gone, must not keep the daemon from starting."""
     try:
-        return registry.create(setting.policy, setting.config)
+        return registry.loaded(policy)
+    except ValueError as error:
+        log.error("pool %s: %s", pool, error, extra={"action": "policy.error"})
+        return None
+
+
+def _create(setting: Setting) -> Policy:
+    """The policy of a setting, of the code that was loaded for it."""
+    try:
+        return registry.create(setting.policy, setting.config, setting.loaded.policy if setting.loaded else None)
     except (ValueError, KeyError) as error:
         log.error("pool %s: %s", setting.pool, error, extra={"action": "policy.error"})
         return _Missing(str(error.args[0]))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
-import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import own
 from .names import meant
 
 if TYPE_CHECKING:
@@ -35,32 +37,60 @@ POLICIES: dict[str, str] = {
     "tiresias": "tiresias:Tiresias",
     "unisched": "unisched.policy:UniSched",
 }
-_FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_loaded: dict[str, own.Loaded] = {}  #: people's own, each as it was loaded last
+_loading = threading.RLock()
 
 
 def load(name: str) -> type[Policy]:
     """The class of a policy: one of ours by name, or anybody's as ``package.module:Class``."""
+    return loaded(name).policy
+
+
+def loaded(name: str) -> own.Loaded:
+    """A policy with what it was loaded from. People's own are loaded once; `anew` does it again."""
     if name in POLICIES:
         module, attribute = POLICIES[name].split(":")
-        policy: type[Policy] = getattr(importlib.import_module(f".{module}", __package__), attribute)
-        return policy
+        return own.Loaded(getattr(importlib.import_module(f".{module}", __package__), attribute))
     if ":" in name:
-        return _load_foreign(name)
+        with _loading:
+            if name not in _loaded:
+                _loaded[name] = own.load(name)
+            return _loaded[name]
     near = meant(name, POLICIES)
     hint = f"did you mean {near!r}?" if near else f"known policies: {', '.join(sorted(POLICIES))}; your own is package.module:Class"
     raise ValueError(f"policy: no policy is named {name!r}; {hint}")
 
 
-def create(name: str, values: Mapping[str, Any]) -> Policy:
-    """A policy ready to plan, its configuration built from plain values; ValueError names the key and the remedy."""
+@contextlib.contextmanager
+def anew(name: str) -> Iterator[own.Loaded]:
+    """Load the code of a policy as it is now. If that or the block fails, the code from before stays."""
+    if name in POLICIES:
+        yield loaded(name)
+        return
+    with _loading:
+        before = _loaded.pop(name, None)
+        try:
+            yield loaded(name)
+        except BaseException:
+            _loaded.pop(name, None)
+            if before:
+                _loaded[name] = before
+            raise
+
+
+def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = None) -> Policy:
+    """A policy ready to plan, its configuration built from plain values; ValueError names the key and the remedy.
+
+    ``policy``: its class, where one that was loaded earlier is meant.
+    """
     from .contract import make_config
 
-    policy = load(name)
+    policy = policy or load(name)
     config = make_config(policy.Config, values)
     try:
         return policy(config)
     except (Exception, SystemExit) as error:  # it is anybody's code
-        raise ValueError(f"policy: {name} cannot be made: {_words(error)}") from error
+        raise ValueError(f"policy: {name} cannot be made: {own.words(error)}") from error
 
 
 def describe() -> list[dict[str, Any]]:
@@ -69,8 +99,9 @@ def describe() -> list[dict[str, Any]]:
 
 
 def describe_one(name: str) -> dict[str, Any]:
-    policy = load(name)
-    return {"name": name, "doc": inspect.getdoc(policy) or "", "config": [_describe_field(f) for f in dataclasses.fields(policy.Config)]}
+    found = loaded(name)
+    config = [_describe_field(field) for field in dataclasses.fields(found.policy.Config)]
+    return {"name": name, "doc": inspect.getdoc(found.policy) or "", "config": config, "code": found.code, "modules": list(found.modules)}
 
 
 def _describe_field(field: dataclasses.Field[Any]) -> dict[str, Any]:
@@ -82,29 +113,3 @@ def _describe_field(field: dataclasses.Field[Any]) -> dict[str, Any]:
         "choices": list(field.metadata.get("choices", ())),
         **known,
     }
-
-
-def _load_foreign(name: str) -> type[Policy]:
-    if not _FOREIGN.fullmatch(name):
-        raise ValueError(f"policy: {name!r} is not package.module:Class")
-    module, _, attribute = name.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"policy: cannot import {module!r} ({error}); put it on PYTHONPATH, for a pool on the daemon's") from error
-    except (Exception, SystemExit) as error:  # it is anybody's code
-        raise ValueError(f"policy: {module!r} fails when it is imported: {_words(error)}") from error
-    try:
-        policy = getattr(found, attribute)
-    except AttributeError:
-        raise ValueError(f"policy: module {module!r} has no {attribute!r}") from None
-    missing = [member for member in ("Config", "name", "plan") if not hasattr(policy, member)]
-    if not missing and not dataclasses.is_dataclass(policy.Config):
-        missing = ["a dataclass as Config"]
-    if missing:
-        raise ValueError(f"policy: {name} is no policy: it lacks {', '.join(missing)}; see docs/writing-a-policy.md")
-    return policy  # type: ignore[no-any-return]
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -323,9 +323,18 @@ def test_what_no_policy_is_set_to(stoker: Stoker, jobs: dict[str, int], argument
     assert json.loads(stoker("policy", "list", "--json")[1])["history"] == before
 
 
-def test_a_pool_that_nobody_knows_is_told(stoker: Stoker, jobs: dict[str, int]) -> None:
-    code, _, err = stoker("policy", "set", "fifo", "--pool", "nope")
-    assert (code, err) == (0, "stoker: pool 'nope' has no GPUs yet; known: default\n")
+def test_a_pool_that_nobody_knows_is_not_made_by_a_slip(stoker: Stoker, jobs: dict[str, int]) -> None:
+    def pools() -> set[str]:
+        return {row["pool"] for row in json.loads(stoker("policy", "list", "--json")[1])["history"]}
+
+    before = pools()
+    code, out, err = stoker("policy", "set", "fifo", "--pool", "defualt")
+    assert (code, out) == (3, "") and pools() == before
+    assert err.startswith("stoker: error: pool: there is no pool 'defualt' (did you mean 'default'?); there are: default; --create ")
+    code, _, err = stoker("policy", "set", "fifo", "--pool", "train", "--create")
+    assert (code, err) == (0, "stoker: pool 'train' has no GPUs yet; runners offer it with 'stoker runner start --pool train'\n")
+    assert pools() == before | {"train"}
+    assert stoker("policy", "set", "srtf", "--pool", "train")[0] == 0  # it is known now
 
 
 def test_tokens(stoker: Stoker, jobs: dict[str, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from ... import __version__
 from ...policies import registry
 from ...policies.contract import make_config
 from ..adhoc.desk import Question
-from ..errors import UsageError
+from ..errors import NotFound, UsageError, nearest
 from ..rows import objects
 from ..schema_text import schema as schema_tables
 from ..spec.check import NAME
@@ -163,8 +164,25 @@ async def schema(call: Call) -> dict[str, Any]:
 
 
 async def policies(call: Call) -> dict[str, Any]:
-    history = await asyncio.to_thread(objects, call.daemon.store, "api/policy_history")
-    return {"policies": registry.describe(), "pools": call.daemon.scheduling.in_force(), "history": history}
+    return await asyncio.to_thread(_policies, call, call.query("name"))
+
+
+def _policies(call: Call, asked: str | None) -> dict[str, Any]:
+    """All of ours and people's own that are in force; and the one asked for, which only who may set it can have loaded."""
+    pools = call.daemon.scheduling.in_force()
+    known = registry.describe()
+    names = {row["policy"] for row in pools} - set(registry.POLICIES)
+    for name in sorted(names):
+        with contextlib.suppress(ValueError):  # it can't be loaded; its pools are listed all the same
+            known.append(registry.describe_one(name))
+    if asked is not None and asked not in {row["name"] for row in known}:
+        call.who.require("admin")
+        try:
+            with registry.anew(asked):
+                known.append(registry.describe_one(asked))
+        except ValueError as error:
+            raise NotFound(str(error)) from None
+    return {"policies": known, "pools": pools, "history": objects(call.daemon.store, "api/policy_history")}
 
 
 class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,42 +190,54 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = "default"
     interval: float | None = None
     config: dict[str, Any] = {}
+    create: bool = False  #: the pool need not be known
 
 
 async def change_policy(call: Call) -> dict[str, Any]:
     asked = await call.message(PolicyChange)
     if not NAME.fullmatch(asked.pool):
         raise UsageError(f"pool: must be the name of a pool, not {shown(asked.pool)}")
-    interval = asked.interval if asked.interval is not None else await asyncio.to_thread(_interval, call, asked.pool)
-    if not 0.05 <= interval <= 3600:
-        raise UsageError(f"interval: {interval} s is outside its range 0.05 to 3600")
+    if asked.interval is not None and not 0.05 <= asked.interval <= 3600:
+        raise UsageError(f"interval: {asked.interval} s is outside its range 0.05 to 3600")
+    return await asyncio.to_thread(_change_policy, call, asked)  # importing it may take its time
+
+
+def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
+    store = call.daemon.store
+    before = {row["pool"]: row for row in call.daemon.scheduling.in_force()}.get(asked.pool)
+    notes = _about_pool(call, asked)
+    interval = asked.interval if asked.interval is not None else _interval(call, asked.pool)
     try:
-        config = await asyncio.to_thread(_checked, asked)  # importing it may take its time
+        with registry.anew(asked.policy) as loaded:
+            registry.create(asked.policy, asked.config)
+            config = make_config(loaded.policy.Config, asked.config)
+            # What was given, as the policy will read it, so that what is shown is what is in force.
+            given = {key: getattr(config, key) for key in asked.config}
+            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code))
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
-    setting = PolicySetting(asked.pool, asked.policy, interval, config, call.who.user)
-    await asyncio.wrap_future(call.daemon.store.submit(set_policy, setting))
-    row = next(row for row in await asyncio.to_thread(objects, call.daemon.store, "api/policies") if row["pool"] == asked.pool)
-    return {**row, "notes": await asyncio.to_thread(_remarks, call, asked.pool, config)}
+    row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)
+    code_before = before["code"] if before and before["policy"] == asked.policy else None
+    return {**row, "modules": list(loaded.modules), "code_before": code_before, "notes": notes + _about_leases(call, given)}
 
 
-def _checked(asked: PolicyChange) -> dict[str, Any]:
-    """What was given of the configuration, as the policy will read it, so that what is shown is what is in force."""
-    registry.create(asked.policy, asked.config)
-    config = make_config(registry.load(asked.policy).Config, asked.config)
-    return {key: getattr(config, key) for key in asked.config}
+def _about_pool(call: Call, asked: PolicyChange) -> list[str]:
+    """A pool comes with the runner that offers it; before that a policy is set for it only if it is said to be no mistake."""
+    known = ["default", *(row[0] for row in call.daemon.store.rows("api/known_pools"))]
+    if asked.pool in known:
+        return []
+    there = f"{nearest(asked.pool, known)}; there are: {', '.join(sorted(set(known)))}"
+    if not asked.create:
+        raise NotFound(f'pool: there is no pool {asked.pool!r}{there}; --create ("create": true) sets it for a pool that is to come')
+    return [f"pool {asked.pool!r} has no GPUs yet; runners offer it with 'stoker runner start --pool {asked.pool}'"]
 
 
-def _remarks(call: Call, pool: str, config: dict[str, Any]) -> list[str]:
+def _about_leases(call: Call, config: dict[str, Any]) -> list[str]:
     """What is accepted and may yet surprise."""
-    known = [row[0] for row in call.daemon.store.rows("api/known_pools")]
-    notes = []
-    if pool not in known:
-        notes.append(f"pool {pool!r} has no GPUs yet" + (f"; known: {', '.join(known)}" if known else ""))
     min_run_time = call.daemon.config.guards.min_run_time
     if config.get("be_lease", min_run_time) < min_run_time:
-        notes.append(f"be_lease: guards.min_run_time is {min_run_time:g} s: no lease is taken back sooner")
-    return notes
+        return [f"be_lease: guards.min_run_time is {min_run_time:g} s: no lease is taken back sooner"]
+    return []
 
 
 def _interval(call: Call, pool: str) -> float:

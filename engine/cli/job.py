@@ -182,7 +182,7 @@ def show(app: App, job: str, events: int) -> Answer:
 def _decision_columns(now: float) -> list[Column]:
     return [
         Column("WHEN", lambda row: fmt.relative(row["ts"], now)),
-        Column("POLICY", "policy"),
+        Column("POLICY", lambda row: f"{row['policy']} ({row['code']})" if row["code"] else row["policy"]),
         Column("OUTCOME", "outcome", rank=1),
         Column("WHAT", "what", flexible=True),
         Column("WHY", lambda row: row["why"] or "", flexible=True),

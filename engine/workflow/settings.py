@@ -18,6 +18,7 @@ class PolicySetting:
     interval: float  #: seconds
     config: Mapping[str, Any]
     set_by: str
+    code: str = ""  #: digest of the source of one's own
 
 
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
@@ -28,8 +29,9 @@ def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]
         for s in batch
     ]  # fmt: skip
     tx.insert("policy_settings", rows)
-    for s in batch:
-        tx.event("policy.set", s.set_by, after=s.policy, detail={"pool": s.pool, "interval": s.interval, "config": dict(s.config)})
+    for s, row in zip(batch, rows, strict=True):
+        detail = {"pool": s.pool, "interval": s.interval, "config": dict(s.config), "id": row["id"], "code": s.code or None}
+        tx.event("policy.set", s.set_by, after=s.policy, detail=detail)
     tx.touch("policy")
     return [row["id"] for row in rows]
 

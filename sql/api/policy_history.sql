@@ -1,2 +1,2 @@
 -- Settings of policies, newest first.
-SELECT * FROM policy_settings ORDER BY id DESC LIMIT 100
+SELECT * FROM policy_history ORDER BY id DESC LIMIT 100
