@@ -15,6 +15,12 @@ def sql(name: str) -> str:
     return (ROOT / "sql" / f"{name}.sql").read_text()
 
 
+@functools.cache
+def names(folder: str) -> tuple[str, ...]:
+    """Queries of a folder of ``sql/``."""
+    return tuple(sorted(path.stem for path in (ROOT / "sql" / folder).glob("*.sql")))
+
+
 def view_files() -> list[Path]:
     """Definitions of the monitoring views, in the order in which they build on each other."""
     return sorted((ROOT / "sql" / "views").glob("*.sql"))

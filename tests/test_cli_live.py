@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import struct
@@ -22,6 +23,7 @@ from e2e import until
 from stoker.engine.cli.docs import commands
 from stoker.engine.cli.main import cli, run
 from stoker.engine.client import Client
+from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.home import Home
 from stoker.policies.registry import POLICIES
 
@@ -361,6 +363,29 @@ def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
     code, _, err = stoker("runner", "forget", "here")
     assert code == 4 and err.count("\n") == 1
     assert stoker("drain", "nowhere")[0] == 3
+
+
+def test_reports_are_read_by_name_with_numbers_alone(live: Path, jobs: dict[str, int]) -> None:
+    client = Client(Home(live), url="", token="")
+    try:
+        of = {"since": 0.0, "jobs": [jobs["good"], jobs["bad"]], "now": 2e9, "unknown": None}
+        assert client.post("/v1/report", {"query": "extent", "values": of})["rows"][0][:2] == [2, 0]
+        found = client.post("/v1/report", {"query": "jobs", "values": {**of, "most": 1}})
+        assert [row[found["columns"].index("name")] for row in found["rows"]] == ["bad"] and not found["truncated"]
+        for query, values, kind, says in [
+            ("job", of, NotFound, "did you mean 'jobs'?"),
+            ("../api/tokens", of, NotFound, "no query of a report is named"),
+            ("jobs", of, UsageError, "values: most must be given"),
+            ("extent", {**of, "jobs": "1); SELECT 2"}, UsageError, "the request is not as it should be"),
+            ("extent", {**of, "jobs": ["1"]}, UsageError, "the request is not as it should be"),
+            ("jobs", {**of, "most": -1}, UsageError, "values: "),
+            ("jobs", {**of, "most": [1]}, UsageError, "values: "),
+        ]:
+            with pytest.raises(kind, match=re.escape(says)):
+                client.post("/v1/report", {"query": query, "values": values})
+        assert client.post("/v1/report", {"query": "extent", "values": of})["rows"][0][0] == 2
+    finally:
+        client.close()
 
 
 def test_report(stoker: Stoker, jobs: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import StokerError
-from . import jobs, operators, runner, simulations, traces
+from . import jobs, operators, reports, runner, simulations, traces
 from .auth import owner
 from .call import Call, Endpoint
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def application(daemon: Daemon, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
-    table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
+    table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
     routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table]
     app = Starlette(routes=routes, exception_handlers={404: _missing, 405: _missing})
     app.router.redirect_slashes = False  # else /v1/jobs/ (an empty name) is answered with a redirection to the list

@@ -1,6 +1,6 @@
 """Reports: figures and one self-contained page about jobs, from SQL that anybody could ask.
 
-The query function runs one SELECT and answers with a `Table`; the command line gives one over `POST /v1/sql`.
+The query function runs a query of sql/report/ and answers with a `Table`; the command line gives one over `POST /v1/report`.
 Times are seconds since the epoch. ``since`` leaves out jobs that ended before it, ``jobs`` all but those named;
 utilisation is of the GPUs, whoever used them.
 """

@@ -1,11 +1,10 @@
-"""What a report shows, read by the queries of sql/report/ through any function that runs a SELECT."""
+"""What a report shows, read by the queries of sql/report/ through any function that answers them by name."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...policies.contract import Floats
-from ..sqlfiles import sql
 
 MOST_JOBS = 500  #: rows of the table of jobs
 MOST_BARS = 20_000  #: bars of the Gantt chart
@@ -28,7 +26,7 @@ SHORTEST_SLICE = 10.0  #: seconds; shorter ones would fall between two samples o
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The answer to a query: `POST /v1/sql` gives the same three things."""
+    """The answer to a query: `POST /v1/report` gives the same three things."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -46,22 +44,7 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-Query = Callable[[str], Table]
-
-
-def literal(value: object) -> str:
-    """A number, a truth value or a list of numbers as SQL. Nothing else ever becomes part of a statement."""
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return f"CAST({value!r} AS DOUBLE)"
-    if value is None:
-        return "CAST(NULL AS BIGINT[])"
-    if isinstance(value, tuple) and all(type(item) is int for item in value):
-        return f"CAST([{', '.join(map(str, value))}] AS BIGINT[])"
-    raise TypeError(f"not a number that can stand in a statement: {value!r}")
+Query = Callable[[str, Mapping[str, object]], Table]  #: a name, and values of which the query takes those that it needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +52,12 @@ class Scope:
     """Which jobs a report is about: those that had not ended before ``since``, of ``jobs`` when these are named."""
 
     since: float
-    jobs: tuple[int, ...] | None
+    jobs: list[int] | None
     now: float
 
     @classmethod
     def of(cls, since: float | None, jobs: Sequence[int] | None, now: float | None) -> Scope:
-        return cls(float(since or 0.0), None if jobs is None else tuple(int(job) for job in jobs), float(now or time.time()))
+        return cls(float(since or 0.0), None if jobs is None else [int(job) for job in jobs], float(now or time.time()))
 
 
 class Reader:
@@ -86,9 +69,7 @@ class Reader:
         self.truncated = False
 
     def read(self, name: str, **values: object) -> Table:
-        values = {"since": self.scope.since, "jobs": self.scope.jobs, "now": self.scope.now, **values}
-        text = re.sub(r"\$(\w+)", lambda found: literal(values[found[1]]), sql(f"report/{name}"))
-        table = self._query(text)
+        table = self._query(name, {"since": self.scope.since, "jobs": self.scope.jobs, "now": self.scope.now, **values})
         self.truncated |= table.truncated
         return table
 
@@ -169,7 +150,7 @@ def _metrics(jobs: Sequence[dict[str, Any]], reached: Table) -> dict[int, tuple[
 
 def _jobs(reader: Reader) -> list[dict[str, Any]]:
     jobs = reader.read("jobs", most=MOST_JOBS).records()
-    metrics = _metrics(jobs, reader.read("reached", jobs=tuple(job["id"] for job in jobs)))
+    metrics = _metrics(jobs, reader.read("reached", jobs=[job["id"] for job in jobs]))
     for job in jobs:
         job["metric"], job["value"] = metrics.get(job["id"], (None, None))
     return jobs

@@ -1,0 +1,41 @@
+"""What `stoker report` reads: the queries of sql/report/, by name, on the daemon's own cursor."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from ..errors import NotFound, nearest
+from ..rows import plain
+from ..sqlfiles import names
+from ..store.reading import Value, read
+from .call import Call, endpoint
+
+MAX_ROWS = 100_000
+MAX_SECONDS = 300.0
+_turns = asyncio.Semaphore(2)  #: a read may take long, and others want to know things too
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    query: str
+    values: dict[str, Value] = {}
+
+
+async def report(call: Call) -> dict[str, Any]:
+    asked = await call.message(Asked)
+    known = names("report")
+    if asked.query not in known:
+        raise NotFound(f"query: no query of a report is named {asked.query!r}{nearest(asked.query, known)}; there are: {', '.join(known)}")
+    async with _turns:
+        return await asyncio.to_thread(_answer, call, asked)
+
+
+def _answer(call: Call, asked: Asked) -> dict[str, Any]:
+    found = read(call.daemon.store, f"report/{asked.query}", asked.values, rows=MAX_ROWS, seconds=MAX_SECONDS)
+    rows = [[plain(value) for value in row] for row in found.rows]
+    return {"columns": found.columns, "rows": rows, "truncated": found.truncated}
+
+
+ENDPOINTS = [endpoint("/v1/report", "read", report, ["POST"])]
