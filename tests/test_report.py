@@ -6,6 +6,7 @@ import base64
 import html.parser
 import json
 import math
+import re
 import shutil
 import struct
 import subprocess
@@ -358,6 +359,42 @@ def test_one_job_with_hostile_texts_and_a_loss_that_is_never_a_number(tmp_path: 
     assert "<b>ada" in parsed.cells
     assert "loss.png" in {file.name for file in tmp_path.iterdir()}
     assert "jct.png" not in {file.name for file in tmp_path.iterdir()}
+
+
+def test_a_long_reason_has_a_row_of_its_own_and_only_numbers_are_not_broken(tmp_path: Path) -> None:
+    made = History()
+    reason = "exit code 3: " + "x" * 400
+    made.job(1, "a-name-" * 12, 0, 0, state="failed", finished_at=5.0, outcome="failed", state_reason=reason)
+    page = write_report(Database(made), tmp_path, title="Long", now=T0 + 9).read_text()
+    assert f"<tr class=note><td colspan=14>{reason}\n" in page
+    assert f'<td data-name="name">{"a-name-" * 12}' in page  # on a narrow screen each cell says what it is
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)  # type: ignore[union-attr]
+    assert re.findall(r"([^{}]*)\{[^{}]*nowrap", style) == ["\ntd.n "]
+
+
+@pytest.mark.parametrize(
+    ("longest", "name", "ticks"),
+    [
+        (0.0, "s", ["0"]),
+        (0.7, "s", ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7"]),
+        (25.0, "s", ["0", "5", "10", "15", "20", "25"]),
+        (100.0, "s", ["0", "15", "30", "45", "60", "75", "90"]),
+        (300.0, "min", ["0", "1", "2", "3", "4", "5"]),
+        (3600.0, "min", ["0", "10", "20", "30", "40", "50", "60"]),
+        (3 * 3600.0, "h", ["0", "0.5", "1", "1.5", "2", "2.5", "3"]),
+        (36 * 3600.0, "h", ["0", "6", "12", "18", "24", "30", "36"]),
+        (10 * 86_400.0, "d", ["0", "2", "4", "6", "8", "10"]),
+        (400 * 86_400.0, "d", ["0", "50", "100", "150", "200", "250", "300", "350", "400"]),
+    ],
+)
+def test_durations_are_told_in_the_unit_in_which_they_read_well(longest: float, name: str, ticks: list[str]) -> None:
+    from stoker.engine.report import style
+
+    axes = style.figure(2.0).subplots()
+    assert style.durations(axes, longest) == name
+    axes.set_xlim(0, longest or 0.5)
+    shown = axes.xaxis.get_major_formatter()
+    assert [shown(at, None) for at in axes.get_xticks() if 0 <= at <= longest * 1.001] == ticks
 
 
 def test_more_jobs_than_a_page_lists_are_aggregated(tmp_path: Path) -> None:

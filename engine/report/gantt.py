@@ -17,6 +17,7 @@ from .style import FONT, GREY, INK, PALETTE, WIDTH, days, figure, finish, ink_on
 FAILURES = frozenset({"failed", "oom", "hang", "timeout", "lost", "start-failed", "unkillable"})
 _HALF = 0.40  #: of a row
 _MOST_LABELS, _MOST_EDGES, _MOST_ROWS, _MANY_FAILURES = 400, 600, 40, 60
+_LEAST_OF_A_NAME = 6  #: characters; of less one guesses
 _MARGIN = 0.85  #: share of the figure's width that the axes take, about
 _CHARACTER = 0.62  #: width of a character in units of its size, about
 
@@ -76,8 +77,7 @@ def _label(axes: Axes, report: Report, bars: Sequence[Bar], rows: Mapping[str, i
     labelled = 0
     for bar in sorted(bars, key=lambda bar: bar["begins"] - bar["ends"]):
         room = int(((bar["ends"] - bar["begins"]) * points - 4) / (size * _CHARACTER))
-        number = f"#{bar['job_id']}"
-        text = next((text for text in (f"{bar['name']} {number}", bar["name"], number) if len(text) <= room), None)
+        text = _fitting(bar["name"], f"#{bar['job_id']}", room)
         if text is None or labelled == _MOST_LABELS:
             continue
         labelled += 1
@@ -86,6 +86,13 @@ def _label(axes: Axes, report: Report, bars: Sequence[Bar], rows: Mapping[str, i
         middle = days((bar["begins"] + bar["ends"]) / 2)
         axes.text(middle, rows[bar["gpu_id"]], label(text, room), size=size, color=ink_on(colour), ha="center", va="center",
                   bbox=backing, zorder=3, clip_on=True)  # fmt: skip
+
+
+def _fitting(name: str, number: str, room: int) -> str | None:
+    """Name and number of a job in so many characters: a name that is too long is cut if enough of it is left."""
+    if len(name) + 1 + len(number) > room >= _LEAST_OF_A_NAME + 2 + len(number):
+        name = name[: room - 2 - len(number)] + "…"
+    return next((text for text in (f"{name} {number}", name, number) if len(text) <= room), None)
 
 
 def _name_rows(axes: Axes, report: Report) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from .. import format as fmt
 from .data import MOST_CURVES, ONE_BY_ONE, Report
-from .html import document, figure, tile
+from .html import Cell, cells, document, figure, tile
 from .style import zone
 
 SECTIONS = {
@@ -53,7 +52,7 @@ def _tiles(report: Report) -> str:
             ),
             tile("Deadlines met", f"{deadlines['met']} of {deadlines['due']}", f"{deadlines['promised'] - deadlines['due']} not yet due"),
             tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
-            tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} attempts failed"),
+            tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} failed attempt{'s' * (of['failed_attempts'] != 1)}"),
             tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
             tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
             tile("Makespan", fmt.duration(of["makespan"])),
@@ -116,43 +115,40 @@ COLUMNS = (
     "steps",
     "loss",
     "reached",
-    "note",
 )
-_NUMBERS = frozenset({"#", "GPUs", "waited", "JCT", "GPU-time", "attempts", "steps", "loss"})
 
 
-def _cells(job: Mapping[str, Any], now: float) -> Iterable[tuple[str, str]]:
-    """Text and class of every cell of a job's row."""
+def _cells(job: Mapping[str, Any], now: float) -> list[Cell]:
+    """A job's row."""
     state = job["state"] if job["outcome"] in (None, job["state"]) else f"{job['state']}: {job['outcome']}"
     number = str(job["attempts"]) + (f" ({job['preemptions']} preempted)" if job["preemptions"] else "")
     steps = fmt.MISSING if job["step"] is None else f"{job['step']}" + (f" / {job['total_steps']}" if job["total_steps"] else "")
     reached = f"{job['metric']} {fmt.number(job['value'])}" if job["metric"] else fmt.MISSING
-    note = "" if job["state"] == "completed" else job["note"] or ""
-    yield str(job["id"]), "n"
-    yield job["name"], ""
-    yield state, {"completed": "good", "failed": "bad"}.get(job["state"], "")
-    yield job["owner"], ""
-    yield str(job["gpus"]), "n"
-    yield _clock(job["submitted"], "%m-%d %H:%M:%S"), ""
-    yield fmt.duration(job["waited"]), "n"
-    yield fmt.duration(job["jct"]), "n"
-    yield fmt.duration(job["gpu_seconds"]), "n"
-    yield number, "n"
-    yield _deadline(job, now)
-    yield steps, "n"
-    yield fmt.number(job["loss"]), "n"
-    yield reached, ""
-    yield note, "note"
+    return [
+        Cell(str(job["id"]), "n"),
+        Cell(job["name"]),
+        Cell(state, {"completed": "good", "failed": "bad"}.get(job["state"], "")),
+        Cell(job["owner"]),
+        Cell(str(job["gpus"]), "n"),
+        Cell(_clock(job["submitted"], "%m-%d %H:%M:%S"), "n"),
+        Cell(fmt.duration(job["waited"]), "n"),
+        Cell(fmt.duration(job["jct"]), "n"),
+        Cell(fmt.duration(job["gpu_seconds"]), "n"),
+        Cell(number),
+        Cell(*_deadline(job, now)),
+        Cell(steps, "n"),
+        Cell(fmt.number(job["loss"]), "n"),
+        Cell(reached),
+    ]
+
+
+def _note(job: Mapping[str, Any]) -> str:
+    return "" if job["state"] == "completed" else job["note"] or ""
 
 
 def _jobs(report: Report) -> str:
     if not report.jobs:
         return ""
-    head = "".join(f"<th{' class=n' if name in _NUMBERS else ''}>{name}" for name in COLUMNS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td{f' class={kind}' if kind else ''}>{escape(text)}" for text, kind in _cells(job, report.end)) + "\n"
-        for job in report.jobs
-    )
     total = report.summary["jobs"]["total"]
-    part = f"<p>The newest {len(report.jobs)} of {total}.</p>\n" if total > len(report.jobs) else ""
-    return f"<h2>Jobs</h2>\n{part}<div class=wide tabindex=0><table>\n<tr>{head}\n{rows}</table></div>\n"
+    part = f"The newest {len(report.jobs)} of {total}." if total > len(report.jobs) else ""
+    return cells("Jobs", COLUMNS, ((_cells(job, report.end), _note(job)) for job in report.jobs), part)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from .. import format as fmt
 from . import gantt, pipeline_plot
 from .data import ONE_BY_ONE, Report
 from .style import (
@@ -26,12 +27,13 @@ from .style import (
     PALETTE,
     VERMILION,
     all_days,
+    durations,
     figure,
     finish,
     label,
     legend_above,
+    log_durations,
     time_axis,
-    unit,
 )
 
 _MOST_MODELS = 15
@@ -55,21 +57,21 @@ def jct(report: Report) -> Figure | None:
         return None
     made = figure(3.2)
     axes = made.subplots()
-    size, name = unit(float(seconds[-1]))
-    values = seconds / size
-    axes.step(np.concatenate(([values[0]], values)), np.concatenate(([0.0], share)), where="post", color=BLUE, linewidth=1.8)
-    if len(values) <= 60:
-        axes.plot(values, share, "o", color=BLUE, markersize=3.5)
+    axes.step(np.concatenate(([seconds[0]], seconds)), np.concatenate(([0.0], share)), where="post", color=BLUE, linewidth=1.8)
+    if len(seconds) <= 60:
+        axes.plot(seconds, share, "o", color=BLUE, markersize=3.5)
     for key, words, style in (("median", "median", "--"), ("p99", "p99", ":")):
-        mark = report.summary["jct"][key] / size
-        axes.axvline(mark, color=INK, linestyle=style, linewidth=1.0, label=f"{words} {mark:.3g} {name}")
-    if values[0] > 0 and values[-1] > 100 * values[0]:
-        axes.set_xscale("log")
+        mark = report.summary["jct"][key]
+        axes.axvline(mark, color=INK, linestyle=style, linewidth=1.0, label=f"{words} {fmt.duration(mark)}")
+    name = ""
+    if seconds[0] > 0 and seconds[-1] > 100 * seconds[0]:
+        log_durations(axes)
     else:
         axes.set_xlim(left=0)
+        name = f" ({durations(axes, float(seconds[-1]))})"
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(f"job completion time ({name})")
+    axes.set_xlabel(f"job completion time{name}")
     axes.set_ylabel(f"completed jobs (n = {report.summary['jobs']['completed']})")
     finish(axes)
     legend_above(axes, 2)
@@ -83,19 +85,19 @@ def waiting(report: Report) -> Figure | None:
     one_by_one = report.summary["jobs"]["total"] <= ONE_BY_ONE
     bars = _wait_bars(report, one_by_one)
     longest = max(sum(parts.values()) for parts in bars.values())
-    size, name = unit(longest)
     made = figure(1.3 + 0.22 * len(bars))
     axes = made.subplots()
     left = np.zeros(len(bars))
     for code, (text, colour) in WAITS.items():
         words = text.format(devices=f"{report.device}s")
-        widths = np.array([parts.get(code, 0.0) for parts in bars.values()]) / size
+        widths = np.array([parts.get(code, 0.0) for parts in bars.values()])
         if widths.any():
             axes.barh(np.arange(len(bars)), widths, left=left, color=colour, height=0.75, label=words, edgecolor="white", linewidth=0.5)
             left += widths
     axes.set_yticks(range(len(bars)), list(bars))
     axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_xlim(0, (longest / size * 1.02) or 1.0)
+    axes.set_xlim(0, longest * 1.02 or 1.0)
+    name = durations(axes, longest)
     axes.set_xlabel(f"waited ({name})" if one_by_one else f"waited, mean of the model's jobs ({name})")
     finish(axes, grid="x")
     legend_above(axes, 3)

@@ -10,18 +10,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ...policies.contract import Floats, Ints
-from .. import format as fmt
 from .data import MOST_BARS, MOST_POINTS, Steps
-from .style import DPI, FONT, INK, PALETTE, figure, finish, label, legend_above, unit
+from .style import DPI, FONT, INK, PALETTE, durations, figure, finish, label, legend_above, log_durations
 
 MOST_CHARTS = 6  #: policies that have a Gantt chart
 MOST_GPUS = 64  #: rows of a Gantt chart
 _SLICES = 400  #: of the time, for what changes over it
 _SHORTEST = 1.0  #: s; the left edge of a logarithmic axis of times
-_TICKS = (1, 10, 60, 600, 3_600, 36_000, 86_400, 864_000, 8_640_000)
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -98,11 +96,8 @@ def _distribution(study: Comparison, columns: Sequence[Floats], of_what: str) ->
         colour, line = _look(place)
         at = np.maximum(np.quantile(values, shares, method="inverted_cdf"), _SHORTEST)
         axes.step(at, shares, where="post", color=colour, linestyle=line, linewidth=1.5, label=label(curve.label))
-    axes.set_xscale("log")
+    log_durations(axes)
     axes.set_xlim(left=_SHORTEST)
-    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: fmt.duration(seconds)))
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(f"{of_what} (less than {_SHORTEST:g} s at the left edge)")
@@ -129,7 +124,6 @@ def queue(study: Comparison) -> Figure | None:
 
 def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Figure:
     """Averages over slices of time, exact for what changes in steps."""
-    size, name = unit(study.end - study.begin)
     edges = np.linspace(study.begin, study.end, _SLICES + 1)
     made = figure(3.0)
     axes = made.subplots()
@@ -138,11 +132,8 @@ def _over_time(study: Comparison, columns: Sequence[Floats], of_what: str) -> Fi
         levels = np.concatenate(([0.0], values, values[-1:] if len(values) else [0.0]))
         means = Steps(moments, levels).means(edges)
         colour, line = _look(place)
-        axes.stairs(
-            means, (edges - study.begin) / size, baseline=None, color=colour, linestyle=line, linewidth=1.4, label=label(curve.label)
-        )
-    axes.set_xlim(0, (study.end - study.begin) / size)
-    axes.set_xlabel(f"simulated time ({name})")
+        axes.stairs(means, edges - study.begin, baseline=None, color=colour, linestyle=line, linewidth=1.4, label=label(curve.label))
+    _simulated_time(axes, study)
     axes.set_ylabel(of_what)
     finish(axes)
     legend_above(axes, 4)
@@ -155,28 +146,32 @@ def gantt(study: Comparison) -> Figure | None:
     if not curves:
         return None
     rows = min(study.gpus, MOST_GPUS)
-    size, name = unit(study.end - study.begin)
     made = figure(0.7 + len(curves) * min(0.8 + 0.12 * rows, 3.0))
     panels = made.subplots(len(curves), 1, sharex=True, squeeze=False).ravel()
     for axes, curve in zip(panels, curves, strict=True):
-        _bars(axes, curve.stays, rows, study.begin, size)
-        axes.set_xlim(0, (study.end - study.begin) / size)
+        _bars(axes, curve.stays, rows, study.begin)
         axes.set_ylim(rows, 0)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.set_title(label(curve.label), size=FONT, loc="left")
         finish(axes, grid="x")
-    panels[-1].set_xlabel(f"simulated time ({name})")
+    _simulated_time(panels[-1], study)
     made.supylabel("GPU" if rows == study.gpus else f"GPU (the first {rows} of {study.gpus})", size=FONT)
     return made
 
 
-def _bars(axes: Axes, stays: Stays, rows: int, begin: float, size: float) -> None:
+def _simulated_time(axes: Axes, study: Comparison) -> None:
+    length = study.end - study.begin
+    axes.set_xlim(0, length)
+    axes.set_xlabel(f"simulated time ({durations(axes, length)})")
+
+
+def _bars(axes: Axes, stays: Stays, rows: int, begin: float) -> None:
     """One collection for all bars: thousands of patches would take minutes. Of too many the longest are drawn."""
     chosen = np.flatnonzero((stays.gpu < rows) & (stays.ends > stays.begins))
     if len(chosen) > MOST_BARS:
         lengths = (stays.ends - stays.begins)[chosen]
         chosen = np.sort(chosen[np.argsort(-lengths, kind="stable")[:MOST_BARS]])
-    left, right = (stays.begins[chosen] - begin) / size, (stays.ends[chosen] - begin) / size
+    left, right = stays.begins[chosen] - begin, stays.ends[chosen] - begin
     top, bottom = stays.gpu[chosen], np.minimum(stays.gpu[chosen] + stays.gpus[chosen], rows)
     corners = np.stack([np.stack(point, axis=-1) for point in ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1)
     colours = [PALETTE[job % len(PALETTE)] for job in stays.job[chosen].tolist()]
@@ -202,18 +197,18 @@ def bars(study: Comparison) -> Figure | None:
 def _panel(axes: Axes, panel: Panel, labels: Sequence[str], named: bool) -> None:
     values = np.array([np.nan if value is None else value for value in panel.values], dtype=float)
     spread = np.array([0.0 if value is None else value for value in panel.spread], dtype=float)
-    size, name = unit(float(np.nanmax(values))) if panel.is_time else (1.0, "")
     places = np.arange(len(labels))
-    errors = spread / size if spread.any() else None
+    errors = spread if spread.any() else None
     colours = [_look(place)[0] for place in range(len(labels))]
-    axes.barh(places, np.nan_to_num(values) / size, xerr=errors, color=colours, height=0.7, error_kw={"elinewidth": 1.0, "ecolor": INK})
+    axes.barh(places, np.nan_to_num(values), xerr=errors, color=colours, height=0.7, error_kw={"elinewidth": 1.0, "ecolor": INK})
     axes.set_yticks(places, [label(text, 24) for text in labels] if named else [""] * len(labels))
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, None if np.nan_to_num(values).any() else 1)
     if panel.is_share:
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    axes.set_title(f"{panel.title} ({name})" if name else panel.title, size=FONT, loc="left")
+    name = f" ({durations(axes, float(np.nanmax(values)), 4)})" if panel.is_time else ""
+    axes.set_title(f"{panel.title}{name}", size=FONT, loc="left")
     finish(axes, grid="x")
 
 

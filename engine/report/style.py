@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from datetime import datetime, tzinfo
 
 from matplotlib import dates, font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
 from ...policies.contract import Floats
 
@@ -18,7 +20,16 @@ WIDTH = 9.0  #: inches
 DPI = 160  #: of a PNG
 FONT = 9.0  #: points
 _DAY = 86_400.0
-_UNITS = ((2 * _DAY, _DAY, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"))
+_SECOND, _MINUTE, _HOUR = (1.0, "s"), (60.0, "min"), (3600.0, "h")
+_UNITS = ((2 * _DAY, (_DAY, "d")), (2 * 3600.0, _HOUR), (120.0, _MINUTE))
+_ROUND = {"s": (10, 15, 20, 30), "min": (10, 15, 20, 30), "h": (3, 6, 12), "d": ()}  #: steps that divide the next unit
+_FINEST = 0.001  #: s; nothing is measured finer
+_LAST_DECIMAL = {"s": 5, "min": 5, "h": 2, "d": math.inf}  #: the steps up to which tens read as well
+#: Of a logarithmic axis.
+_LOG_TICKS = {
+    0.01: "0.01 s", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h", 6 * 3600.0: "6 h", _DAY: "1 d",
+    10 * _DAY: "10 d", 100 * _DAY: "100 d", 1000 * _DAY: "1000 d",
+}  # fmt: skip
 
 
 def figure(height: float) -> Figure:
@@ -72,9 +83,29 @@ def legend_above(axes: Axes, columns: int) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False, fontsize=FONT - 1)
 
 
-def unit(longest: float) -> tuple[float, str]:
-    """Seconds of the unit in which durations up to ``longest`` read well, and its name."""
-    return next(((size, name) for above, size, name in _UNITS if longest >= above), (1.0, "seconds"))
+def durations(axes: Axes, longest: float, most: int = 8) -> str:
+    """Seconds up to ``longest`` along x, at most so many steps of them, told in the unit in which they read well; its name."""
+    size, name = next((unit for above, unit in _UNITS if longest >= above), _SECOND)
+    axes.xaxis.set_major_locator(MultipleLocator(_step(longest / size / most, name) * size))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds / size:.6g}"))
+    return name
+
+
+def _step(least: float, name: str) -> float:
+    """Distance of the ticks, in units: one of 1, 2 and 5, or what divides the next unit."""
+    least = max(least, _FINEST)
+    power = 10.0 ** math.floor(math.log10(least))
+    decimal = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
+    steps = [float(step) for step in _ROUND[name] if step >= least]
+    return steps[0] if steps and decimal > _LAST_DECIMAL[name] else decimal
+
+
+def log_durations(axes: Axes) -> None:
+    """Seconds along a logarithmic x."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(list(_LOG_TICKS)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: _LOG_TICKS.get(seconds, "")))
 
 
 @functools.cache

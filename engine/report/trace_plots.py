@@ -9,21 +9,18 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ...policies.contract import Floats
+from .. import format as fmt
 from ..traces.describe import OFTEN, Description, Group, Request, by_request, cdf
-from .style import BLUE, DPI, GREEN, INK, ORANGE, VERMILION, figure, finish, label, legend_above, unit
+from .style import BLUE, DPI, GREEN, INK, ORANGE, VERMILION, durations, figure, finish, label, legend_above, log_durations
 
-_HOUR, _DAY = 3600.0, 86_400.0
+_HOUR = 3600.0
 _MOST_REQUESTS = 10
 _MOST_GROUPS = 12
 _MOST_DRAWN = 2000  #: values of a violin
 _MOST_STEPS = 4000  #: of a curve over time: more than a figure has dots across
-_TICKS = {
-    1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", _HOUR: "1 h", 10 * _HOUR: "10 h", _DAY: "1 d", 10 * _DAY: "10 d",
-    100 * _DAY: "100 d"
-}  # fmt: skip
 
 
 def duration(of: Description) -> Figure | None:
@@ -35,26 +32,21 @@ def duration(of: Description) -> Figure | None:
     seconds, share = cdf(of.duration)
     if float(of.duration.max()) > 100 * max(float(of.duration.min()), 1.0):
         seconds = np.maximum(seconds, 1.0)
-        axes.set_xscale("log")
-        shown = [tick for tick in _TICKS if seconds[0] <= tick <= seconds[-1] * 1.05]
-        axes.xaxis.set_major_locator(FixedLocator(shown))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: _TICKS.get(tick, "")))
-        size, name = 1.0, ""
+        log_durations(axes)
+        name = ""
     else:
-        size, name = unit(float(seconds[-1]))
-    axes.step(np.concatenate([seconds[:1], seconds]) / size, np.concatenate([[0.0], share]), where="post", color=BLUE, linewidth=1.8)
-    _marks(axes, of.duration, size)
-    axes.set_xlabel(f"duration ({name})" if name else "duration")
+        name = f" ({durations(axes, float(seconds[-1]))})"
+    axes.step(np.concatenate([seconds[:1], seconds]), np.concatenate([[0.0], share]), where="post", color=BLUE, linewidth=1.8)
+    _marks(axes, of.duration)
+    axes.set_xlabel(f"duration{name}")
     _share_axis(axes, f"jobs (n = {len(of.duration)})")
     return _finished(made, axes, 2)
 
 
-def _marks(axes: Axes, seconds: Floats, size: float) -> None:
+def _marks(axes: Axes, seconds: Floats) -> None:
     for share, words, style in ((0.5, "median", "--"), (0.99, "p99", ":")):
         at = float(np.quantile(seconds, share))
-        long, name = unit(at)
-        axes.axvline(max(at, 1.0) / size, color=INK, linestyle=style, linewidth=1.0, label=f"{words} {at / long:.3g} {name}")
+        axes.axvline(max(at, 1.0), color=INK, linestyle=style, linewidth=1.0, label=f"{words} {fmt.duration(at)}")
 
 
 def _share_axis(axes: Axes, words: str) -> None:
@@ -147,16 +139,20 @@ def arrivals(of: Description) -> Figure | None:
         finish(axes)
         legend_above(axes, 2)
     top.set_ylim(bottom=0)
-    bottom.set_xlabel("days from the start of the trace")
+    _from_the_start(bottom, edges)
     return made
 
 
 def _steps(values: Floats, start: float, bucket: float) -> tuple[Floats, Floats]:
-    """A series to draw and its edges in days; where it is long, the means of so many buckets together."""
+    """A series to draw and its edges; where it is long, the means of so many buckets together."""
     width = -(-len(values) // _MOST_STEPS)
     firsts = np.arange(0, len(values), width)
     means = np.add.reduceat(values, firsts) / np.diff(firsts, append=len(values))
-    return means, (start + np.append(firsts, len(values)) * bucket) / _DAY
+    return means, start + np.append(firsts, len(values)) * bucket
+
+
+def _from_the_start(axes: Axes, edges: Floats) -> None:
+    axes.set_xlabel(f"time from the start of the trace ({durations(axes, float(edges[-1] - min(edges[0], 0.0)))})")
 
 
 def demand(of: Description) -> Figure | None:
@@ -169,7 +165,7 @@ def demand(of: Description) -> Figure | None:
     gpus, edges = _steps(found.gpus, found.start, found.bucket)
     axes.stairs(gpus, edges, fill=True, color=BLUE, alpha=0.3, label="demanded")
     if of.mean_demand is not None:
-        last = float(of.submitted[-1]) / _DAY
+        last = float(of.submitted[-1])
         axes.plot(
             [edges[0], last],
             [of.mean_demand] * 2,
@@ -182,7 +178,7 @@ def demand(of: Description) -> Figure | None:
         axes.axhline(of.capacity, color=VERMILION, linewidth=1.2, label=f"{of.capacity} GPUs of the cluster")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("GPUs")
-    axes.set_xlabel("days from the start of the trace")
+    _from_the_start(axes, edges)
     return _finished(made, axes, 3)
 
 
