@@ -265,7 +265,7 @@ def test_policies_are_told_without_a_daemon(home: Home, folder: Folder, capsys: 
     assert "In force\nnot known: no daemon answers" in out
     assert json.loads(stoker("list", "--json")[1])["pools"] is None
     code, out, _ = stoker("show", "srtf")
-    assert code == 0 and "hysteresis" in out and "never in force" not in out
+    assert code == 0 and "hysteresis" in out and "never set" not in out
     code, out, _ = stoker("show", folder.name)
     assert code == 0 and "patience" in out and "Nobody ever starts." in out
     code, _, err = stoker("show", "nowhere_at_all:Policy")

@@ -153,11 +153,14 @@ def show_(app: App, name: str) -> Answer:
             write(f"\ncode {_code(found)}\n")
         section("Configuration")
         print_table(found["config"], _key_columns(pools or ()), "nothing to configure")
+        if pools:
+            section("In force")
+            print_table(pools, pool_columns(pools, time.time()), "")
         section("History")
         if history is None:
             write(f"not known: {missed}\n")
         else:
-            print_table(history, pool_columns(history, time.time()), "it was never in force")
+            print_table(history, pool_columns(history, time.time()), "it was never set")
 
     return Answer({**found, "pools": pools, "history": history}, show)
 

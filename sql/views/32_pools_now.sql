@@ -24,7 +24,7 @@ FROM offered o FULL JOIN asked a USING (pool) FULL JOIN governed p USING (pool)
 ORDER BY pool;
 COMMENT ON VIEW pools_now IS 'Every pool as it is now: policy, GPUs, and what waits for them';
 COMMENT ON COLUMN pools_now.pool IS 'Pool';
-COMMENT ON COLUMN pools_now.policy IS 'Policy in force';
+COMMENT ON COLUMN pools_now.policy IS 'Policy that was set for it, NULL: that of config.toml';
 COMMENT ON COLUMN pools_now.gpus IS 'GPUs and slots that are there';
 COMMENT ON COLUMN pools_now.busy IS 'Of these, held by a lease';
 COMMENT ON COLUMN pools_now.free IS 'Of these, ready for a job';
