@@ -20,7 +20,7 @@ import duckdb
 import msgspec
 import numpy as np
 import pytest
-from stoker.engine.report import Table, summary, write_report
+from stoker.engine.report import Table, read_report, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.rows import plain
 from stoker.engine.sqlfiles import MIGRATIONS
@@ -201,7 +201,7 @@ def report(database: Database) -> Report:
 
 
 def test_summary_is_what_hand_computation_gives(database: Database) -> None:
-    found = summary(database, now=T0 + 500)
+    found = read_report(database, now=T0 + 500).summary
     assert found["jobs"] == {"total": 6, "completed": 4, "failed": 1, "cancelled": 1, "running": 0, "waiting": 0}
     # JCTs 120, 110, 30, 130; waits 38, 10, 2, 110, 30, 20.
     assert found["jct"] == pytest.approx({"mean": 97.5, "median": 115.0, "p99": 129.7, "max": 130.0})
@@ -244,9 +244,9 @@ def test_queue_and_utilisation_over_time(report: Report) -> None:
 
 
 def test_scope_by_time_and_by_jobs(database: Database) -> None:
-    later = summary(database, since=T0 + 115, now=T0 + 500)
+    later = read_report(database, since=T0 + 115, now=T0 + 500).summary
     assert (later["jobs"]["total"], later["jobs"]["completed"], later["begin"] - T0) == (3, 2, 115.0)
-    chosen = summary(database, jobs=[2, 3], now=T0 + 500)
+    chosen = read_report(database, jobs=[2, 3], now=T0 + 500).summary
     assert (chosen["jobs"]["total"], chosen["jct"]["mean"], chosen["reward"]["earned"]) == (2, 70.0, 5.0)
     bars = collect(database, Scope.of(None, [2, 3], T0 + 500)).bars
     assert {bar["job_id"] for bar in bars if bar["chosen"]} == {2, 3}
@@ -314,7 +314,7 @@ def png_size(image: bytes) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def page(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(database, tmp_path_factory.mktemp("module") / "report", title="Demo", now=T0 + 500)
+    return write_report(read_report(database, now=T0 + 500), tmp_path_factory.mktemp("module") / "report", title="Demo")
 
 
 def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
@@ -334,16 +334,16 @@ def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
 
 def test_no_job_at_all(tmp_path: Path) -> None:
     database = Database(History(slots=0))
-    page = write_report(database, tmp_path, title="Nothing yet", now=T0)
+    page = write_report(read_report(database, now=T0), tmp_path, title="Nothing yet")
     assert {file.name for file in tmp_path.iterdir()} == {"index.html"}
     assert "No job has completed." in page.read_text() and "No lease was granted" in page.read_text()
-    found = summary(database, now=T0)
+    found = read_report(database, now=T0).summary
     assert (found["jobs"]["total"], found["jct"]["mean"], found["gpus"]["leased"], found["makespan"]) == (0, None, None, None)
 
 
 def test_figures_that_no_longer_apply_are_removed(page: Path, tmp_path: Path) -> None:
     shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
-    write_report(Database(History(slots=0)), tmp_path, title="b", now=T0)
+    write_report(read_report(Database(History(slots=0)), now=T0), tmp_path, title="b")
     assert {file.name for file in tmp_path.iterdir()} == {"index.html"}
 
 
@@ -353,7 +353,7 @@ def test_one_job_with_hostile_texts_and_a_loss_that_is_never_a_number(tmp_path: 
     lease = made.run(1, [0], 0, 0, 0, "oom", "failed")
     for step in range(3):
         made.loss(1, lease, step, math.nan, step)
-    page = write_report(Database(made), tmp_path, title="<script>title", now=T0)
+    page = write_report(read_report(Database(made), now=T0), tmp_path, title="<script>title")
     parsed = read(page)
     assert {"script", "b", "i"}.isdisjoint(parsed.tags)
     assert "<b>ada" in parsed.cells
@@ -365,7 +365,7 @@ def test_a_long_reason_has_a_row_of_its_own_and_only_numbers_are_not_broken(tmp_
     made = History()
     reason = "exit code 3: " + "x" * 400
     made.job(1, "a-name-" * 12, 0, 0, state="failed", finished_at=5.0, outcome="failed", state_reason=reason)
-    page = write_report(Database(made), tmp_path, title="Long", now=T0 + 9).read_text()
+    page = write_report(read_report(Database(made), now=T0 + 9), tmp_path, title="Long").read_text()
     assert f"<tr class=note><td colspan=14>{reason}\n" in page
     assert f'<td data-name="name">{"a-name-" * 12}' in page  # on a narrow screen each cell says what it is
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)  # type: ignore[union-attr]
@@ -404,7 +404,7 @@ def test_more_jobs_than_a_page_lists_are_aggregated(tmp_path: Path) -> None:
     assert sum(row["jobs"] for row in {row["label"]: row for row in found.waits}.values()) == 600
     assert len({row["job_id"] for row in found.curves}) == 12
     assert len(found.jobs) == 500
-    page = write_report(database, tmp_path, title="Many jobs", now=T0 + 1e7)
+    page = write_report(read_report(database, now=T0 + 1e7), tmp_path, title="Many jobs")
     assert "The newest 500 of 600." in page.read_text()
     assert page.stat().st_size < 3_000_000
     assert all(png_size(image)[1] < 2000 for image in read(page).images)
@@ -423,7 +423,7 @@ def test_distribution_keeps_its_ends_when_it_is_thinned(monkeypatch: pytest.Monk
 def test_an_answer_cut_short_is_said(tmp_path: Path) -> None:
     cut = Database(small())
     cut.most = 5
-    assert "cut off" in write_report(cut, tmp_path, title="t", now=T0 + 500).read_text()
+    assert "cut off" in write_report(read_report(cut, now=T0 + 500), tmp_path, title="t").read_text()
 
 
 def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
@@ -442,7 +442,7 @@ def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
                          unit=unit, value=seq, action=1, wanted=seq, items=9.0, starved=0.0, blocked=0.0, queue=0, queue_bytes=0,
                          throughput=9.0, refused="no" if seq == 3 else None, **whole)  # fmt: skip
     database = Database(made)
-    page = write_report(database, tmp_path, title="Demo", now=T0 + 500)
+    page = write_report(read_report(database, now=T0 + 500), tmp_path, title="Demo")
     assert "Of cnn #2, whose tuner told last" in page.read_text()
     width, height = png_size((tmp_path / "pipeline.png").read_bytes())
     assert width == 1440 and height < 2000

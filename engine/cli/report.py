@@ -46,7 +46,7 @@ def report(app: App, jobs: tuple[str, ...], out: Path, since: str | None, title:
 
     GPUs by time, completion times, waiting by reason, utilisation and loss curves; of all jobs, or of those named.
     """
-    from ..report import Table, summary, write_report
+    from ..report import Table, read_report, write_report
 
     def query(name: str, values: Mapping[str, object]) -> Table:
         answer = app.client.post("/v1/report", {"query": name, "values": values}, timeout=QUERY_TIMEOUT)
@@ -55,12 +55,12 @@ def report(app: App, jobs: tuple[str, ...], out: Path, since: str | None, title:
     now = time.time()
     begin = since_option(since, now)
     ids = [app.client.get(job_path(ref))["job"]["id"] for ref in jobs] if jobs else None
+    found = read_report(query, since=begin, jobs=ids, now=now)
     try:
-        index = write_report(query, out, title=title, since=begin, jobs=ids, now=now)
+        index = write_report(found, out, title=title)
     except OSError as error:
         raise UsageError(f"--out: cannot write {out}: {error.strerror}") from None
-    numbers = summary(query, since=begin, jobs=ids, now=now)
-
+    numbers = found.summary
     return Answer({"page": str(index), **numbers}, lambda: print_facts([("page", str(index)), *_facts(numbers)]))
 
 

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from .data import Query, Scope, Table, collect
+from .data import Query, Report, Scope, Table, collect
 
-__all__ = ["Query", "Table", "summary", "write_report"]
-
-
-def summary(query: Query, *, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None) -> dict[str, Any]:
-    """The numbers of a report as plain values; None where there is nothing to take a mean of."""
-    return collect(query, Scope.of(since, jobs, now)).summary
+__all__ = ["Query", "Report", "Table", "read_report", "write_report"]
 
 
-def write_report(
-    query: Query, out: Path, *, title: str, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None
-) -> Path:
+def read_report(query: Query, *, since: float | None = None, jobs: Sequence[int] | None = None, now: float | None = None) -> Report:
+    """All that a report shows; its ``summary`` has the numbers as plain values, None where there is nothing to take a mean of."""
+    return collect(query, Scope.of(since, jobs, now))
+
+
+def write_report(report: Report, out: Path, *, title: str) -> Path:
     """Write the figures as PNG and ``index.html`` into the directory ``out``; the path of the page."""
     from . import page, plots  # matplotlib takes a second to load
 
-    scope = Scope.of(since, jobs, now)
-    report = collect(query, scope)
     out.mkdir(parents=True, exist_ok=True)
     index = out / "index.html"
-    index.write_text(page.render(report, title, plots.write(report, out), scope.now), encoding="utf-8")
+    index.write_text(page.render(report, title, plots.write(report, out)), encoding="utf-8")
     return index

@@ -102,6 +102,7 @@ class Report:
 
     begin: float
     end: float
+    made_at: float
     summary: dict[str, Any]
     jobs: list[dict[str, Any]]  #: newest first, at most MOST_JOBS
     gpus: list[dict[str, Any]]
@@ -231,6 +232,7 @@ def collect(query: Query, scope: Scope) -> Report:
     return Report(
         begin=begin,
         end=end,
+        made_at=scope.now,
         summary=summary,
         jobs=jobs,
         gpus=gpus,

@@ -22,20 +22,20 @@ SECTIONS = {
 }
 
 
-def render(report: Report, title: str, images: Mapping[str, bytes], made_at: float) -> str:
+def render(report: Report, title: str, images: Mapping[str, bytes]) -> str:
     """The page. Every text from the database is escaped."""
     figures = "".join(_figure(report, name, images.get(name)) for name in SECTIONS)
     cut = "<p class=bad>Some answers of the daemon were cut off at its row limit: the figures show a part.</p>" if report.truncated else ""
-    return document(title, _span(report, made_at), f"{cut}<dl>\n{_tiles(report)}</dl>\n{figures}{_jobs(report)}")
+    return document(title, _span(report), f"{cut}<dl>\n{_tiles(report)}</dl>\n{figures}{_jobs(report)}")
 
 
 def _clock(moment: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return fmt.MISSING if moment is None else datetime.fromtimestamp(moment).astimezone().strftime(form)
 
 
-def _span(report: Report, made_at: float) -> str:
+def _span(report: Report) -> str:
     name = zone(report.end)[1]
-    return f"{_clock(report.begin)} to {_clock(report.end)}, made {_clock(made_at)}; times are {name}."
+    return f"{_clock(report.begin)} to {_clock(report.end)}, made {_clock(report.made_at)}; times are {name}."
 
 
 def _tiles(report: Report) -> str:
