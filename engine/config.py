@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from typing import Annotated
 
 import msgspec
 
 from ..policies import registry
 from .errors import UsageError
+from .fieldnames import with_meant
 from .fleet import SILENT_AFTER
 from .home import Home
 from .spec.cron import normalise
@@ -77,6 +76,12 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queries: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  #: ad-hoc statements that run at a time; users take turns
 
 
+class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What tokens may do beyond their role."""
+
+    team: bool = False  #: tokens of role submit act on everybody's jobs, schedules and traces, and submit in anybody's name
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: PolicyDefault = PolicyDefault()
     guards: Guards = Guards()
@@ -85,6 +90,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()
     limits: Limits = Limits()
+    access: Access = Access()
 
 
 def load(home: Home) -> Config:
@@ -120,12 +126,4 @@ def _check(home: Home, config: Config) -> None:
 
 def _words(message: str) -> str:
     """msgspec's message with the nearest known key."""
-    message = message.replace(f"`str` matching regex {_MEMORY!r}", "a size such as 2GiB")
-    unknown = re.search(r"unknown field `(\w+)`", message)
-    if not unknown:
-        return message
-    known = {
-        name for kind in (Config, PolicyDefault, Guards, RetentionDays, Runners, Hook, Backup, Limits) for name in kind.__struct_fields__
-    }
-    near = difflib.get_close_matches(unknown[1], known, n=1)
-    return message + (f" (did you mean {near[0]!r}?)" if near else "")
+    return with_meant(message.replace(f"`str` matching regex {_MEMORY!r}", "a size such as 2GiB"), Config)

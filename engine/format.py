@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from .spec.units import EARLIEST, LATEST
+
 MISSING = "–"
 _STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -61,9 +63,14 @@ def expectation(row: Mapping[str, Any]) -> str:
     return f"to reach {row['metric']} {row['target']:g} at step ~{step} ({low} to {high}), {likely}"
 
 
+def local(ts: float) -> datetime:
+    """Local time; of a moment beyond all dates, which an older daemon may have stored, the nearest date."""
+    return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST)).astimezone()
+
+
 def clock(ts: float | None) -> str:
     """Local time to the second."""
-    return MISSING if ts is None else datetime.fromtimestamp(ts).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return MISSING if ts is None else local(ts).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment(ts: float | None, now: float) -> str:

@@ -7,6 +7,7 @@ carries the node's session; every report carries the lease, which is the fencing
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,20 @@ import msgspec
 #: What the tables can hold: a value beyond would make the whole report unacceptable, so it is refused where it is read.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=4e9)]  #: seconds since the epoch
+Small = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+LARGEST = 1e300
+Figure = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]  #: a finite number
+MOST_WORDS = 2000  #: characters of a message
+LONGEST_NAME = 200  #: characters of the name of a metric, a stage and the like
+MOST_VALUES = 1000  #: of one record
+Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+PathName = Annotated[str, msgspec.Meta(max_length=4096)]
+
+#: what a runner may be called: its name stands in file names, GPU ids and messages
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
@@ -22,10 +37,10 @@ HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/re
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str  #: UUID, or NODE/cpuN for a CPU slot
-    index: int
+    index: Whole
     kind: Literal["cuda", "cpu"]
     name: str
-    memory: int = 0  #: bytes
+    memory: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0  #: bytes
     health: Literal["ok", "dirty", "quarantined", "missing"] = "ok"
     note: str | None = None
 
@@ -38,13 +53,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     host: str
     boot_id: str
-    pid: int
-    pid_started: float
+    pid: Count
+    pid_started: Figure
     home: str
     address: str
     pool: str
     gpus: list[GpuInfo]
-    leases: list[int]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
+    leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +72,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     session: int
     version: int  #: of the last answer; the daemon holds the request until it has another, or ``wait`` is over
-    wait: float
+    wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     sends_logs: bool = False  #: it answers the ``logs`` of `Assignments`
 
 
@@ -116,14 +131,14 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a worker. Sent until acknowledged; taken at most once a state."""
 
-    lease: int
+    lease: Count
     state: Literal["starting", "running", "exited"]
     ts: Time
-    pid: int | None = None
-    pid_started: float | None = None
-    boot_id: str | None = None
-    run_dir: str | None = None
-    exit_code: int | None = None  #: negative: signal
+    pid: Count | None = None
+    pid_started: Figure | None = None
+    boot_id: Name | None = None
+    run_dir: PathName | None = None
+    exit_code: Whole | None = None  #: negative: signal
     outcome: Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"] | None = None  #: exited
     message: str | None = None  #: what happened and the remedy, in words
 
@@ -138,12 +153,6 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     communication: Seconds | None = None  #: seconds that each rank after the first adds to it; None: there was one rank
     steps: Count  #: that were measured
     memory: Count | None = None  #: peak GPU memory of a rank, bytes
-
-
-Figure = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  #: a finite number
-Words = Annotated[str, msgspec.Meta(max_length=2000)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class PipelineStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -187,7 +196,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: Count
     ts: Time
     step: Count
-    values: dict[str, float] = {}
+    values: Annotated[dict[Name, Figure], msgspec.Meta(max_length=MOST_VALUES)] = {}
     total: Count | None = None  #: steps in all, when the job knows
     checkpoint: Count | None = None  #: step of the checkpoint that has just been made durable
     memory: Count | None = None  #: peak GPU memory, bytes
@@ -196,8 +205,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
-    lease: int
-    rank: int
+    lease: Count
+    rank: Small
     records: list[Record]
 
 
@@ -207,10 +216,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     ts: Time
     gpu: str
     lease: Count | None = None
-    utilisation: float | None = None  #: 0 to 1
+    utilisation: Figure | None = None  #: 0 to 1
     memory_used: Count | None = None
-    power: float | None = None
-    temperature: float | None = None
+    power: Figure | None = None
+    temperature: Figure | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .spec.units import EARLIEST, LATEST
 from .sqlfiles import sql
 from .store.store import Store
 
@@ -25,6 +26,8 @@ def plain(value: Any, kind: str = "") -> Any:
     """A value as JSON can hold it."""
     if isinstance(value, datetime.datetime):
         return value.replace(tzinfo=datetime.UTC).timestamp()
+    if isinstance(value, str) and kind == "TIMESTAMP":  # DuckDB's word for a moment beyond Python's dates
+        return EARLIEST if "BC" in value else LATEST
     if isinstance(value, str) and kind == "JSON":
         return json.loads(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -19,7 +19,6 @@ import argparse
 import fcntl
 import logging
 import os
-import re
 import select
 import shutil
 import signal
@@ -34,9 +33,9 @@ from typing import IO
 from .. import __version__
 from ..engine import identity
 from ..engine.client import Client
-from ..engine.errors import Conflict, Stale, StokerError
+from ..engine.errors import Conflict, Stale, StokerError, UsageError
 from ..engine.home import Home
-from ..engine.protocol import VERSION, Assignment, Assignments, Hello, Welcome
+from ..engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
 from ..engine.streams import steady_stderr
 from . import processes
 from .devices import Devices, find
@@ -432,6 +431,15 @@ def _gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
+def _require_names(node: str, pool: str, home: Home) -> None:
+    """What the daemon would refuse, before files are made by these names."""
+    for option, name in (("--node", node), ("--pool", pool)):
+        if not NODE.fullmatch(name):
+            raise UsageError(f"{option}: {name[:60]!a} is no name: {NODE_FORM}")
+    if not str(home.path).isprintable():
+        raise UsageError(f"--home: {ascii(str(home.path))[:200]} is not printable UTF-8 text; choose another directory")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker runner", description="Run the agent of this host.")
     parser.add_argument("--home", type=Path, help="state directory; by default that of the daemon on this host")
@@ -441,19 +449,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
     given = parser.parse_args(argv)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", given.node):
-        parser.error(f"--node {given.node!r}: letters, digits, '.', '_' and '-' only")
     steady_stderr()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:
+        _require_names(given.node, given.pool, home)
         options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address)
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
         agent.run()
     except StokerError as error:
-        sys.stderr.write(f"stoker runner: {error}\n")
+        sys.stderr.write(f"stoker runner: {' '.join(str(error).split())}\n")
         return error.exit_code
     return 0
 

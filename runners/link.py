@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ..engine.client import Client
-from ..engine.errors import Conflict, NotFound, Stale, StokerError, Unauthorized, UsageError
+from ..engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
 from ..engine.protocol import (
     HELLO,
     POLL,
@@ -35,7 +35,7 @@ log = logging.getLogger("stoker.runner")
 
 #: what no repetition mends: the session is somebody else's, the daemon does not know us, or does not let us
 FATAL = (Stale, NotFound, Unauthorized)
-REFUSED = (*FATAL, UsageError, Conflict)  #: at the hello also: another protocol, a node that is somebody else's
+REFUSED = (*FATAL, UsageError, Conflict, LimitExceeded)  #: at the hello also: another protocol, a name or GPUs that it may not have
 
 _TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
 _RECORDS = 20_000  #: in one report

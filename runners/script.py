@@ -23,6 +23,7 @@ from .rundir import CPUS, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _TAIL = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
+_LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all the rest
 _MEMORY_INTERVAL = 1.0  #: seconds between looks at the peak of GPU memory, which cost more than a record
 
 
@@ -243,6 +244,9 @@ def _listen(state: _State) -> None:
 def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str, float]:
     finite: dict[str, float] = {}
     for name, value in values.items():
+        if not 0 < len(name) <= _LONGEST_NAME:
+            reports.complain("name", f"{name[:40]!r}…: a value's name has 1 to {_LONGEST_NAME} characters; it is left out")
+            continue
         try:
             number = float(value)
         except (TypeError, ValueError):

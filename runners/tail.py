@@ -6,9 +6,9 @@ again with the same ``seq``, and the daemon takes each once. Nothing is skipped,
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine.protocol import Record
+from ..engine.protocol import LARGEST, LONGEST_NAME, MOST_VALUES, Record
 from .rundir import RunDir
 
 log = logging.getLogger("stoker.runner")
@@ -97,15 +97,22 @@ def _parse(line: bytes, path: Path) -> Record | None:
     except msgspec.DecodeError:
         pass
     try:
-        return msgspec.convert(_finite(json.loads(line)), Record)
+        return msgspec.convert(_bounded(json.loads(line)), Record)
     except (ValueError, msgspec.ValidationError) as error:
         log.warning("%s: a line is not a report and is skipped: %s", path, error)
         return None
 
 
-def _finite(content: Any) -> Any:
-    """A loss that diverged is NaN or infinite, which JSON cannot say: the value is left out, the step stays."""
+def _bounded(content: Any) -> Any:
+    """A loss that diverged is NaN or infinite, which JSON cannot say: such a value is left out, the step stays.
+
+    So are values whose names are too long, and those beyond the number that one record may have.
+    """
     if isinstance(content, dict) and isinstance(content.get("values"), dict):
-        values = content["values"].items()
-        content["values"] = {k: v for k, v in values if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
+        kept = ((name, value) for name, value in content["values"].items() if value is not None and not _refused(name, value))
+        content["values"] = dict(itertools.islice(kept, MOST_VALUES))
     return content
+
+
+def _refused(name: str, value: Any) -> bool:
+    return not 0 < len(name) <= LONGEST_NAME or (isinstance(value, float) and not abs(value) <= LARGEST)

@@ -103,11 +103,11 @@ def test_a_dropped_trace_takes_its_jobs_along(store: Store) -> None:
     store.write(add_trace, request("a"))
     store.write(add_trace, request("b"))
     with pytest.raises(NotFound, match=r"there is no trace 'aa' \(did you mean 'a'\?\); 'stoker trace list' shows them"):
-        store.write(drop_trace, ("aa", "me"))
-    assert store.write(drop_trace, ("a", "me")) == {"id": 1, "name": "a", "jobs": 3}
+        store.write(drop_trace, ("aa", "me", None))
+    assert store.write(drop_trace, ("a", "me", None)) == {"id": 1, "name": "a", "jobs": 3}
     assert (count(store, "traces"), count(store, "trace_jobs")) == (1, 3)
     with pytest.raises(NotFound):
-        store.write(drop_trace, ("a", "me"))
+        store.write(drop_trace, ("a", "me", None))
     assert store.write(add_trace, request("a"))["existing"] is False
 
 

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import StokerError
+from ..errors import NotFound, StokerError
+from ..spec.tree import one_line
 from . import jobs, operators, reports, runner, simulations, traces
 from .auth import owner
 from .call import Call, Endpoint
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..daemon import Daemon
 
 log = logging.getLogger(__name__)
+LONGEST_ERROR = 2000  #: characters
 
 
 def application(daemon: Daemon, *, tcp: bool) -> Starlette:
@@ -53,10 +55,12 @@ def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable
 
 
 def failure(error: StokerError) -> Response:
-    body = msgspec.json.encode({"error": {"code": error.code, "message": str(error)}})
+    """The answer: one line, however much of the request is quoted in it."""
+    message = one_line(str(error))
+    message = message if len(message) <= LONGEST_ERROR else message[: LONGEST_ERROR - 1] + "…"
+    body = msgspec.json.encode({"error": {"code": error.code, "message": message}})
     return Response(body, status_code=error.http_status, media_type="application/json")
 
 
 async def _missing(request: Request, _: Exception) -> Response:
-    body = {"error": {"code": "not-found", "message": f"no such endpoint: {request.method} {request.url.path}; see docs/api.md"}}
-    return Response(msgspec.json.encode(body), status_code=404, media_type="application/json")
+    return failure(NotFound(f"no such endpoint: {request.method} {request.url.path[:200]}; see docs/api.md"))

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import LimitExceeded, UsageError
+from ..fieldnames import with_meant
 from ..spec.tree import shown
 from .auth import Identity
 
@@ -23,6 +24,10 @@ LARGE_BODY = 1024 * 1024  #: bytes; reading more would keep everybody else waiti
 LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is posted where there is nothing to say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request: the daemon it is for, who asks, and what with."""
@@ -30,6 +35,11 @@ class Call:
     daemon: Daemon
     who: Identity
     request: Request
+
+    @property
+    def only(self) -> str | None:
+        """The user on whose jobs alone this request may act; None: on everybody's."""
+        return None if self.who.role == "admin" or self.daemon.config.access.team else self.who.user
 
     def path(self, name: str) -> str:
         return str(self.request.path_params[name])
@@ -59,10 +69,10 @@ class Call:
             chunks.append(chunk)
         return b"".join(chunks)
 
-    async def options(self) -> dict[str, Any]:
-        """The body as an object; none at all is an empty one."""
+    async def options(self, kind: type[T]) -> T:
+        """The body as a message; none at all is an empty one. UsageError names the field."""
         body = await self.body()
-        return decode(body, dict[str, Any]) if body not in (b"", b"null") else {}
+        return decode(body if body not in (b"", b"null") else b"{}", kind)
 
     async def unless_gone(self, answer: Coroutine[Any, Any, T]) -> T:
         """Await ``answer``, but not for somebody who has closed the connection. The body must have been read."""
@@ -88,7 +98,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body or b"null", type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the request is not as it should be: {error}") from None
+        raise UsageError(f"the request is not as it should be: {with_meant(str(error), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the request is not JSON: {error}") from None
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import NotFound, UsageError, nearest
+from ..errors import NotFound, Unauthorized, UsageError, nearest
 from ..explain import expected
 from ..explain import explain as explain_job
 from ..logfile import Piece, Place, read_log
 from ..pipelines import describe
 from ..remote_logs import Source, source_of
 from ..rows import objects
-from ..spec.check import MAX_PRIORITY, require_all
+from ..spec.check import MAX_PRIORITY, require_all, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
@@ -25,21 +25,20 @@ from ..store.store import Store
 from ..workflow.control import Control, control
 from ..workflow.settings import NewSchedule, add_schedule
 from ..workflow.submit import SubmitRequest, check, submit
-from .call import Call, endpoint
+from .call import Call, Endpoint, endpoint
 
-ACTIONS = ("cancel", "hold", "release", "priority")
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 MAX_LOG_WAIT = 25.0  #: seconds
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/resolve`
 
 
-def resolve(store: Store, word: str) -> int:
+def resolve(store: Store, word: str, user: str = "") -> int:
     """Number of the job that ``word`` names: its number, its name (the newest), its array's, or the unambiguous beginning of a name.
 
-    The first task stands for an array.
+    Of several jobs of a name those of ``user`` come first. The first task stands for an array.
     """
-    found = store.rows("api/resolve", word)
+    found = store.rows("api/resolve", word, user)
     if not found:
         names = [row[0] for row in store.rows("api/recent_names")]
         near = nearest(word, names) if not word.isdigit() else ""
@@ -53,7 +52,7 @@ def resolve(store: Store, word: str) -> int:
 
 
 async def _resolve(call: Call) -> int:
-    return await asyncio.to_thread(resolve, call.daemon.store, call.path("ref"))
+    return await asyncio.to_thread(resolve, call.daemon.store, call.path("ref"), call.who.user)
 
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
@@ -61,14 +60,16 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
     await asyncio.to_thread(require_all, submission.jobs)
-    if call.who.role != "admin":  # nobody else submits in another's name
-        submission = msgspec.structs.replace(submission, jobs=[msgspec.structs.replace(job, user="") for job in submission.jobs])
+    if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
+        raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
+    if cron := submission.jobs[0].cron:
+        require_time(submission.jobs[0], time.time())
     if submission.dry_run:
         answer = await asyncio.to_thread(_dry_run, call, submission)
         await _foretell(call, submission.jobs, answer["jobs"])
         return answer
     store = call.daemon.store
-    if cron := submission.jobs[0].cron:
+    if cron:
         spec = msgspec.json.encode(submission).decode()
         new = NewSchedule(submission.jobs[0].name, cron, spec, call.who.user)
         schedule = await asyncio.wrap_future(store.submit(add_schedule, new))
@@ -79,7 +80,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
 
 def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     store = call.daemon.store
-    check(submission.jobs, dict(store.rows("store/pool_sizes")))
+    check(submission.jobs, dict(store.rows("store/pool_sizes")), time.time())
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
         state = "submitted" if spec.hold or spec.after else "pending"
@@ -203,17 +204,23 @@ async def forecast(call: Call) -> dict[str, Any]:
     return await call.daemon.admission.of_job(await _resolve(call))
 
 
-def _controller(action: str) -> Any:
+class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    array: bool = False  #: all tasks of the array that the job belongs to
+
+
+class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+
+
+def _controller(action: Literal["cancel", "hold", "release", "priority"]) -> Endpoint:
     async def act(call: Call) -> dict[str, Any]:
-        body = await call.options()
+        asked: Action = await call.options(Priority if action == "priority" else Action)
         job = await _resolve(call)
         jobs = [job]
-        if body.get("array"):
+        if asked.array:
             jobs = [row[0] for row in await asyncio.to_thread(call.daemon.store.rows, "api/array_tasks", job)] or [job]
-        priority = body.get("priority", 0)
-        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
-            raise UsageError(f"priority: {shown(priority)} is not a whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}")
-        request = Control(action, tuple(jobs), call.who.user, priority)  # type: ignore[arg-type]
+        priority = asked.priority if isinstance(asked, Priority) else 0
+        request = Control(action, tuple(jobs), call.who.user, priority, call.only)
         return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}
 
     return act
@@ -227,8 +234,8 @@ ENDPOINTS = [
     endpoint("/v1/jobs/{ref}/forecast", "read", forecast),
     endpoint("/v1/jobs/{ref}/pipeline", "read", pipeline),
     endpoint("/v1/jobs/{ref}/logs", "read", logs),
-    *(
-        endpoint(f"/v1/jobs/{{ref}}/{action}", "submit", _controller(action), ["POST"])
-        for action in ("cancel", "hold", "release", "priority")
-    ),
+    endpoint("/v1/jobs/{ref}/cancel", "submit", _controller("cancel"), ["POST"]),
+    endpoint("/v1/jobs/{ref}/hold", "submit", _controller("hold"), ["POST"]),
+    endpoint("/v1/jobs/{ref}/release", "submit", _controller("release"), ["POST"]),
+    endpoint("/v1/jobs/{ref}/priority", "submit", _controller("priority"), ["POST"]),
 ]

@@ -27,7 +27,7 @@ from ..store.maintenance import compact as compact_database
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
 from ..workflow.watch import StopAll, stop_all
 from .auth import GRANTS, digest, new_token
-from .call import Call, endpoint
+from .call import Call, Nothing, endpoint
 from .prometheus import exposition
 
 
@@ -94,9 +94,13 @@ async def list_runners(call: Call) -> dict[str, Any]:
     return {"runners": await asyncio.to_thread(objects, call.daemon.store, "api/runners")}
 
 
+class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    now: bool = False  #: its jobs are stopped, too
+
+
 async def drain(call: Call) -> dict[str, Any]:
-    body = await call.options()
-    await asyncio.to_thread(_drain, call, bool(body.get("now")))
+    asked = await call.options(Leave)
+    await asyncio.to_thread(_drain, call, asked.now)
     return {"ok": True}
 
 
@@ -109,23 +113,25 @@ def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
 
 
 async def resume(call: Call) -> dict[str, Any]:
+    await call.options(Nothing)
     node = call.path("node")
     await asyncio.to_thread(call.daemon.fleet.change, node, "up", call.who.user, f"resumed by {call.who.user}")
     return {"ok": True}
 
 
 async def stop_runner(call: Call) -> dict[str, Any]:
-    body = await call.options()
-    await asyncio.to_thread(_drain, call, bool(body.get("now")), leaving=True)
+    asked = await call.options(Leave)
+    await asyncio.to_thread(_drain, call, asked.now, leaving=True)
     return {"ok": True}
 
 
 async def forget(call: Call) -> dict[str, Any]:
+    await call.options(Nothing)
     await asyncio.to_thread(call.daemon.fleet.forget, call.path("node"), call.who.user)
     return {"ok": True}
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     query: str
     limit: int | None = None
     timeout: float | None = None
@@ -185,7 +191,7 @@ def _policies(call: Call, asked: str | None) -> dict[str, Any]:
     return {"policies": known, "pools": pools, "history": objects(call.daemon.store, "api/policy_history")}
 
 
-class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str
     pool: str = "default"
     interval: float | None = None
@@ -252,7 +258,8 @@ async def schedules(call: Call) -> dict[str, Any]:
 
 
 async def remove_schedule(call: Call) -> dict[str, Any]:
-    change = ScheduleChange(_number(call, "id"), call.who.user)
+    await call.options(Nothing)
+    change = ScheduleChange(_number(call, "id"), call.who.user, only=call.only)
     await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change))
     return {"ok": True}
 
@@ -264,13 +271,15 @@ def _number(call: Call, name: str) -> int:
     return int(given)
 
 
-class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     role: str
 
 
 async def create_token(call: Call) -> dict[str, Any]:
     asked = await call.message(TokenRequest)
+    if not NAME.fullmatch(asked.name):  # it is also the user of what the token submits
+        raise UsageError(f"name: {shown(asked.name)} is no name for a token: up to 100 letters, digits, '.', '_' and '-'")
     roles = [role for role in GRANTS if role != "none"]
     if asked.role not in roles:
         raise UsageError(f"role: {asked.role!r} is not one of {', '.join(roles)}")
@@ -284,11 +293,12 @@ async def list_tokens(call: Call) -> dict[str, Any]:
 
 
 async def remove_token(call: Call) -> dict[str, Any]:
+    await call.options(Nothing)
     await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user)))
     return {"ok": True}
 
 
-class BackupRequest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str | None = None
 
 
@@ -298,10 +308,11 @@ async def backup(call: Call) -> dict[str, Any]:
 
 
 async def compact(call: Call) -> dict[str, Any]:
+    await call.options(Nothing)
     return await asyncio.to_thread(compact_database, call.daemon.store, call.daemon.home)
 
 
-class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runners: bool = False
     workers: bool = False
 

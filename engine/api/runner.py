@@ -7,13 +7,15 @@ from typing import Any
 
 from .. import protocol
 from ..errors import Stale
-from ..protocol import Hello, LogPiece, Poll, Report, Welcome
-from ..workflow import runners
+from ..protocol import VERSION, Hello, LogPiece, Poll, Report, Welcome
+from ..workflow import offers, runners
 from .call import Call, endpoint
 
 
 async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
+    if message.protocol == VERSION:  # of another one nothing counts but that
+        offers.require(message)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
     call.daemon.fleet.registered(message.node, session)
     interval = call.daemon.config.runners.telemetry_interval

@@ -59,7 +59,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     wall_seconds: float
 
 
-class JobColumns(msgspec.Struct, frozen=True, kw_only=True):
+class JobColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: list[Long] = []
     started: list[float | None] = []
     ended: list[float | None] = []
@@ -72,14 +72,14 @@ class JobColumns(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[bool] = []
 
 
-class UsageColumns(msgspec.Struct, frozen=True, kw_only=True):
+class UsageColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ts: list[float] = []
     busy: list[Count] = []
     running: list[Count] = []
     waiting: list[Count] = []
 
 
-class RunMessage(msgspec.Struct, frozen=True, kw_only=True):
+class RunMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: RunRow
     jobs: JobColumns = JobColumns()
     usage: UsageColumns = UsageColumns()

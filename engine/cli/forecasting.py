@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from .. import format as fmt
@@ -121,7 +120,7 @@ def _promise(forecast: Forecast, now: float) -> str:
 
 def _at(ts: float, now: float) -> str:
     """Local time, as exact as it is near."""
-    when, away = datetime.fromtimestamp(ts).astimezone(), abs(ts - now)
+    when, away = fmt.local(ts), abs(ts - now)
     return when.strftime("%H:%M:%S" if away < 3600 else "%H:%M" if away < 12 * 3600 else "%Y-%m-%d %H:%M")
 
 

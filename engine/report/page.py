@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from .. import format as fmt
@@ -30,7 +29,7 @@ def render(report: Report, title: str, images: Mapping[str, bytes]) -> str:
 
 
 def _clock(moment: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    return fmt.MISSING if moment is None else datetime.fromtimestamp(moment).astimezone().strftime(form)
+    return fmt.MISSING if moment is None else fmt.local(moment).strftime(form)
 
 
 def _span(report: Report) -> str:

@@ -20,7 +20,7 @@ from .loading import pipeline_problems, reuse_problems
 from .model import JobSpec, Stop
 from .params import variable
 from .tree import one_line, shown
-from .units import LARGEST, LONGEST, format_duration
+from .units import LARGEST, LATEST, LONGEST, format_duration
 
 MAX_GPUS = 65_536
 MAX_PRIORITY = 1_000_000
@@ -32,6 +32,8 @@ MAX_PARAMS = 1 << 16  #: bytes as JSON
 MAX_AFTER = 10_000
 MAX_LABELS = 64
 MAX_JOBS = 10_000  #: of one submission
+MAX_RUNNING = 1_000_000  #: tasks of an array at once; more than there are: no cap
+MAX_NAME = 200  #: characters of a recipe's or an entrypoint's name
 MAX_EDGES = 100_000  #: dependencies between the jobs of one submission
 CYCLE = "{} is a cycle, so none of them could start; remove one 'after'"
 
@@ -75,10 +77,24 @@ def require_all(specs: Sequence[JobSpec]) -> None:
     name, count = Counter(spec.name for spec in specs).most_common(1)[0] if specs else ("", 0)
     if count > 1:
         raise UsageError(f"jobs: {count} are called {name!r}; names of one submission must differ")
+    keys: dict[str, str] = {}
+    for spec in specs:
+        if spec.idempotency_key is not None and (first := keys.setdefault(spec.idempotency_key, spec.name)) != spec.name:
+            raise UsageError(
+                one_line(f"{spec.name}: idempotency_key: {shown(spec.idempotency_key)} is also the key of {first}; give each its own")
+            )
     if len(specs) > 1 and any(spec.cron is not None for spec in specs):
         raise UsageError("jobs: a recurring job is submitted alone")
     if cycle := find_cycle({spec.name: [item.job for item in spec.after] for spec in specs}):
         raise UsageError(f"after: {CYCLE.format(' → '.join(cycle))}")
+
+
+def require_time(spec: JobSpec, now: float) -> None:
+    """Raise a UsageError when a deadline has passed. Apart from `require`: a submission may be repeated when it has."""
+    for tier in spec.demand.tiers:
+        if tier.deadline <= now:
+            field = "deadline" if spec.demand.kind == "strict" else "soft"
+            raise UsageError(one_line(f"{spec.name}: {field}: a deadline is in the past; give a later time"))
 
 
 def _names(spec: JobSpec) -> Iterator[Problem]:
@@ -115,9 +131,9 @@ def _demand(spec: JobSpec) -> Iterator[Problem]:
         yield Problem(field, "a strict job has one deadline; use soft for several")
     elif kind == "soft" and not tiers:
         yield Problem(field, "empty; give at least one step such as {deadline: 2h, reward: 80}")
-    if not all(math.isfinite(tier.deadline) for tier in tiers):
-        yield Problem(field, "a deadline must be a finite time")
     for tier in tiers:
+        if not 0 < tier.deadline < LATEST:  # NaN is not either
+            yield Problem(field, f"{tier.deadline:g} is no time for a deadline; give seconds since 1970, of the years to 9998")
         if not 0 < tier.reward <= MAX_REWARD:
             yield Problem(field, f"a reward must be larger than 0 and at most {MAX_REWARD:g}, not {tier.reward:g}")
     for earlier, later in itertools.pairwise(tiers):
@@ -154,10 +170,12 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("command", f"longer than {MAX_ARGUMENTS >> 10} KiB; put it into a script")
     elif spec.command is not None and (name := secrets.secret_argument(spec.command)) is not None:
         yield Problem("command", f"the value of {name} {secrets.ADVICE}")
-    if spec.entrypoint is not None and not _ENTRYPOINT.fullmatch(spec.entrypoint):
+    if spec.entrypoint is not None and not (len(spec.entrypoint) <= MAX_NAME and _ENTRYPOINT.fullmatch(spec.entrypoint)):
         yield Problem("entrypoint", f"must be module:function, such as mypackage.train:build, not {shown(spec.entrypoint)}")
     if spec.recipe is not None and not spec.recipe.strip():
         yield Problem("recipe", "empty; give the name of a recipe")
+    elif spec.recipe is not None and not (len(spec.recipe) <= MAX_NAME and spec.recipe.isprintable()):
+        yield Problem("recipe", f"must be the name of a recipe, not {shown(spec.recipe)}")
 
 
 def _loading(spec: JobSpec) -> Iterator[Problem]:
@@ -271,8 +289,10 @@ def _array(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("array", "array_index and array_size belong together")
     elif index is not None and size is not None and not 0 <= index < size:
         yield Problem("array", f"task {index} of {size} tasks: tasks count from 0")
-    if cap is not None and cap < 1:
-        yield Problem("array.max_running", f"must be at least 1, not {cap}")
+    elif size is not None and size > MAX_JOBS:
+        yield Problem("array", f"{size} tasks; an array has at most {MAX_JOBS}")
+    if cap is not None and not 1 <= cap <= MAX_RUNNING:
+        yield Problem("array.max_running", f"must be between 1 and {MAX_RUNNING}, not {cap}")
 
 
 def _recurring(spec: JobSpec) -> Iterator[Problem]:

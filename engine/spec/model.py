@@ -166,7 +166,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.demand.tiers[-1].deadline if self.demand.tiers else None
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a submission came from, so that what runs is what was submitted."""
 
     argv: list[str]
@@ -177,7 +177,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request to `POST /v1/jobs`: a job, or all the tasks of an array job, or a recurring job."""
 
     jobs: list[JobSpec]

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 LONGEST = 100 * 365 * 86_400.0  #: a hundred years: longer is a slip, and would leave the range of dates
 LARGEST = 1 << 50  #: 1 PiB
+#: the beginnings of the years 2 and 9999: between them every moment is a date in every time zone
+EARLIEST, LATEST = -62_104_060_800.0, 253_370_764_800.0
 
 _SECONDS = {"w": 604_800.0, "d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|[wdhms])", re.ASCII)
@@ -124,5 +126,5 @@ def clock(text: str, forms: str = TIME_FORMS) -> float:
 
 
 def format_clock(ts: float) -> str:
-    """ISO time in UTC to the millisecond, which `clock` reads as the same number."""
-    return datetime.fromtimestamp(ts, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """ISO time in UTC to the millisecond, which `clock` reads as the same number; of what is no date the nearest one."""
+    return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,7 +15,9 @@ from ..sim.workload import Workload, make_workload
 DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
 
 
-class TraceJob(msgspec.Struct, kw_only=True, gc=False):  # in no cycle: the garbage collector need not walk a million of them
+class TraceJob(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
+):  # in no cycle: the garbage collector need not walk a million of them
     """One job; the fields are the columns of `trace_jobs`, where they are explained. Times are seconds."""
 
     key: str
@@ -39,7 +41,7 @@ class TraceJob(msgspec.Struct, kw_only=True, gc=False):  # in no cycle: the garb
     raw: dict[str, str] | None = None
 
 
-class Trace(msgspec.Struct, kw_only=True):
+class Trace(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A trace with its jobs in the order of their submission; the other fields are the columns of `traces`."""
 
     name: str

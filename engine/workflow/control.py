@@ -11,6 +11,7 @@ from ..states import FINAL, State
 from ..store.transaction import Transaction
 from .leases import Stop, stop
 from .moves import Move, move
+from .owners import require_own
 
 Job = dict[str, Any]  #: a row of `controlled_jobs`
 
@@ -21,17 +22,24 @@ class Control:
     jobs: tuple[int, ...]
     user: str
     priority: int = 0
+    only: str | None = None  #: the user whose jobs alone may be changed; None: anybody's
 
 
 def control(tx: Transaction, batch: Sequence[Control]) -> Sequence[list[dict[str, Any]] | StokerError]:
     """Do what was asked, request by request; answers with ``[{id, name, state, message}]``. Repeating an action is harmless.
 
-    The jobs of one request are changed together: an array has up to 10 000.
+    The jobs of one request are changed together, or none of them when one is somebody else's: an array has up to 10 000.
     """
     acts = {"cancel": _cancel, "hold": _hold, "release": _release, "priority": _priority}
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
         jobs = tx.objects("controlled_jobs", list(request.jobs))
+        try:
+            for job in jobs:
+                require_own(f"job {job['id']} {job['name']}", job["owner"], request.only)
+        except StokerError as error:
+            answers.append(error)
+            continue
         messages = acts[request.action](tx, jobs, request)
         states = dict(tx.execute("job_states", list(request.jobs)))
         answers.append([{"id": job["id"], "name": job["name"], "state": states[job["id"]], "message": messages[job["id"]]} for job in jobs])

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
-from ..protocol import VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
 from ..states import State
 from ..store.transaction import Transaction
 from .leases import Stop, end, stop
 from .moves import Move, move
+from .offers import require_free
 from .outcomes import End
 from .pipelines import rows_of
 from .speeds import learn_speeds
@@ -33,6 +34,11 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
                     f"runner {message.node} speaks protocol {message.protocol}, the daemon {VERSION}: install the same version of stoker"
                 )
             )
+            continue
+        try:
+            require_free(tx, message)
+        except Conflict as conflict:
+            answers.append(conflict)
             continue
         found = tx.objects("node", message.node)
         known = found[0] if found else None
@@ -61,12 +67,17 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
             "joined_at": tx.now, "last_seen": tx.now, "leaving": False}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
-                "memory": gpu.memory, "health": gpu.health, "note": gpu.note} for gpu in message.gpus]  # fmt: skip
+                "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
     missing = {row[0] for row in tx.execute("node_gpus", message.node)} - {gpu.id for gpu in message.gpus}
     tx.update("gpus", ["id"], [{"id": gpu, "health": "missing", "note": "its runner no longer finds it"} for gpu in missing])
     tx.upsert("gpus", ["id"], offered)
     tx.event("node.up", f"runner:{message.node}", node=message.node, before=known["state"] if known else None, after=kept,
              detail={"version": message.version, "gpus": len(offered), "session": session})  # fmt: skip
+
+
+def _short(text: str | None) -> str | None:
+    """What a runner says in words: cut, not refused, for the rest of the message is true however long they are."""
+    return text if text is None or len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
 
 
 def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerError]:
@@ -81,15 +92,17 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
         if (update.lease, node) not in live:
             stale.setdefault(node, set()).add(update.lease)
     _take_updates(tx, [(node, update) for node, update in updates if (update.lease, node) in live], live)
-    _take_samples(tx, [(m.node, sample) for m in current for sample in m.samples])
-    health = [{"id": gpu.id, "health": gpu.health, "note": gpu.note} for m in current for gpu in m.gpus]
+    told = {sample.gpu for m in current for sample in m.samples} | {gpu.id for m in current for gpu in m.gpus}
+    nodes = dict(tx.execute("gpu_nodes", sorted(told))) if told else {}  # of another node's GPU a runner has nothing to tell
+    _take_samples(tx, [(m.node, sample) for m in current for sample in m.samples if nodes.get(sample.gpu) == m.node])
+    health = [(m.node, gpu) for m in current for gpu in m.gpus if nodes.get(gpu.id) == m.node]
+    for node, gpu in health:
+        tx.event("gpu.health", f"runner:{node}", node=node, after=gpu.health, reason=_short(gpu.note), detail={"gpu": gpu.id})
+        tx.touch("queue")
+    tx.update("gpus", ["id"], [{"id": gpu.id, "health": gpu.health, "note": _short(gpu.note)} for _, gpu in health])
     for message in current:
-        for gpu in message.gpus:
-            tx.event("gpu.health", f"runner:{message.node}", node=message.node, after=gpu.health, reason=gpu.note, detail={"gpu": gpu.id})
-            tx.touch("queue")
         if message.left:
             _leave(tx, message.node)
-    tx.update("gpus", ["id"], health)
     return [
         Ack(stale=sorted(stale.get(message.node, ())))
         if sessions.get(message.node) == message.session
@@ -305,7 +318,7 @@ def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> Non
         ["lease_id", "node_id"],
         [
             {"lease_id": lease, "node_id": node, "state": "exited", "ended_at": update.ts, "exit_code": update.exit_code,
-             "outcome": update.outcome, "message": update.message}
+             "outcome": update.outcome, "message": _short(update.message)}
             for (lease, node), update in exits.items()
         ],
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import Conflict, NotFound, StokerError
 from ..store.transaction import Transaction
+from .owners import require_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,21 @@ class ScheduleChange:
     schedule: int
     actor: str
     fired_at: float | None = None  #: it has submitted; None: it is removed
+    only: str | None = None  #: the user whose schedules alone may be changed; None: anybody's
 
 
 def change_schedule(tx: Transaction, batch: Sequence[ScheduleChange]) -> Sequence[StokerError | None]:
-    known = {row[0] for row in tx.execute("schedule_ids")}
+    known = {number: (owner, name) for number, owner, name in tx.execute("schedule_ids")}
     answers: list[StokerError | None] = []
     for change in batch:
         if change.schedule not in known:
             answers.append(NotFound(f"schedule {change.schedule}: there is none; 'stoker schedule list' shows them"))
+            continue
+        owner, name = known[change.schedule]
+        try:
+            require_own(f"schedule {change.schedule} {name}", owner, change.only)
+        except StokerError as error:
+            answers.append(error)
             continue
         if change.fired_at is not None:
             tx.update("schedules", ["id"], [{"id": change.schedule, "last_at": change.fired_at}])

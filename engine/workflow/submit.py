@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
-from ..errors import Gathered, NotFound, StokerError, UsageError, nearest
+from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
+from ..spec.check import require_time
 from ..spec.expand import base_name
 from ..spec.model import JobSpec, Submission
+from ..spec.same import differences
 from ..states import FINAL, State
 from ..store.transaction import Transaction
 
@@ -23,12 +25,41 @@ class SubmitRequest:
     schedule: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A job that was submitted with an idempotency key."""
+
+    id: int
+    spec: JobSpec
+    submitted_at: float
+
+
+@dataclass(slots=True)
+class _Names:
+    """Which job a word in `after:` means: a number is anybody's; of a name or a key one's own newest, or else anybody's of that name."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    own: dict[tuple[str, str], int] = field(default_factory=dict)  #: by owner, and name or key
+    anybody: dict[str, int] = field(default_factory=dict)  #: by name
+
+    def find(self, word: str, user: str) -> int | None:
+        return self.numbers.get(word) or self.own.get((user, word)) or self.anybody.get(word)
+
+    def add(self, owner: str, name: str, job: int, *, is_key: bool = False) -> None:
+        """A job, which is newer than those that were added before it."""
+        self.own[owner, name] = max(job, self.own.get((owner, name), 0))
+        if not is_key:  # a key is nobody's business but its owner's
+            self.anybody[name] = max(job, self.anybody.get(name, 0))
+
+
 @dataclass(slots=True)
 class _Context:
     """What the whole batch needs to know, read once."""
 
-    keys: dict[str, int]  #: idempotency key to job
-    names: dict[str, int]  #: name to newest job
+    #: Job of an owner and an idempotency key. Keys belong to users, and the table has the owner beside each key, so that the
+    #: same key of two people needs no column of its own, and rows of before each user had keys of his own keep theirs.
+    keys: dict[tuple[str, str], _Keyed]
+    names: _Names
     states: dict[int, State]
     largest: dict[str, int]  #: GPUs of each pool
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -43,25 +74,30 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
         jobs = request.submission.jobs
-        known = {spec.name: context.keys[spec.idempotency_key] for spec in jobs if spec.idempotency_key in context.keys}
-        fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
         try:
-            check(fresh, context.largest)
-            edges = _resolve(fresh, known, context)
+            known = _known(tx, request, context)
+            fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
+            check(fresh, context.largest, tx.now if request.schedule is None else 0.0)
+            edges = _resolve(fresh, known, request.user, context)
         except StokerError as error:
             answers.append(error)
             continue
-        answers.append(_accept(tx, request, edges, context))
+        answers.append(_accept(tx, request, known, edges, context))
     for table in ("jobs", "tiers", "dependencies", "provenance"):
         tx.insert(table, context.tables.get(table, []))
     tx.touch("queue")
     return answers
 
 
-def check(jobs: Sequence[JobSpec], largest: dict[str, int]) -> None:
-    """Refuse at once what could never run. ``largest`` maps a pool to its GPUs; one whose runners are away is not judged."""
+def check(jobs: Sequence[JobSpec], largest: dict[str, int], now: float) -> None:
+    """Refuse at once what could never run, or has no time left.
+
+    ``largest`` maps a pool to its GPUs; one whose runners are away is not judged.
+    """
     errors = Gathered()
     for spec in jobs:
+        with errors.part():
+            require_time(spec, now)
         if spec.pool not in largest:
             if largest and spec.pool != "default":
                 pools = f"{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
@@ -76,19 +112,40 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
     wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
-    keyed = tx.execute("idempotency", keys) if keys else []
-    named = tx.execute("find_jobs", wanted) if wanted else []
-    return _Context(
-        keys={key: job for job, key, _ in keyed},
-        names={name: job for name, job, _ in named},
-        states={
-            job: State(state) for job, state in [*((job, state) for job, _, state in keyed), *((job, state) for _, job, state in named)]
-        },
-        largest=dict(tx.execute("pool_sizes")),
-    )
+    context = _Context(keys={}, names=_Names(), states={}, largest=dict(tx.execute("pool_sizes")))
+    for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
+        context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
+        context.states[job] = State(state)
+    for word, fits, owner, job, state in tx.execute("find_jobs", wanted) if wanted else ():
+        context.states[job] = State(state)
+        if fits == "number":
+            context.names.numbers[word] = job
+        else:
+            context.names.add(owner, word, job, is_key=fits == "key")
+    return context
 
 
-def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], context: _Context) -> dict[str, list[tuple[int | str, str]]]:
+def _known(tx: Transaction, request: SubmitRequest, context: _Context) -> dict[str, int]:
+    """Jobs of the request that its user has submitted before with their keys, by name. Conflict when what was submitted is another job."""
+    known: dict[str, int] = {}
+    for spec in request.submission.jobs:
+        before = context.keys.get((_owner(spec, request), spec.idempotency_key or ""))
+        if before is None:
+            continue
+        if fields := differences(before.spec, spec, tx.now - before.submitted_at):
+            raise Conflict(
+                f"idempotency_key: {spec.idempotency_key!r} is that of job {before.id} {before.spec.name}, and {spec.name} differs from it "
+                f"in {', '.join(fields)}: give another key, or submit the same again"
+            )
+        known[spec.name] = before.id
+    return known
+
+
+def _owner(spec: JobSpec, request: SubmitRequest) -> str:
+    return spec.user or request.user
+
+
+def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, list[tuple[int | str, str]]]:
     """For each new job its dependencies: the number of an earlier job, or the name of a new one in the same request.
 
     ``known``: jobs of the request that were submitted before, by name.
@@ -101,7 +158,7 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], context: _Conte
             if dependency.job in own and dependency.job != spec.name:
                 found.append((dependency.job, dependency.mode))
                 continue
-            job = known.get(dependency.job) or context.names.get(dependency.job)
+            job = known.get(dependency.job) or context.names.find(dependency.job, spec.user or user)
             if job is None:
                 raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{nearest(dependency.job, own)}")
             if dependency.mode == "ok" and context.states[job] in (State.FAILED, State.CANCELLED):
@@ -111,14 +168,18 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], context: _Conte
 
 
 def _accept(
-    tx: Transaction, request: SubmitRequest, edges: Mapping[str, list[tuple[int | str, str]]], context: _Context
+    tx: Transaction,
+    request: SubmitRequest,
+    known: Mapping[str, int],
+    edges: Mapping[str, list[tuple[int | str, str]]],
+    context: _Context,
 ) -> list[dict[str, Any]]:
     specs = request.submission.jobs
-    numbers, existing = _number(tx, specs, context)
+    numbers = {spec.name: known.get(spec.name) or tx.number("jobs") for spec in specs}
     answer = []
     for spec in specs:
         job = numbers[spec.name]
-        if spec.name in existing:
+        if spec.name in known:
             answer.append({"id": job, "name": spec.name, "state": None, "existing": True})
             continue
         needs = [(numbers[target] if isinstance(target, str) else target, mode) for target, mode in edges[spec.name]]
@@ -130,25 +191,18 @@ def _accept(
         state = State.SUBMITTED if unmet or spec.hold else State.PENDING
         reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
         _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), context)
-        context.names[spec.name], context.states[job] = job, state
+        _remember(spec, job, state, _owner(spec, request), tx.now, context)
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     return answer
 
 
-def _number(tx: Transaction, specs: Sequence[JobSpec], context: _Context) -> tuple[dict[str, int], set[str]]:
-    """Numbers of the jobs of a request by name, and the names of those that their key has submitted before."""
-    numbers: dict[str, int] = {}
-    existing: set[str] = set()
-    for spec in specs:
-        key = spec.idempotency_key
-        if key is not None and key in context.keys:
-            numbers[spec.name] = context.keys[key]
-            existing.add(spec.name)
-            continue
-        numbers[spec.name] = tx.number("jobs")
-        if key is not None:
-            context.keys[key] = numbers[spec.name]
-    return numbers, existing
+def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
+    """What the later requests of the batch are to know of a new job."""
+    context.states[job] = state
+    context.names.add(owner, spec.name, job)
+    if spec.idempotency_key is not None:
+        context.names.add(owner, spec.idempotency_key, job, is_key=True)
+        context.keys[owner, spec.idempotency_key] = _Keyed(job, spec, now)
 
 
 def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) -> int | None:
@@ -162,7 +216,7 @@ def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) 
 def _write(
     tx: Transaction, request: SubmitRequest, spec: JobSpec, job: int, state: State, reason: str, array: int | None, context: _Context
 ) -> None:
-    user = spec.user or request.user
+    user = _owner(spec, request)
     context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
                          "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
                          "schedule_id": request.schedule})  # fmt: skip

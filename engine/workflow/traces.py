@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import Conflict, NotFound, StokerError, nearest
 from ..store.transaction import Transaction
+from .owners import require_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +90,20 @@ def _insert(tx: Transaction, request: NewTrace) -> dict[str, Any]:
     return row
 
 
-def drop_trace(tx: Transaction, batch: Sequence[tuple[str, str]]) -> Sequence[dict[str, Any] | StokerError]:
-    """``(name, actor)``: the trace and its jobs are removed; what was simulated on it stays."""
+def drop_trace(tx: Transaction, batch: Sequence[tuple[str, str, str | None]]) -> Sequence[dict[str, Any] | StokerError]:
+    """``(name, actor, only)``: the trace and its jobs are removed; what was simulated on it stays. ``only``: of this user's alone."""
     known = {row["name"]: row for row in tx.objects("traces")}
     answers: list[dict[str, Any] | StokerError] = []
-    for name, actor in batch:
-        row = known.pop(name, None)
-        if row is None:
-            answers.append(no_trace(name, known))
+    for name, actor, only in batch:
+        row = known.get(name)
+        try:
+            if row is None:
+                raise no_trace(name, known)
+            require_own(f"trace {name}", row["added_by"], only)
+        except StokerError as error:
+            answers.append(error)
             continue
+        del known[name]
         tx.delete("trace_jobs", "trace_id", [row["id"]])
         tx.delete("traces", "id", [row["id"]])
         tx.event("trace.dropped", actor, reason=f"{row['jobs']} jobs", detail={"id": row["id"], "name": name})

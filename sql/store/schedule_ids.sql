@@ -1,2 +1,2 @@
--- Recurring jobs in force, by number.
-SELECT id FROM schedules WHERE enabled
+-- Recurring jobs in force, by number: whose they are, and what they are called.
+SELECT id, created_by, name FROM schedules WHERE enabled
