@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -112,6 +113,20 @@ def bar(share: float | None, width: int) -> str:
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_PARTS[part] if part else "")).ljust(width)
+
+
+#: what moves a cursor, colours, or turns the direction of writing: C0 and C1 without tabs and line ends, DEL, bidirectional controls
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """Text of several lines without what would steer the terminal that shows it."""
+    return _STEERING.sub("�", text)
+
+
+def harmless_json(text: str) -> str:
+    """The same for JSON, in which an escape says it all."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def clean(text: str) -> str:

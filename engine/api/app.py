@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..daemon import Daemon
 
 log = logging.getLogger(__name__)
-LONGEST_ERROR = 2000  #: characters
+LONGEST_ERROR = 1000  #: characters
 
 
 def application(daemon: Daemon, *, tcp: bool) -> Starlette:
@@ -57,7 +57,8 @@ def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable
 def failure(error: StokerError) -> Response:
     """The answer: one line, however much of the request is quoted in it."""
     message = one_line(str(error))
-    message = message if len(message) <= LONGEST_ERROR else message[: LONGEST_ERROR - 1] + "…"
+    if len(message) > LONGEST_ERROR:  # what it is about stands at its beginning, or, where a value was read, at its end
+        message = f"{message[: LONGEST_ERROR - 201]}…{message[-200:]}"
     body = msgspec.json.encode({"error": {"code": error.code, "message": message}})
     return Response(body, status_code=error.http_status, media_type="application/json")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -100,7 +101,15 @@ def decode(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise UsageError(f"the request is not as it should be: {with_meant(str(error), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the request is not JSON: {error}") from None
+        raise UsageError(f"the request is not JSON: {error}{_where(body, str(error))}") from None
+
+
+def _where(body: bytes, error: str) -> str:
+    """The field at which a request ceases to be JSON, such as one that is NaN."""
+    if (at := re.search(r"\(byte (\d+)\)", error)) is None:
+        return ""
+    fields = re.findall(rb'"(\w{1,50})"\s*:', body[max(int(at[1]) - 500, 0) : int(at[1])])
+    return f" - at `{fields[-1].decode()}`" if fields else ""
 
 
 Endpoint = Callable[[Call], Awaitable[Any]]

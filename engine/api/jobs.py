@@ -15,7 +15,7 @@ from ..logfile import Piece, Place, read_log
 from ..pipelines import describe
 from ..remote_logs import Source, source_of
 from ..rows import objects
-from ..spec.check import MAX_PRIORITY, require_all, require_time
+from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import JobSpec, Submission
 from ..spec.secrets import redact
@@ -60,6 +60,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
     await asyncio.to_thread(require_all, submission.jobs)
+    require_provenance(submission.provenance)
     if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
         raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
     if cron := submission.jobs[0].cron:

@@ -16,64 +16,66 @@ from .call import Call, endpoint
 MOST_RUNS = 1000  #: of a listing
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  #: of an INTEGER column
 Long = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of a BIGINT column
+Figure = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]  #: of seconds at most, on the largest cluster for the longest time
+Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The columns of `sim_runs` that the client knows."""
 
-    study: str
-    trace: str
+    study: Text
+    trace: Text
     trace_id: Long | None = None
-    trace_sha256: str | None = None
-    policy: str
+    trace_sha256: Text | None = None
+    policy: Text
     config: dict[str, Any]
-    nodes: str
+    nodes: Text
     options: dict[str, Any]
     seed: Long
-    version: str
+    version: Text
     status: Literal["completed", "failed"]
-    error: str | None
+    error: Text | None
     jobs: Long
     finished: Long
     rejected: Long
     dropped: Long
     not_submitted: Long = 0
     undecided: Long = 0
-    jct_avg: float | None
-    jct_p50: float | None
-    jct_p99: float | None
-    wait_avg: float | None
-    wait_p99: float | None
-    makespan: float | None
-    slo_violations: float | None
-    r_slo: float | None
-    rho_avg: float | None
-    rho_max: float | None
-    fair_share: float | None
-    utilisation: float | None
+    jct_avg: Figure | None
+    jct_p50: Figure | None
+    jct_p99: Figure | None
+    wait_avg: Figure | None
+    wait_p99: Figure | None
+    makespan: Figure | None
+    slo_violations: Figure | None
+    r_slo: Figure | None
+    rho_avg: Figure | None
+    rho_max: Figure | None
+    fair_share: Figure | None
+    utilisation: Figure | None
     preemptions: Long
-    lost_gpu_time: float
+    lost_gpu_time: Figure
     events: Long
     decisions: Long
-    plan_seconds: float
-    wall_seconds: float
+    plan_seconds: Figure
+    wall_seconds: Figure
 
 
 class JobColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: list[Long] = []
-    started: list[float | None] = []
-    ended: list[float | None] = []
-    run_time: list[float] = []
-    gpu_time: list[float] = []
-    lost: list[float] = []
+    started: list[Figure | None] = []
+    ended: list[Figure | None] = []
+    run_time: list[Figure] = []
+    gpu_time: list[Figure] = []
+    lost: list[Figure] = []
     preemptions: list[Count] = []
-    rho: list[float | None] = []
-    reward: list[float | None] = []
+    rho: list[Figure | None] = []
+    reward: list[Figure | None] = []
     rejected: list[bool] = []
 
 
 class UsageColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ts: list[float] = []
+    ts: list[Figure] = []
     busy: list[Count] = []
     running: list[Count] = []
     waiting: list[Count] = []

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, LimitExceeded, NotFound, UsageError
-from ..traces.check import check_jobs, check_name
+from ..traces.check import MOST, check_jobs, check_name
 from ..traces.trace import Trace, TraceJob
 from ..workflow.traces import NewTrace
 
@@ -85,7 +85,7 @@ def begin(trace: Trace, user: str) -> Upload:
     """Check the first message of a trace, and take the jobs that it has."""
     try:
         check_name(trace.name)
-        if trace.starts_at is not None and abs(trace.starts_at) > 1e11:
+        if trace.starts_at is not None and not abs(trace.starts_at) <= MOST:
             raise ValueError("starts_at: is out of range")
     except ValueError as error:
         raise UsageError(str(error)) from None

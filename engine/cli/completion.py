@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .command import Command, examples
-from .output import write
+from .output import write_raw
 
 VARIABLE = "_STOKER_COMPLETE"
 
@@ -27,4 +27,4 @@ def completion(context: click.Context, shell: str) -> None:
         raise AssertionError(f"click does not know {shell}")
     script = kind(context.find_root().command, {}, "stoker", VARIABLE)
     # Not source(): for bash it starts a bash to look at its version, which says nothing about the shell that will read this.
-    write(script.source_template % script.source_vars() + "\n")
+    write_raw(script.source_template % script.source_vars() + "\n")

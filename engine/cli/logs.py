@@ -9,7 +9,7 @@ import click
 
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
-from .output import note, write
+from .output import note, write_raw
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -43,7 +43,7 @@ def follow(client: Client, ref: str, lease: int | None = None, lines: int | None
 
 def print_log(client: Client, ref: str, lease: int | None = None, lines: int | None = None) -> None:
     for text in follow(client, ref, lease, lines):
-        write(text)
+        write_raw(text)
 
 
 def _last(client: Client, ref: str, lease: int | None, lines: int | None) -> Iterator[str]:
@@ -76,4 +76,4 @@ def logs(app: App, job: str, following: bool, lease: int | None, lines: int | No
         print_log(app.client, job, lease, lines)
         return
     for text in _last(app.client, job, lease, lines):
-        write(text)
+        write_raw(text)

@@ -108,6 +108,11 @@ def console(**options: Any) -> Console:
 
 
 def write(text: str) -> None:
+    """Text to stdout, without what would steer a terminal: names, reasons and messages come from many people."""
+    write_raw(fmt.harmless(text))
+
+
+def write_raw(text: str) -> None:
     """Text to stdout as it is; a closed pipe ends the command quietly."""
     try:
         sys.stdout.write(text)
@@ -122,22 +127,22 @@ def write(text: str) -> None:
 def clear_screen() -> None:
     """Start again at the top of a terminal; nothing happens in a pipe."""
     if sys.stdout.isatty():
-        write("\x1b[H\x1b[2J\x1b[3J")
+        write_raw("\x1b[H\x1b[2J\x1b[3J")
 
 
 def note(text: str) -> None:
     """A remark for the person, on stderr so that it never mixes with data."""
-    click.echo(f"stoker: {text}", err=True)
+    click.echo(f"stoker: {fmt.harmless(text)}", err=True)
 
 
 def error_line(message: str) -> None:
     """What went wrong, in one line on stderr."""
-    click.echo(f"stoker: error: {' '.join(message.split())}", err=True)
+    click.echo(f"stoker: error: {fmt.clean(' '.join(message.split()))}", err=True)
 
 
 def write_json(value: Any) -> None:
     """What is not finite is refused: to other readers NaN and Infinity are no JSON."""
-    write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_raw(fmt.harmless_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Te
     lines = [Text(no_wrap=True) for _ in range(len(rows) + 1)]
     for index, wide in shown:
         column = columns[index]
-        texts = [Text(column.header, style="bold"), *map(Text, cells[index], map(column.style_of, rows))]
+        texts = [Text(fmt.clean(column.header), style="bold"), *map(Text, cells[index], map(column.style_of, rows))]
         for line, text in zip(lines, texts, strict=True):
             text.truncate(wide, overflow="ellipsis", pad=not column.right)
             if column.right:
@@ -235,7 +240,8 @@ def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
 
 def section(title: str) -> None:
     """A title between the parts of an answer."""
-    write("\n" + (click.style(title, bold=True) if colours() else title) + "\n")
+    title = fmt.clean(title)
+    write_raw("\n" + (click.style(title, bold=True) if colours() else title) + "\n")
 
 
 def colours() -> bool:

@@ -100,7 +100,9 @@ def _once(app: App, body: dict[str, Any], output: str, to: Path | None) -> None:
 
 
 def _deliver(content: bytes, to: Path | None) -> None:
-    if to is None:
+    if to is None and sys.stdout.isatty():
+        write(content.decode(errors="replace"))
+    elif to is None:
         sys.stdout.flush()
         try:
             sys.stdout.buffer.write(content)

@@ -17,7 +17,7 @@ import click
 from .. import format as fmt
 from ..errors import StokerError, UsageError
 from .command import App, Command, Group, Lazy, examples, pass_app, unless_ended
-from .output import Answer, Column, json_option, note, print_facts, print_table, section, write, write_json
+from .output import Answer, Column, json_option, note, print_facts, print_table, section, write, write_json, write_raw
 
 if TYPE_CHECKING:
     from ..traces.formats.rows import Tally
@@ -298,7 +298,7 @@ def _print_csv(found: Trace) -> None:
 
     text = io.StringIO(newline="")
     write_csv(found, text)
-    write(text.getvalue())
+    write_raw(text.getvalue())
 
 
 def write_file(found: Trace, to: Path, force: bool) -> None:

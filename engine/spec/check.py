@@ -17,7 +17,7 @@ from ..errors import Gathered, UsageError
 from . import cron, secrets
 from .graph import find_cycle
 from .loading import pipeline_problems, reuse_problems
-from .model import JobSpec, Stop
+from .model import JobSpec, Provenance, Stop
 from .params import variable
 from .tree import one_line, shown
 from .units import LARGEST, LATEST, LONGEST, format_duration
@@ -29,6 +29,7 @@ MAX_REWARD = 100.0  #: that of a strict deadline (002 ch. 5.3.3.2), so that jobs
 MAX_RETRIES = 1_000
 MAX_ARGUMENTS = 1 << 17  #: bytes of all arguments, and of one variable: Linux' own bound for one (MAX_ARG_STRLEN)
 MAX_PARAMS = 1 << 16  #: bytes as JSON
+MAX_DIFF = 4 << 20  #: characters of a diff: the command line cuts its own at a MiB
 MAX_AFTER = 10_000
 MAX_LABELS = 64
 MAX_JOBS = 10_000  #: of one submission
@@ -61,7 +62,7 @@ def require(spec: JobSpec) -> None:
     """Raise what is wrong as UsageErrors that name the job and the field."""
     errors = Gathered()
     for field, problem in problems(spec):
-        errors.add(UsageError(one_line(f"{spec.name}: {field}: {problem}")))
+        errors.add(UsageError(one_line(f"{spec.name[:120]}: {field}: {problem}")))
     errors.tell()
 
 
@@ -87,6 +88,25 @@ def require_all(specs: Sequence[JobSpec]) -> None:
         raise UsageError("jobs: a recurring job is submitted alone")
     if cycle := find_cycle({spec.name: [item.job for item in spec.after] for spec in specs}):
         raise UsageError(f"after: {CYCLE.format(' → '.join(cycle))}")
+
+
+def require_provenance(provenance: Provenance) -> None:
+    """Raise the first problem of where a submission says that it comes from as a UsageError."""
+    given = provenance
+    texts = {
+        "argv": "\0".join(given.argv),
+        "cwd": given.cwd,
+        "git_commit": given.git_commit,
+        "snapshot": given.snapshot,
+        "client": given.client,
+    }
+    for field, text in texts.items():
+        if text is not None and len(text) > MAX_ARGUMENTS:
+            raise UsageError(f"provenance.{field}: longer than {MAX_ARGUMENTS >> 10} Ki characters")
+    if given.git_diff is not None and len(given.git_diff) > MAX_DIFF:
+        raise UsageError(f"provenance.git_diff: longer than {MAX_DIFF >> 20} Mi characters; cut it")
+    if given.snapshot is not None and (not given.snapshot.startswith("/") or "\0" in given.snapshot):
+        raise UsageError(f"provenance.snapshot: must be an absolute path, not {shown(given.snapshot)}")
 
 
 def require_time(spec: JobSpec, now: float) -> None:
@@ -230,6 +250,8 @@ def _json_problem(value: Any, depth: int = 0) -> str | None:
         return "nested more than 32 deep"
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
+    if isinstance(value, str) and "\0" in value:
+        return "holds a NUL character, which no program can be given"
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return "must fit into 64 bits; put it in quotes to pass it as text"
     children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -279,7 +301,7 @@ def _relations(spec: JobSpec) -> Iterator[Problem]:
     if len(spec.labels) > MAX_LABELS:
         yield Problem("labels", f"more than {MAX_LABELS} labels")
     for name, value in spec.labels.items():
-        if not 0 < len(name) <= 100 or not name.isprintable() or len(value) > 500:
+        if not 0 < len(name) <= 100 or not name.isprintable() or len(value) > 500 or "\0" in value:
             yield Problem("labels", f"{shown(name)}: a label's name has 1 to 100 printable characters, its value up to 500")
 
 

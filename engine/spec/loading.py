@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -14,6 +13,8 @@ from .units import LARGEST, LONGEST, format_duration, format_size
 
 MAX_REPEAT = 1_000
 MAX_BUFFER = 10**9  #: samples
+MAX_EPOCHS = 1e9
+MAX_RATE = 1e6  #: of a learning rate
 MAX_WORKERS = 1_024  #: of one stage
 _PEAKS = ("rule", "search")
 
@@ -168,8 +169,8 @@ def reuse_problems(given: Reuse) -> Iterator[tuple[str, str]]:
         yield "reuse.shuffle_buffer.batches", f"must be at least 1, so that a batch fits into the buffer, not {given.shuffle_batches:g}"
     if not 1 <= given.memory <= LARGEST:
         yield "reuse.memory", "must be between 1 byte and 1 PiB"
-    if isinstance(given.peak, (int, float)) and not (math.isfinite(given.peak) and given.peak > 0):
-        yield "reuse.peak", f"must be a learning rate above 0, rule or search, not {given.peak:g}"
+    if isinstance(given.peak, (int, float)) and not 0 < given.peak <= MAX_RATE:
+        yield "reuse.peak", f"must be a learning rate above 0 and at most {MAX_RATE:g}, rule or search, not {given.peak:g}"
     yield from _switch_problems(given.switch)
 
 
@@ -177,13 +178,13 @@ def _switch_problems(given: Switch) -> Iterator[tuple[str, str]]:
     field = "reuse.switch"
     if given.on == "epochs" and given.epochs is None:
         yield field, "needs a number of epochs, such as {epochs: 20}"
-    if given.epochs is not None and not (math.isfinite(given.epochs) and given.epochs > 0):
-        yield f"{field}.epochs", f"must be above 0, not {given.epochs:g}"
+    if given.epochs is not None and not 0 < given.epochs <= MAX_EPOCHS:
+        yield f"{field}.epochs", f"must be above 0 and at most {MAX_EPOCHS:g}, not {given.epochs:g}"
     plateau = f"{field}.plateau"
     if not 0 < given.fraction < 1:
         yield f"{plateau if given.on == 'plateau' else field}.fraction", f"must be between 0 and 1, both excluded, not {given.fraction:g}"
-    if not (math.isfinite(given.min_epochs) and given.min_epochs >= 0):
-        yield f"{plateau}.min_epochs", f"must be 0 or more, not {given.min_epochs:g}"
+    if not 0 <= given.min_epochs <= MAX_EPOCHS:
+        yield f"{plateau}.min_epochs", f"must be between 0 and {MAX_EPOCHS:g}, not {given.min_epochs:g}"
     if not 1 <= given.patience <= MAX_REPEAT:
         yield f"{plateau}.patience", f"must be between 1 and {MAX_REPEAT}, not {given.patience}"
     if not 0 <= given.min_delta < 1:
@@ -200,5 +201,7 @@ def pipeline_problems(given: PipelineOptions) -> Iterator[tuple[str, str]]:
             yield f"pipeline.workers.{stage}", f"must be between 1 and {MAX_WORKERS}, not {workers}"
     if given.memory is not None and not 1 <= given.memory <= LARGEST:
         yield "pipeline.memory", "must be between 1 byte and 1 PiB"
-    if not 0.05 <= given.interval <= LONGEST:
+    if not 0 <= given.interval <= LONGEST:
+        yield "pipeline.interval", f"must be at least 50ms and shorter than 100 years, not {given.interval:g} s"
+    elif given.interval < 0.05:
         yield "pipeline.interval", f"must be at least 50ms, so that there is something to measure, not {format_duration(given.interval)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +11,9 @@ from .trace import DEMANDS, TraceJob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FILE_ENDINGS = (".csv", ".gz", ".json", ".trace")
-_NO_SECONDS = "{}: must be a number of seconds from 0 on"
+MOST = 1e11  #: seconds: three thousand years
+MOST_ITERATIONS = 1e15
+_NO_SECONDS = "{}: must be a number of seconds from 0 to 1e11"
 
 
 def check_name(name: str) -> str:
@@ -36,18 +37,22 @@ def check_jobs(jobs: Sequence[TraceJob], after: float = 0.0) -> float:
 
 def wrong(job: TraceJob) -> str:
     """What is wrong with a job, '' when nothing is."""
-    if not 0 <= job.submitted < math.inf:
+    if not 0 <= job.submitted <= MOST:
         return _NO_SECONDS.format("submitted")
-    if not 0 <= job.duration < math.inf:
+    if not 0 <= job.duration <= MOST:
         return _NO_SECONDS.format("duration")
     if not 1 <= job.gpus_min <= SMALL:
         return "gpus_min: must be at least 1"
     if not (job.gpus_max == 0 or job.gpus_min <= job.gpus_max <= SMALL):
         return "gpus_max: must be at least gpus_min, or 0"
-    if abs(job.priority) > SMALL or not (job.batch_size is None or 0 <= job.batch_size <= BIG):
-        return "priority or batch_size: is out of range"
-    if not (job.iterations is None or 0 <= job.iterations < math.inf) or not (job.estimate is None or 0 <= job.estimate < math.inf):
-        return "iterations or estimate: must be a number from 0 on"
+    if abs(job.priority) > SMALL:
+        return "priority: is out of range"
+    if not (job.batch_size is None or 0 <= job.batch_size <= BIG):
+        return "batch_size: is out of range"
+    if not (job.iterations is None or 0 <= job.iterations <= MOST_ITERATIONS):
+        return f"iterations: must be a number from 0 to {MOST_ITERATIONS:g}"
+    if not (job.estimate is None or 0 <= job.estimate <= MOST):
+        return _NO_SECONDS.format("estimate")
     return _wrong_words(job) or _wrong_deadlines(job)
 
 
@@ -72,8 +77,8 @@ def _wrong_deadlines(job: TraceJob) -> str:
         return f"deadlines: a {job.demand} job has {len(job.deadlines)}"
     if not job.deadlines:
         return ""
-    if not all(0 <= deadline < math.inf for deadline in job.deadlines) or list(job.deadlines) != sorted(job.deadlines):
-        return "deadlines: must be numbers of seconds from the submission, earliest first"
+    if not all(0 <= deadline <= MOST for deadline in job.deadlines) or list(job.deadlines) != sorted(job.deadlines):
+        return f"deadlines: must be numbers of seconds from the submission, at most {MOST:g}, earliest first"
     if not all(0 <= reward <= 100 for reward in job.rewards):
         return "rewards: must be 0 to 100"
     return ""
