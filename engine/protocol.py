@@ -22,6 +22,7 @@ Figure = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]  #: a finite nu
 MOST_WORDS = 2000  #: characters of a message
 LONGEST_NAME = 200  #: characters of the name of a metric, a stage and the like
 MOST_VALUES = 1000  #: of one record
+MOST_GPUS = 4096  #: or slots, of one runner
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
 PathName = Annotated[str, msgspec.Meta(max_length=4096)]

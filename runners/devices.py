@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..engine.errors import UsageError
-from ..engine.protocol import GpuInfo
+from ..engine.protocol import MOST_GPUS, GpuInfo
 from . import processes
 
 log = logging.getLogger("stoker.runner")
@@ -52,6 +52,8 @@ class CpuSlots:
     def __init__(self, node: str, count: int):
         if count < 1:
             raise UsageError(f"--slots {count}: a runner needs at least one slot")
+        if count > MOST_GPUS:
+            raise UsageError(f"--slots {count}: at most {MOST_GPUS} fit into one runner")
         self.gpus = {f"{node}/cpu{i}": GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name=_cpu_name()) for i in range(count)}
 
     def read(self, gpu: str) -> Reading | None:

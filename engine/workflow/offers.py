@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ..errors import Conflict, UsageError
-from ..protocol import LONGEST_NAME, NODE, NODE_FORM, GpuInfo, Hello
+from ..protocol import LONGEST_NAME, MOST_GPUS, NODE, NODE_FORM, GpuInfo, Hello
 from ..spec.tree import shown
 from ..spec.units import LARGEST
 from ..store.transaction import Transaction
 
-MAX_GPUS = 4096  #: of one runner
 MAX_INDEX = 65_535
 #: A UUID, or NODE/cpuN. Old drivers write slashes into the UUIDs of slices: MIG-GPU-…/1/0.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*", re.ASCII)
@@ -29,8 +28,8 @@ def require(hello: Hello) -> None:
         text = getattr(hello, field)
         if len(text) > most or not text.isprintable():
             raise UsageError(f"{field}: {shown(text)} is not up to {most} printable characters")
-    if len(hello.gpus) > MAX_GPUS:
-        raise UsageError(f"gpus: runner {hello.node} offers {len(hello.gpus)} GPUs or slots; at most {MAX_GPUS} fit into one runner")
+    if len(hello.gpus) > MOST_GPUS:
+        raise UsageError(f"gpus: runner {hello.node} offers {len(hello.gpus)} GPUs or slots; at most {MOST_GPUS} fit into one runner")
     for gpu in hello.gpus:
         _require_gpu(gpu, hello.node)
     gpu_id, count = Counter(gpu.id for gpu in hello.gpus).most_common(1)[0] if hello.gpus else ("", 0)
