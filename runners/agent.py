@@ -460,7 +460,8 @@ def main(argv: list[str] | None = None) -> int:
             signal.signal(number, lambda *_: agent.leave())
         agent.run()
     except StokerError as error:
-        sys.stderr.write(f"stoker runner: {' '.join(str(error).split())}\n")
+        words = "".join(char if char.isprintable() else "�" for char in " ".join(str(error).split()))
+        sys.stderr.write(f"stoker runner: {words}\n")
         return error.exit_code
     return 0
 

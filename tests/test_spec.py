@@ -23,6 +23,7 @@ from stoker.engine.spec.job import NAMES as FIELDS
 from stoker.engine.spec.load import load_file, load_text
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
 from stoker.engine.spec.options import OPTIONS, from_options, overrides, spec_options
+from stoker.engine.spec.same import differences
 from stoker.engine.spec.secrets import MASK, looks_secret, mask_argv, redact
 
 NOW = 1_900_000_000.0
@@ -591,6 +592,28 @@ def specs(draw: st.DrawFn) -> JobSpec:
         after=tuple(Dependency(job, draw(st.sampled_from(["ok", "any"]))) for job in draw(st.sets(NAMES, max_size=2))),
         hold=draw(st.booleans()),
     )
+
+
+@given(specs(), specs(), st.floats(0, 1e6))
+@settings(max_examples=80)
+def test_a_spec_that_comes_again_is_the_same_and_another_differs_in_what_it_differs(one: JobSpec, other: JobSpec, later: float) -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(one), type=JobSpec)
+    tiers = tuple(msgspec.structs.replace(tier, deadline=tier.deadline + later) for tier in one.demand.tiers)
+    again = msgspec.structs.replace(one, demand=Demand(one.demand.kind, tiers), user="ann")
+    assert differences(stored, stored, later) == differences(stored, again, later) == []
+    fields = {name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)} - {
+        "demand",
+        "idempotency_key",
+        "gpus_min",
+        "gpus_max",
+    }
+    told = set(differences(one, other, later))
+    assert fields <= told and told - fields <= {"gpus", "demand", "deadline", "soft"}
+    assert ("gpus" in told) == ((one.gpus_min, one.gpus_max) != (other.gpus_min, other.gpus_max))
+    assert one.demand.kind == other.demand.kind or told & {"demand", "deadline", "soft"}
+    if tiers:
+        moved = msgspec.structs.replace(again, demand=Demand(one.demand.kind, tuple(Tier(t.deadline + 90, t.reward) for t in tiers)))
+        assert differences(stored, moved, later) == [{"strict": "deadline", "soft": "soft"}[one.demand.kind]]
 
 
 @given(specs())

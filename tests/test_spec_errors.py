@@ -198,7 +198,7 @@ SEVERAL = {
     "grid empty": (RUN + "array:\n  params:\n    lr: []", "f.yaml:4: array.params.lr: empty, so the array would have no task; give at least one value, or remove it"),
     "grid twice": (RUN + "params: {lr: 1}\narray: {params: {lr: [1]}}", "f.yaml:3: array.params.lr: is given in params as well; keep one of them"),
     "grid large": (RUN + f"array: {{params: {{a: {list(range(101))}, b: {list(range(100))}}}}}", "f.yaml:2: array.params: 10100 combinations; at most 10000 tasks fit into one array"),
-    "cap": (RUN + "array: {params: {lr: [1]}, max_running: 0}", "f.yaml:2: array.max_running: must be at least 1, not 0"),
+    "cap": (RUN + "array: {params: {lr: [1]}, max_running: 0}", "f.yaml:2: array.max_running: must be between 1 and 1000000, not 0"),
     "array script": ("command: [python, '{script}']\narray: {params: {script: [train.py, test.py]}}", "f.yaml:1: command: no file 'test.py' in {cwd}; correct the path, or set workdir"),
     "arrays": ("jobs:\n - {name: a, command: x, array: {params: {i: [" + "1," * 400 + "]}}}\n - {name: b, command: x, after: a, array: {params: {i: [" + "1," * 400 + "]}}}", "f.yaml:3: after: more than 100000 dependencies between single jobs; put a small job between the arrays"),
     "cron": (RUN + "cron: '@daily'", "f.yaml:2: cron: must be five fields 'minute hour day month weekday', such as '30 2 * * mon-fri', not '@daily'"),

@@ -73,6 +73,24 @@ def test_a_mistake_is_answered_to_the_one_who_made_it_alone(store):
     assert words(store) == ["a", "b"]
 
 
+def test_a_value_that_no_column_can_hold_is_the_requests_own_mistake(store):
+    """Checks come before the writer; whoever gets past them is told so, and not in SQL, which the log has."""
+
+    def too_large(tx, batch):
+        tx.event("x", "me", job=1 << 80)
+        return [None] * len(batch)
+
+    def too_late(tx, batch):
+        tx.now = 1e13
+        tx.event("x", "me")
+        return [None] * len(batch)
+
+    for command in (too_large, too_late):
+        with pytest.raises(UsageError, match=r"^a value of this request is larger than the database can hold; the daemon's log names it$"):
+            store.write(command, None)
+    assert store.write(remember, "a") == 1
+
+
 def test_a_request_that_breaks_the_transaction_does_not_take_others_with_it(store):
     blocked = Blocked(store)
     answers = [store.submit(remember, word) for word in ("a", "poison", "b")]

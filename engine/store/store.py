@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import StokerError, StoreError
+from ..errors import StokerError, StoreError, UsageError
 from ..sqlfiles import sql, view_files
 from . import migrate
 from .acknowledged import BAD_LOG, Acknowledged, accept, open_checked
@@ -403,7 +403,10 @@ class Store:
             for request in batch:
                 self._commit([request])
             return
-        if not isinstance(error, StokerError):
+        if isinstance(error, duckdb.DataError):  # our checks have let through what no column can hold: the log says what, in SQL
+            log.error("a write failed: %s", explain(error), exc_info=error, extra={"action": "store.write"})
+            error = UsageError("a value of this request is larger than the database can hold; the daemon's log names it")
+        elif not isinstance(error, StokerError):
             # A traceback for each write on a full disk would help to keep it full.
             log.error("a write failed: %s", explain(error), exc_info=None if known(error) else error, extra={"action": "store.write"})
             error = StoreError(explain(error))
