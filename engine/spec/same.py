@@ -7,9 +7,10 @@ import msgspec
 from .model import Demand, JobSpec
 
 SLACK = 60.0  #: seconds that a repetition may take longer from its writing to its arrival than the first submission did
-#: attributes that go by another name where people write them; what belongs to the key itself is no difference
-_WRITTEN = {"gpus_min": "gpus", "gpus_max": "gpus", "array_index": "array", "array_size": "array", "array_cap": "array"}
-_OF_THE_KEY = {"idempotency_key", "user"}
+#: attributes that go by another name where people write them
+_WRITTEN = {"gpus_min": "gpus", "gpus_max": "gpus", "array_index": "array", "array_cap": "array.max_running"}
+#: what belongs to the key itself is no difference, nor is how many tasks an array has by now: it may grow
+_PASSED_OVER = {"idempotency_key", "user", "array_size"}
 
 
 def differences(first: JobSpec, again: JobSpec, later: float) -> list[str]:
@@ -17,7 +18,7 @@ def differences(first: JobSpec, again: JobSpec, later: float) -> list[str]:
     fields = []
     for name in msgspec.structs.fields(JobSpec):
         before, now = getattr(first, name.name), getattr(again, name.name)
-        if name.name in _OF_THE_KEY or before == now:
+        if name.name in _PASSED_OVER or before == now:
             continue
         if name.name == "demand":
             if not _same_demand(before, now, later):
