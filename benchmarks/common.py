@@ -144,10 +144,10 @@ class Daemon:
     def __enter__(self) -> Daemon:
         return self
 
-    def start(self) -> float:
+    def start(self, *options: str) -> float:
         """Start it; seconds from the start of its process until it answers."""
         start = time.perf_counter()
-        self.daemon = self.spawn("stoker.engine.daemon", "--home", str(self.home.path), "--log-level", "warning")
+        self.daemon = self.spawn("stoker.engine.daemon", "--home", str(self.home.path), "--log-level", "warning", *options)
         self.wait_for("the daemon answers", self._answers)
         return time.perf_counter() - start
 

@@ -17,8 +17,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -29,12 +31,17 @@ from .adhoc.desk import Desk
 from .admission import Admission
 from .api.app import application
 from .api.auth import Tokens
+from .api.call import MOST_LARGE
+from .api.connections import Connection, Connections, raise_descriptors
+from .api.pools import Kind, Pools
 from .api.run_uploads import RunUploads
+from .api.snapshots import Snapshots
 from .api.uploads import Uploads
 from .board import Board
 from .client import KEEP_ALIVE
 from .config import Config
 from .config import load as load_config
+from .counts import Counts
 from .deadlines import DeadlineWatch
 from .errors import Conflict, StokerError, StoreError, UsageError
 from .estimating import INTERVAL as ESTIMATING
@@ -54,6 +61,11 @@ from .workflow.settings import Note, note
 from .workflow.watch import StopAll, look_at_leases, stop_all
 
 FAILED_EXIT = 70  #: EX_SOFTWARE
+QUEUE = 512  #: connections to a listener that wait until they are accepted
+AT_ONCE = 16  #: that are accepted before others have their turn
+ENDS_WITHIN = 4.2  #: seconds from being told to stop to the end of the process, whatever runs
+FINISH_WITHIN = 2  #: of them, for requests that are being answered
+FOR_HOOKS, FOR_STORE = 0.5, 1.0  #: of them, kept for what ends after the tasks, and for the database, which ends last
 LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
 log = logging.getLogger(__name__)
 
@@ -88,6 +100,7 @@ class Daemon:
         self.board = Board(self.store)
         self.board.refresh()
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
+        self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task)
         self.recurring = Recurring(self.store, self.tasks)
         self.hooks = Hooks(self.store, config.hooks)
@@ -101,14 +114,21 @@ class Daemon:
         )
         self.uploads = Uploads()
         self.run_uploads = RunUploads()
+        self.pools = Pools()
+        self.snapshots = Snapshots(self.pools)
+        self.large_bodies = asyncio.Semaphore(MOST_LARGE)
+        self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
+        self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to
         self.exit_code = 0
         self._looked = self.started_at
-        self.hanging: list[str] = []  #: tasks that would not end, once closed
+        self.hanging: list[str] = []  #: what would not end, once closed
         self._servers: list[uvicorn.Server] = []
 
     def start(self) -> None:
         """Listen to commits and start the periodic tasks."""
         self.store.listen(self._committed)
+        self.store.listen(self.counts.committed)
+        self.store.listen(self.snapshots.committed)
         self.store.listen(self.hooks.committed)
         self.store.listen(self.estimating.committed)
         self.tasks.start()
@@ -162,21 +182,22 @@ class Daemon:
         with contextlib.suppress(StokerError):
             self.store.submit(note, Note(kind, "daemon", words, detail or {}))
 
-    def request_stop(self, *, runners: bool, workers: bool, actor: str) -> None:
-        """End after the answer has gone out; with ``runners`` they leave first, with ``workers`` running jobs are stopped too."""
-        nodes = [row[0] for row in self.store.rows("api/live_nodes")] if runners or workers else []
+    def dismiss(self, *, workers: bool, actor: str) -> list[str]:
+        """Tell all runners to leave, with ``workers`` after they have stopped their jobs; those that were told."""
+        nodes = [str(row[0]) for row in self.store.rows("api/live_nodes")]
         for node in nodes:
             self.fleet.change(node, "draining", actor, "stoker is going down", leaving=True)
         if workers:
             self.store.write(stop_all, StopAll("drain", actor))
-        asyncio.run_coroutine_threadsafe(self._stop_when_left(nodes), self._loop)
+        return nodes
 
-    async def _stop_when_left(self, nodes: list[str]) -> None:
-        """Stop serving once the runners have reported that they leave; at the latest after the longest grace period."""
+    async def stop_when_left(self, nodes: list[str]) -> None:
+        """Stop serving once the answer has gone out and these runners have reported that they leave; at the latest after the longest
+        grace period."""
         end = time.monotonic() + 120.0
         try:
             while nodes and time.monotonic() < end:
-                states = dict(await asyncio.to_thread(self.store.rows, "api/node_states"))
+                states = dict(await self.pools.run(Kind.STATUS, self.store.rows, "api/node_states"))
                 if all(states.get(node) == "stopped" for node in nodes):
                     break
                 await asyncio.sleep(0.1)
@@ -184,19 +205,35 @@ class Daemon:
         finally:
             self.stop_serving()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether all that waits for something to answer with answers now."""
+        return self.ends_at is not None
+
     def stop_serving(self) -> None:
+        """End: `ENDS_WITHIN` from now, whatever runs."""
+        if self.ends_at is None:
+            self.ends_at = time.monotonic() + ENDS_WITHIN
+            threading.Thread(target=self._end_in_time, args=[self.ends_at], name="last resort", daemon=True).start()
         for server in self._servers:
             server.should_exit = True
         self.board.close()
 
+    def _end_in_time(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - time.monotonic()))
+        _leave_behind(["the end itself"], self.exit_code)
+
     def close(self) -> None:
-        """Stop the tasks, write what is folded, checkpoint."""
-        self.hanging = self.tasks.stop()
+        """Stop the tasks, write what is folded, checkpoint: as far as there is time."""
+        ends_at = self.ends_at or time.monotonic() + ENDS_WITHIN
+        self.pools.close()
+        self.hanging = self.tasks.stop(ends_at - FOR_HOOKS - FOR_STORE)
         self.desk.close()
-        self.hooks.close()
+        self.hooks.close(ends_at - FOR_STORE)
         with contextlib.suppress(StokerError):  # counters only; the disk may be full
             self.scheduling.flush()
-        self.store.close()
+        if not self.store.close(ends_at):
+            self.hanging.append("the database")
 
     async def serve(self, tcp: tuple[str, int] | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -204,34 +241,44 @@ class Daemon:
         sockets = [(unix_socket(self.home.socket), False)]
         if tcp is not None:
             sockets.append((tcp_socket(*tcp), True))
-        self._servers = [_server(application(self, tcp=over_tcp)) for _, over_tcp in sockets]
+        connections = Connections(raise_descriptors())
+        self._servers = [_server(application(self, tcp=over_tcp), connections if over_tcp else None) for _, over_tcp in sockets]
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self.stop_serving)
         self.start()
         self.desk.start()
         log.info("serving at %s", self.home.socket, extra={"action": "daemon.up"})
         try:
-            await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(self._servers, sockets, strict=True)))
+            async with connections.watched():
+                await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(self._servers, sockets, strict=True)))
         finally:
             self.board.detach()
             self.home.socket.unlink(missing_ok=True)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: one process may run several listeners."""
+    """uvicorn without its own signal handlers: one process may run several listeners. None of them is served for long alone."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)  # with asyncio, as many connections are accepted at once as may wait
+        for sock in sockets or []:
+            sock.listen(QUEUE)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _server(app: object) -> _Server:
+def _server(app: object, connections: Connections | None) -> _Server:
+    """A listener; ``connections`` guard one that strangers can reach."""
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            log_level="warning",
+            http="auto" if connections is None else partial(Connection, connections),  # type: ignore[arg-type]
+            backlog=AT_ONCE,
+            log_level="error",  # a line for each request that is no HTTP would let strangers fill the disk
             access_log=False,
-            timeout_graceful_shutdown=3,
+            timeout_graceful_shutdown=FINISH_WITHIN,
             timeout_keep_alive=KEEP_ALIVE,
             lifespan="off",
             ws="none",
@@ -257,13 +304,13 @@ def unix_socket(path: Path) -> socket.socket:
         sock.bind(str(path))
     finally:
         os.umask(before)
-    sock.listen(512)
+    sock.listen(QUEUE)
     return sock
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=512)
+        return socket.create_server((host, port), backlog=QUEUE)
     except OSError as error:
         raise Conflict(f"--tcp {host}:{port}: {error.strerror or error}; choose another port, or end what holds it") from None
 
@@ -292,14 +339,24 @@ def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = F
             asyncio.run(daemon.serve(tcp))
         finally:
             daemon.close()
-        if daemon.hanging:
-            _leave_behind(daemon.hanging, daemon.exit_code)
+        if left := [*daemon.hanging, *_threads_left()]:
+            _leave_behind(left, daemon.exit_code)
         return daemon.exit_code
 
 
-def _leave_behind(tasks: list[str], code: int) -> NoReturn:
-    """Exit at once: Python would wait for the threads of tasks that hang, for ever."""
-    log.error("left hanging: %s", ", ".join(tasks), extra={"action": "daemon.hanging"})
+def _threads_left() -> list[str]:
+    """Threads that Python would wait for, for ever, when they hang. What has nothing to do any more ends in a moment."""
+    end = time.monotonic() + 0.2
+    while True:
+        left = [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.01)
+
+
+def _leave_behind(what: list[str], code: int) -> NoReturn:
+    """Exit at once, whatever runs. All that was acknowledged is durable."""
+    log.error("left hanging: %s", ", ".join(what), extra={"action": "daemon.hanging"})
     logging.shutdown()
     os._exit(code)
 

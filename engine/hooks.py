@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +17,7 @@ from .states import FINAL
 from .store.store import Committed, Store
 from .workflow.settings import Note, note
 
+RECORD_WITHIN = 0.3  #: seconds to put on record that a hook was killed
 _KINDS = {"job.deadline-at-risk": "deadline-at-risk", "task.error": "task-error", "task.stuck": "task-error"}
 
 
@@ -32,6 +35,8 @@ class Hooks:
         self._store = store
         self._hooks = hooks
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="hook")
+        self._begun: dict[subprocess.Popen[bytes], None] = {}
+        self._ending = False
 
     def committed(self, commit: Committed) -> None:
         for event in commit.events:
@@ -40,8 +45,18 @@ class Hooks:
                 if name in hook.on:
                     self._pool.submit(self._run, hook, name, event)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, until: float | None = None) -> None:
+        """Begin no more; what has not ended ``until`` (monotonic time) is killed, on record. None: wait for all."""
+        self._pool.shutdown(wait=until is None, cancel_futures=True)
+        if until is None:
+            return
+        while self._begun and time.monotonic() < until:
+            time.sleep(0.01)
+        self._ending = True
+        for child in list(self._begun):
+            _kill(child)
+        while self._begun and time.monotonic() < until + RECORD_WITHIN:
+            time.sleep(0.01)
 
     def _run(self, hook: Hook, name: str, event: Mapping[str, Any]) -> None:
         job = event["job_id"]
@@ -57,13 +72,27 @@ class Hooks:
             hook.command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env={**os.environ, **facts}, start_new_session=True,
         )  # fmt: skip
+        self._begun[child] = None
         try:
-            _, said = child.communicate(content, timeout=hook.timeout)
-            if child.returncode == 0:
-                return
-            words = f"exit code {child.returncode}: {said.decode(errors='replace').strip()[-300:]}"
+            if words := self._failure(child, content, hook.timeout):
+                self._store.write(note, Note("hook.failed", "daemon", f"{hook.command}: {words}", job=job))
+        finally:
+            del self._begun[child]
+
+    def _failure(self, child: subprocess.Popen[bytes], content: bytes, timeout: float) -> str | None:
+        """What went wrong with a hook, once it has ended."""
+        try:
+            _, said = child.communicate(content, timeout=timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # with all that it has started
-            child.communicate()
-            words = f"did not end within {hook.timeout:.0f} s and was killed"
-        self._store.write(note, Note("hook.failed", "daemon", f"{hook.command}: {words}", job=job))
+            _kill(child)
+            child.wait()
+            return f"did not end within {timeout:.0f} s and was killed"
+        if child.returncode == -signal.SIGKILL and self._ending:
+            return "was killed, for the daemon had to end"
+        return f"exit code {child.returncode}: {said.decode(errors='replace').strip()[-300:]}" if child.returncode else None
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """With all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from .spec.units import EARLIEST, LATEST
@@ -24,16 +23,18 @@ def objects(store: Store, name: str, *parameters: Any) -> list[dict[str, Any]]:
 
 def plain(value: Any, kind: str = "") -> Any:
     """A value as JSON can hold it."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        if kind == "TIMESTAMP":  # DuckDB's word for a moment beyond Python's dates
+            return EARLIEST if "BC" in value else LATEST
+        return json.loads(value) if kind == "JSON" else value
     if isinstance(value, datetime.datetime):
         return value.replace(tzinfo=datetime.UTC).timestamp()
-    if isinstance(value, str) and kind == "TIMESTAMP":  # DuckDB's word for a moment beyond Python's dates
-        return EARLIEST if "BC" in value else LATEST
-    if isinstance(value, str) and kind == "JSON":
-        return json.loads(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value

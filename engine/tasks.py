@@ -95,11 +95,11 @@ class Tasks:
         self._scheduler.start()
         self.every("watchdog", STUCK_AFTER / 4, self.look)
 
-    def stop(self) -> list[str]:
-        """Let running tasks end, start no more; answers with the tasks that hang, which are left."""
+    def stop(self, until: float | None = None) -> list[str]:
+        """Let running tasks end, start no more; answers with those that have not ended ``until`` (monotonic time), which are left."""
         if self._scheduler.running:  # not when the daemon could not start
             self._scheduler.shutdown(wait=False)
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + 5.0 if until is None else until
         while (running := [s.name for s in self.states() if s.running_since is not None]) and time.monotonic() < end:
             time.sleep(0.01)
         return running

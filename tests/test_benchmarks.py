@@ -22,6 +22,7 @@ TINY = {
     "assignment": ["--runners", "2", "--rounds", "1"],
     "policy_tick": ["--policy", "fifo", "--pending", "10", "--ticks", "2"],
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
+    "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],

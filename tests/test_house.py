@@ -54,7 +54,7 @@ LIBRARIES = {
     "sqlglot": ("engine.adhoc.guard",),
     "apscheduler": ("engine.tasks", "engine.spec.cron"),
     "starlette": ("engine.api",),
-    "uvicorn": ("engine.daemon",),
+    "uvicorn": ("engine.daemon", "engine.api.connections"),
     "matplotlib": ("engine.report",),
     "click": ("engine.cli", "engine.spec.options"),
     "rich": ("engine.cli",),
@@ -160,6 +160,17 @@ def test_every_module_says_what_it_is(name: str) -> None:
     if path.name == "__init__.py" and not path.read_text().strip():
         return
     assert ast.get_docstring(tree(name)), f"{path.relative_to(ROOT)}: no docstring"
+
+
+def test_the_daemon_has_no_threads_that_everything_shares() -> None:
+    """Each call goes to the pool of its kind (engine/api/pools.py): six slow ones of the default pool would stop the whole API."""
+    shared = {"to_thread", "run_in_executor"}
+    found = {
+        name: sorted({child.attr for child in ast.walk(tree(name)) if isinstance(child, ast.Attribute)} & shared)
+        for name in modules()
+        if is_below(name, "engine")
+    }
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 SQL = re.compile(r"\s*(--.*\n\s*)?(SELECT|WITH\s+\w+\s+AS|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|CREATE\s+\w+|COPY|MERGE\s+INTO)\b")

@@ -141,7 +141,7 @@ class Desk:
             process.running.kill()
             process.commits.put(None)
         if self._thread.ident is not None:
-            self._thread.join(5.0)
+            self._thread.join(1.0)
 
     # Questions: in the event loop.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import NotFound, StokerError
+from ..errors import NotFound, StokerError, Unreachable
 from ..spec.tree import one_line
 from . import jobs, operators, reports, runner, simulations, traces
-from .auth import owner
+from .answers import Encoded
+from .auth import Identity, owner
 from .call import Call, Endpoint
 
 if TYPE_CHECKING:
@@ -39,19 +41,31 @@ def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable
 
     async def serve(request: Request) -> Response:
         try:
-            who = daemon.tokens.identify(request.headers.get("authorization")) if tcp else local
+            who = _known(daemon, request) if tcp else local
             who.require(role)
-            answer = await function(Call(daemon, who, request))
+            call = Call(daemon, who, request)
+            with call.finish:
+                answer = await function(call)
         except StokerError as error:
             return failure(error)
         except ClientDisconnect:
             return Response(status_code=499)
+        except asyncio.CancelledError:  # it took too long to be waited for at the end
+            return failure(Unreachable("the daemon is stopping"))
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path, extra={"action": "api.error"})
             return failure(StokerError("the daemon failed to serve this request: its log has the details ('stoker doctor' says where)"))
-        return answer if isinstance(answer, Response) else Response(msgspec.json.encode(answer), media_type="application/json")
+        return answer if isinstance(answer, Response) else Encoded(msgspec.json.encode(answer))
 
     return serve
+
+
+def _known(daemon: Daemon, request: Request) -> Identity:
+    """Whose token was given; from then on the connection is no stranger's."""
+    who = daemon.tokens.identify(request.headers.get("authorization"))
+    if who.role != "none":
+        request.state.connection.show_token()
+    return who
 
 
 def failure(error: StokerError) -> Response:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,14 +15,18 @@ from starlette.requests import ClientDisconnect, Request
 from ..errors import LimitExceeded, UsageError
 from ..fieldnames import with_meant
 from ..spec.tree import shown
+from .answers import Encoded
 from .auth import Identity
+from .pools import Kind
 
 if TYPE_CHECKING:
     from ..daemon import Daemon
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MAX_BODY = 64 * 1024 * 1024  #: bytes of one request
 LARGE_BODY = 1024 * 1024  #: bytes; reading more would keep everybody else waiting
+MOST_LARGE = 8  #: requests with a large body that are in memory at a time
 LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
@@ -36,6 +41,7 @@ class Call:
     daemon: Daemon
     who: Identity
     request: Request
+    finish: ExitStack = field(default_factory=ExitStack)  #: what is given back once it has been answered
 
     @property
     def only(self) -> str | None:
@@ -61,10 +67,32 @@ class Call:
             raise UsageError(f"{name}: {shown(given)} is not between 0 and {LARGEST_NUMBER:.0e}")
         return number
 
+    async def run(self, kind: Kind, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``function`` on a thread of that kind: whatever takes longer than a millisecond or waits for anything."""
+        return await self.daemon.pools.run(kind, function, *args, **kwargs)
+
+    async def control(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(Kind.CONTROL, function, *args, **kwargs)
+
+    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(Kind.READ, function, *args, **kwargs)
+
+    async def upload(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(Kind.UPLOAD, function, *args, **kwargs)
+
+    async def snapshot(self, kind: Kind, question: Hashable, read: Callable[[], Any]) -> Encoded:
+        """What ``read`` gives, shared with everybody who asks the same ``question``; it depends on nothing else of this request."""
+        return Encoded(await self.daemon.snapshots.ask(kind, question, lambda: msgspec.json.encode(read())))
+
     async def body(self) -> bytes:
-        chunks, size = [], 0
+        """All of the body. Of large ones only some are in memory at a time; the others are read when it is their turn."""
+        chunks, size, large = [], 0, False
         async for chunk in self.request.stream():
             size += len(chunk)
+            if size > LARGE_BODY and not large:
+                large = True
+                await self.daemon.large_bodies.acquire()
+                self.finish.callback(self.daemon.large_bodies.release)
             if size > MAX_BODY:
                 raise LimitExceeded(f"the request is larger than {MAX_BODY >> 20} MiB: send less at once")
             chunks.append(chunk)
@@ -91,7 +119,7 @@ class Call:
     async def message(self, kind: type[T]) -> T:
         """The body as a message; UsageError names the field."""
         body = await self.body()
-        return decode(body, kind) if len(body) < LARGE_BODY else await asyncio.to_thread(decode, body, kind)
+        return decode(body, kind) if len(body) < LARGE_BODY else await self.upload(decode, body, kind)
 
 
 def decode(body: bytes, kind: type[T]) -> T:

@@ -25,9 +25,13 @@ from ..store.store import Store
 from ..workflow.control import Control, control
 from ..workflow.settings import NewSchedule, add_schedule
 from ..workflow.submit import SubmitRequest, check, submit
+from .answers import Encoded
 from .call import Call, Endpoint, endpoint
+from .pools import Kind
 
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
+USUAL = 1000  #: jobs of a listing that does not ask for more
+FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
 _BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/resolve`
@@ -51,22 +55,22 @@ def resolve(store: Store, word: str, user: str = "") -> int:
     return int(candidates[0][0])
 
 
-async def _resolve(call: Call) -> int:
-    return await asyncio.to_thread(resolve, call.daemon.store, call.path("ref"), call.who.user)
+async def _resolve(call: Call, kind: Kind = Kind.READ) -> int:
+    return await call.run(kind, resolve, call.daemon.store, call.path("ref"), call.who.user)
 
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
     submission = await call.message(Submission)
     if not submission.jobs:
         raise UsageError("jobs: there is none in this submission")
-    await asyncio.to_thread(require_all, submission.jobs)
+    await call.run(Kind.CONTROL if len(submission.jobs) <= FEW else Kind.UPLOAD, require_all, submission.jobs)
     require_provenance(submission.provenance)
     if stranger := next((job for job in submission.jobs if job.user and call.only not in (None, job.user)), None):
         raise Unauthorized(f"{stranger.name}: user: this token acts for {call.only}, not for {stranger.user}: leave it out")
     if cron := submission.jobs[0].cron:
         require_time(submission.jobs[0], time.time())
     if submission.dry_run:
-        answer = await asyncio.to_thread(_dry_run, call, submission)
+        answer = await call.read(_dry_run, call, submission)
         await _foretell(call, submission.jobs, answer["jobs"])
         return answer
     store = call.daemon.store
@@ -96,18 +100,20 @@ async def _foretell(call: Call, specs: list[JobSpec], answers: list[dict[str, An
             answers[row]["forecast"] = await call.daemon.admission.of_spec(specs, row)
 
 
-async def list_jobs(call: Call) -> dict[str, Any]:
+async def list_jobs(call: Call) -> Encoded:
     states = [state for state in (call.query("state") or "").split(",") if state]
     for state in states:
         if state not in State.__members__.values():
             raise UsageError(f"state: there is no {shown(state)}{nearest(state, State)}; states: {', '.join(State)}")
     everything = call.query("all") in ("1", "true") or bool(states)
     arrays = call.query("arrays") in ("1", "true")
-    limit = int(call.number("limit") or 1000)
-    rows = await asyncio.to_thread(
-        objects, call.daemon.store, "api/jobs", everything, time.time() - 3600.0, call.query("user"), states or None, not arrays, limit
-    )
-    return {"jobs": rows}
+    limit, user, store = int(call.number("limit") or USUAL), call.query("user"), call.daemon.store
+
+    def read() -> dict[str, Any]:
+        return {"jobs": objects(store, "api/jobs", everything, time.time() - 3600.0, user, states or None, not arrays, limit)}
+
+    kind = Kind.LISTING if limit <= USUAL else Kind.READ
+    return await call.snapshot(kind, ("jobs", everything, user, tuple(states), arrays, limit), read)
 
 
 async def show(call: Call) -> dict[str, Any]:
@@ -133,18 +139,18 @@ async def show(call: Call) -> dict[str, Any]:
             "events": objects(store, "api/events", job),
         }
 
-    return await asyncio.to_thread(read)
+    return await call.read(read)
 
 
 async def explain(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
-    return await asyncio.to_thread(explain_job, call.daemon.store, job, call.daemon.scheduling.deadlines_first)
+    return await call.read(explain_job, call.daemon.store, job, call.daemon.scheduling.deadlines_first)
 
 
 async def pipeline(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
     rank, decisions, points = call.number("rank"), call.number("decisions"), call.number("points")
-    return await asyncio.to_thread(
+    return await call.read(
         describe,
         call.daemon.store,
         job,
@@ -162,16 +168,16 @@ async def logs(call: Call) -> dict[str, Any]:
     most = None if lines is None else int(lines)
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
-        source, over = await asyncio.to_thread(_log_source, call.daemon.store, job, None if given is None else int(given))
-        here = source is None or await asyncio.to_thread(call.daemon.remote_logs.is_here, source)
+        source, over = await call.read(_log_source, call.daemon.store, job, None if given is None else int(given))
+        here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
             piece = Piece("", Place("", 0))
         elif here:
-            piece = await asyncio.to_thread(_read_here, source, at, most, first=at is None and not wait)
+            piece = await call.read(_read_here, source, at, most, first=at is None and not wait)
         else:
             piece = await call.daemon.remote_logs.fetch(source, at, most)
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
-        if piece.text or done or time.monotonic() >= end:
+        if piece.text or done or time.monotonic() >= end or call.daemon.stopping:
             where = {"lease": None, "path": None, "host": None} if source is None else _whereabouts(source)
             return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
         at = piece.place
@@ -216,10 +222,10 @@ class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def _controller(action: Literal["cancel", "hold", "release", "priority"]) -> Endpoint:
     async def act(call: Call) -> dict[str, Any]:
         asked: Action = await call.options(Priority if action == "priority" else Action)
-        job = await _resolve(call)
+        job = await _resolve(call, Kind.CONTROL)
         jobs = [job]
         if asked.array:
-            jobs = [row[0] for row in await asyncio.to_thread(call.daemon.store.rows, "api/array_tasks", job)] or [job]
+            jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", job)] or [job]
         priority = asked.priority if isinstance(asked, Priority) else 0
         request = Control(action, tuple(jobs), call.who.user, priority, call.only)
         return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from ..store.maintenance import check_target, move
 from ..store.maintenance import compact as compact_database
 from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
 from ..workflow.watch import StopAll, stop_all
+from .answers import Encoded
 from .auth import GRANTS, digest, new_token
 from .call import Call, Nothing, endpoint
+from .pools import Kind
 from .prometheus import exposition
 
 
@@ -36,30 +39,22 @@ async def healthz(call: Call) -> dict[str, Any]:
 
 
 async def metrics(call: Call) -> Response:
-    text = await asyncio.to_thread(exposition, call.daemon)
+    text = await call.read(exposition, call.daemon)
     return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def status(call: Call) -> dict[str, Any]:
-    return await asyncio.to_thread(_status, call)
-
-
-def _status(call: Call) -> dict[str, Any]:
-    daemon, store = call.daemon, call.daemon.store
+    daemon = call.daemon
+    told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
     return {
         "version": __version__,
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
         "now": time.time(),
-        "database": {
-            "path": str(store.path),
-            "bytes": store.size,
-            "schema": store.rows("api/schema_version")[0][0],
-        },
-        "jobs": dict(store.rows("api/job_counts")),
-        "runners": objects(store, "api/runners"),
-        "pools": _pools(call),
+        **told,
+        "jobs": daemon.counts.by_state(),
+        "pools": _pools(call, told["pools"]),
         "tasks": [
             {"name": t.name, "last_run": t.last_run, "last_seconds": t.last_seconds, "errors": t.errors, "last_error": t.last_error,
              "stuck": t.stuck}
@@ -68,15 +63,24 @@ def _status(call: Call) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pools(call: Call) -> list[dict[str, Any]]:
-    use = {row["pool"]: row for row in objects(call.daemon.store, "api/pool_use")}
+def _standing(call: Call) -> dict[str, Any]:
+    """What of the status stands in the database and is not in memory: only changes of runners and leases change it."""
+    store = call.daemon.store
+    return {
+        "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
+        "runners": objects(store, "api/runners"),
+        "pools": {row["pool"]: row for row in objects(store, "api/pool_use")},
+    }
+
+
+def _pools(call: Call, use: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     empty = {"gpus": 0, "busy": 0}
     pools = call.daemon.scheduling.in_force()
     return [{"pool": p["pool"], "policy": p["policy"], "interval": p["interval"],
              **{key: use.get(p["pool"], empty)[key] for key in empty}} for p in pools]  # fmt: skip
 
 
-async def top(call: Call) -> dict[str, Any]:
+async def top(call: Call) -> Encoded:
     def read() -> dict[str, Any]:
         store = call.daemon.store
         return {
@@ -87,11 +91,11 @@ async def top(call: Call) -> dict[str, Any]:
             "counts": dict(store.rows("api/job_counts")),
         }
 
-    return await asyncio.to_thread(read)
+    return await call.snapshot(Kind.LISTING, "top", read)
 
 
-async def list_runners(call: Call) -> dict[str, Any]:
-    return {"runners": await asyncio.to_thread(objects, call.daemon.store, "api/runners")}
+async def list_runners(call: Call) -> Encoded:
+    return await call.snapshot(Kind.LISTING, "runners", lambda: {"runners": objects(call.daemon.store, "api/runners")})
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +104,7 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def drain(call: Call) -> dict[str, Any]:
     asked = await call.options(Leave)
-    await asyncio.to_thread(_drain, call, asked.now)
+    await call.control(_drain, call, asked.now)
     return {"ok": True}
 
 
@@ -115,19 +119,19 @@ def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
 async def resume(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
     node = call.path("node")
-    await asyncio.to_thread(call.daemon.fleet.change, node, "up", call.who.user, f"resumed by {call.who.user}")
+    await call.control(call.daemon.fleet.change, node, "up", call.who.user, f"resumed by {call.who.user}")
     return {"ok": True}
 
 
 async def stop_runner(call: Call) -> dict[str, Any]:
     asked = await call.options(Leave)
-    await asyncio.to_thread(_drain, call, asked.now, leaving=True)
+    await call.control(_drain, call, asked.now, leaving=True)
     return {"ok": True}
 
 
 async def forget(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
-    await asyncio.to_thread(call.daemon.fleet.forget, call.path("node"), call.who.user)
+    await call.control(call.daemon.fleet.forget, call.path("node"), call.who.user)
     return {"ok": True}
 
 
@@ -157,7 +161,7 @@ async def sql_copy(call: Call) -> dict[str, Any]:
     target = Path(asked.path)
     check_target(target)
     made = await call.unless_gone(call.daemon.desk.copy(call.who.user))
-    await asyncio.to_thread(move, made, target)
+    await call.run(Kind.UPLOAD, move, made, target)
     return {"path": str(target), "bytes": target.stat().st_size}
 
 
@@ -166,11 +170,11 @@ async def schema(call: Call) -> dict[str, Any]:
         with call.daemon.store.read() as con:
             return schema_tables(con)
 
-    return {"tables": await asyncio.to_thread(read)}
+    return {"tables": await call.read(read)}
 
 
 async def policies(call: Call) -> dict[str, Any]:
-    return await asyncio.to_thread(_policies, call, call.query("name"))
+    return await call.read(_policies, call, call.query("name"))
 
 
 def _policies(call: Call, asked: str | None) -> dict[str, Any]:
@@ -205,7 +209,7 @@ async def change_policy(call: Call) -> dict[str, Any]:
         raise UsageError(f"pool: must be the name of a pool, not {shown(asked.pool)}")
     if asked.interval is not None and not 0.05 <= asked.interval <= 3600:
         raise UsageError(f"interval: {asked.interval} s is outside its range 0.05 to 3600")
-    return await asyncio.to_thread(_change_policy, call, asked)  # importing it may take its time
+    return await call.control(_change_policy, call, asked)  # importing it may take its time
 
 
 def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
@@ -253,7 +257,7 @@ def _interval(call: Call, pool: str) -> float:
 
 
 async def schedules(call: Call) -> dict[str, Any]:
-    rows = await asyncio.to_thread(objects, call.daemon.store, "api/schedules")
+    rows = await call.read(objects, call.daemon.store, "api/schedules")
     return {"schedules": [{**row, "next_at": call.daemon.recurring.next_run(row["id"])} for row in rows]}
 
 
@@ -289,7 +293,7 @@ async def create_token(call: Call) -> dict[str, Any]:
 
 
 async def list_tokens(call: Call) -> dict[str, Any]:
-    return {"tokens": await asyncio.to_thread(objects, call.daemon.store, "api/token_list")}
+    return {"tokens": await call.read(objects, call.daemon.store, "api/token_list")}
 
 
 async def remove_token(call: Call) -> dict[str, Any]:
@@ -304,12 +308,12 @@ class BackupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 async def backup(call: Call) -> dict[str, Any]:
     asked = await call.message(BackupRequest)
-    return await asyncio.to_thread(back_up, call.daemon.store, call.daemon.home, Path(asked.path) if asked.path else None)
+    return await call.control(back_up, call.daemon.store, call.daemon.home, Path(asked.path) if asked.path else None)
 
 
 async def compact(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
-    return await asyncio.to_thread(compact_database, call.daemon.store, call.daemon.home)
+    return await call.control(compact_database, call.daemon.store, call.daemon.home)
 
 
 class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -319,8 +323,11 @@ class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 async def shutdown(call: Call) -> dict[str, Any]:
     asked = await call.message(ShutdownRequest)
-    await asyncio.to_thread(call.daemon.request_stop, runners=asked.runners, workers=asked.workers, actor=call.who.user)
-    return {"ok": True}
+    daemon, nodes = call.daemon, list[str]()
+    if asked.runners or asked.workers:
+        nodes = await call.control(daemon.dismiss, workers=asked.workers, actor=call.who.user)
+    daemon.ending = asyncio.create_task(daemon.stop_when_left(nodes))
+    return {"ok": True, "pid": os.getpid()}
 
 
 ENDPOINTS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -12,10 +11,10 @@ from ..rows import plain
 from ..sqlfiles import names
 from ..store.reading import Value, read
 from .call import Call, endpoint
+from .pools import Kind
 
 MAX_ROWS = 100_000
 MAX_SECONDS = 300.0
-_turns = asyncio.Semaphore(2)  #: a read may take long, and others want to know things too
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +27,7 @@ async def report(call: Call) -> dict[str, Any]:
     known = names("report")
     if asked.query not in known:
         raise NotFound(f"query: no query of a report is named {asked.query!r}{nearest(asked.query, known)}; there are: {', '.join(known)}")
-    async with _turns:
-        return await asyncio.to_thread(_answer, call, asked)
+    return await call.run(Kind.REPORT, _answer, call, asked)
 
 
 def _answer(call: Call, asked: Asked) -> dict[str, Any]:

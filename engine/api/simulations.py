@@ -90,7 +90,7 @@ class RunMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 async def add(call: Call) -> dict[str, Any]:
     """A whole run; with ``?more=1`` its beginning, and the answer is where to send the rest of its jobs."""
     message = await call.message(RunMessage)
-    new = await asyncio.to_thread(_new_run, message, call.who.user)
+    new = await call.upload(_new_run, message, call.who.user)
     if call.query("more") in ("1", "true"):
         return {"upload": call.daemon.run_uploads.begin(new)}
     return await _store(call, new)
@@ -99,12 +99,12 @@ async def add(call: Call) -> dict[str, Any]:
 async def add_more(call: Call) -> dict[str, Any]:
     """The next jobs of an upload; with ``?last=1`` the run is stored."""
     columns = await call.message(JobColumns)
-    jobs = await asyncio.to_thread(_columns, "jobs", columns)
+    jobs = await call.upload(_columns, "jobs", columns)
     token, uploads = call.path("token"), call.daemon.run_uploads
     uploads.add(token, call.who.user, int(call.number("offset") or 0), jobs)
     if call.query("last") not in ("1", "true"):
         return {"upload": token}
-    return await _store(call, await asyncio.to_thread(uploads.end, token, call.who.user))
+    return await _store(call, await call.upload(uploads.end, token, call.who.user))
 
 
 async def _store(call: Call, new: NewRun) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _columns(what: str, message: msgspec.Struct) -> dict[str, Any]:
 
 async def list_runs(call: Call) -> dict[str, Any]:
     limit = min(int(call.number("limit") or MOST_RUNS), MOST_RUNS)
-    return {"runs": await asyncio.to_thread(objects, call.daemon.store, "api/sim_runs", call.query("study"), limit)}
+    return {"runs": await call.read(objects, call.daemon.store, "api/sim_runs", call.query("study"), limit)}
 
 
 async def history(call: Call) -> dict[str, Any]:
@@ -148,7 +148,7 @@ async def history(call: Call) -> dict[str, Any]:
             "left_out": objects(store, "api/sim_left_out", pool, since)[0],
         }
 
-    return await asyncio.to_thread(read)
+    return await call.read(read)
 
 
 ENDPOINTS = [

@@ -23,7 +23,7 @@ T = TypeVar("T")
 async def _body(call: Call, kind: type[T]) -> T:
     """The message, which may be gzipped; never unpacked to more than a request may hold."""
     body = await call.body()
-    return await asyncio.to_thread(_unpacked, body, kind)
+    return await call.upload(_unpacked, body, kind)
 
 
 def _unpacked(body: bytes, kind: type[T]) -> T:
@@ -43,14 +43,14 @@ def _unpacked(body: bytes, kind: type[T]) -> T:
 async def add(call: Call) -> dict[str, Any]:
     """A whole trace; with ``?total=N`` (jobs) its beginning, and the answer is where to send the rest."""
     trace = await _body(call, Trace)
-    upload = await asyncio.to_thread(begin, trace, call.who.user)
+    upload = await call.upload(begin, trace, call.who.user)
     total = call.number("total")
     if total is None:
         return await _commit(call, upload)
     if total < max(upload.jobs, 1):
         raise UsageError(f"total: {total:g} jobs are fewer than came with this message")
     upload.total = int(total)
-    existing = await asyncio.to_thread(_existing, call, upload.request())
+    existing = await call.upload(_existing, call, upload.request())
     return existing or {"upload": call.daemon.uploads.keep(upload)}
 
 
@@ -59,7 +59,7 @@ async def add_more(call: Call) -> dict[str, Any]:
     jobs = await _body(call, list[TraceJob])
     token, offset = call.path("token"), int(call.number("offset") or 0)
     uploads = call.daemon.uploads
-    upload = await asyncio.to_thread(uploads.add, token, call.who.user, offset, jobs)
+    upload = await call.upload(uploads.add, token, call.who.user, offset, jobs)
     if upload.jobs < (upload.total or 0):
         return {"upload": token, "jobs": upload.jobs}
     answer = await _commit(call, upload)
@@ -71,7 +71,7 @@ async def _commit(call: Call, upload: Upload) -> dict[str, Any]:
     if not upload.jobs:
         raise UsageError("jobs: there is none in this trace")
     request = upload.request()
-    if existing := await asyncio.to_thread(_existing, call, request):
+    if existing := await call.upload(_existing, call, request):
         return existing
     return await asyncio.wrap_future(call.daemon.store.submit(add_trace, request))
 
@@ -83,11 +83,11 @@ def _existing(call: Call, request: NewTrace) -> dict[str, Any] | None:
 
 
 async def list_traces(call: Call) -> dict[str, Any]:
-    return {"traces": await asyncio.to_thread(objects, call.daemon.store, "api/traces", None)}
+    return {"traces": await call.read(objects, call.daemon.store, "api/traces", None)}
 
 
 async def show(call: Call) -> dict[str, Any]:
-    return await asyncio.to_thread(_show, call)
+    return await call.read(_show, call)
 
 
 def _row(call: Call) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _show(call: Call) -> dict[str, Any]:
 
 
 async def jobs(call: Call) -> Response:
-    return await asyncio.to_thread(_jobs, call)
+    return await call.read(_jobs, call)
 
 
 def _jobs(call: Call) -> Response:

@@ -252,12 +252,11 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
     and go on from there.
     """
     try:
-        pid = app.client.get("/v1/status")["pid"]
+        pid = app.client.post("/v1/shutdown", {"runners": workers, "workers": workers})["pid"]
     except Unreachable:
         if not workers and not app.client.url and _is_locked(app.home):
             return _end_up(app.home, timeout)
         raise
-    app.client.post("/v1/shutdown", {"runners": workers, "workers": workers})
     app.client.close()
     end = time.monotonic() + timeout
     while _answers(app) or (app.url is None and _is_locked(app.home)):

@@ -33,6 +33,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
+INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
 MAX_BATCH = 512  #: requests in one transaction
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class _Readers:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._idle: list[duckdb.DuckDBPyConnection] = []
+        self._lent: list[duckdb.DuckDBPyConnection] = []
         self._busy = 0
         self._closed = False
 
@@ -67,9 +69,13 @@ class _Readers:
             self._changed.wait_for(lambda: not self._closed)
             self._busy += 1
             if self._idle:
-                return self._idle.pop()
+                self._lent.append(self._idle.pop())
+                return self._lent[-1]
         try:
-            return make()
+            cursor = make()
+            with self._changed:
+                self._lent.append(cursor)
+            return cursor
         except BaseException:
             self.give(None, sound=False)
             raise
@@ -81,15 +87,22 @@ class _Readers:
                 cursor.close()
         with self._changed:
             self._busy -= 1
+            if cursor is not None:
+                self._lent = [lent for lent in self._lent if lent is not cursor]
             if cursor is not None and sound:
                 self._idle.append(cursor)
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, patience: float | None = None) -> Iterator[None]:
+        """With ``patience`` (s) those in use are interrupted, again and again as it is forgotten between two queries, and left after it."""
         with self._changed:
             self._closed = True
-            self._changed.wait_for(lambda: self._busy == 0)
+            end = None if patience is None else time.monotonic() + patience
+            while self._busy and (end is None or time.monotonic() < end):
+                for cursor in self._lent if end is not None else ():
+                    cursor.interrupt()
+                self._changed.wait(None if end is None else 0.02)
             for cursor in self._idle:
                 cursor.close()
             self._idle.clear()
@@ -265,20 +278,30 @@ class Store:
 
         self.exclusive(work)
 
-    def close(self) -> None:
-        """Finish what has queued, checkpoint, close the file."""
+    def close(self, until: float | None = None) -> bool:
+        """Finish what has queued, checkpoint, close the file.
+
+        With ``until`` (monotonic time) queries that run are interrupted, and False is the answer when the writer has not ended by then.
+        What was acknowledged is in the log in any case, which the next start reads.
+        """
+        import duckdb
+
         with self._gate:
             if not self._open:
-                return
+                return True
             self._open = False
             self._requests.put(None)
-        self._writer.join()
-        with self._readers.paused():
+        self._writer.join(None if until is None else max(0.0, until - time.monotonic()))
+        if self._writer.is_alive():
+            return False
+        with self._readers.paused(None if until is None else INTERRUPTED_WITHIN):
             if self.failed is None:
                 self._checkpoint()
-            self._con.close()
+            with contextlib.suppress(duckdb.Error):  # it refuses while a query runs that does not heed its interruption
+                self._con.close()
         if self._acknowledged is not None:
             self._acknowledged.close()
+        return True
 
     def _checkpoint(self) -> None:
         import duckdb

@@ -1,0 +1,177 @@
+"""Who may hold a TCP connection open, for how long, and how many may: strangers take nothing from those who have a token.
+
+A connection that has shown no valid token yet is a stranger's. Of strangers the newest are kept: with many, the oldest makes way, so
+that a client that speaks at once gets through among thousands that say nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import resource
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST = 4096  #: TCP connections at most, or half of the descriptors that this process may have: files and the Unix socket need some too
+STRANGERS = 1 / 4  #: the share of them that may be strangers'
+OF_ONE_ADDRESS = 1 / 2  #: the share of these that may come from one address
+DESCRIPTORS = 65_536  #: that are asked for: some programs that hooks may run look at each that they could have
+TOKEN_WITHIN = 10.0  #: seconds in which a connection must show a valid token
+HEAD_WITHIN = 10.0  #: seconds from the first byte of a request to the end of its headers
+BODY_IDLE = 30.0  #: seconds between two pieces of a body
+ANSWER_IDLE = 60.0  #: seconds in which somebody takes nothing of an answer
+LOOK = 1.0  #: seconds between looks at the times above
+TELL = 60.0  #: seconds between lines of the log about what was closed
+log = logging.getLogger(__name__)
+
+
+def raise_descriptors() -> int:
+    """Let this process open as many files as it may; how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+class Connections:
+    """The TCP connections of a listener, the oldest first."""
+
+    def __init__(self, descriptors: int) -> None:
+        self._most = min(MOST, descriptors // 2)
+        self._strangers_most = max(1, int(self._most * STRANGERS))
+        self._of_address_most = max(1, int(self._strangers_most * OF_ONE_ADDRESS))
+        self._open: dict[Connection, None] = {}
+        self._strangers: dict[Connection, None] = {}
+        self._by_origin: dict[str, dict[Connection, None]] = {}
+        self.turned_away = 0
+
+    def add(self, new: Connection) -> bool:
+        """Take one in, perhaps in the place of a stranger; False: there is no room."""
+        beside = self._by_origin.get(new.origin, {})
+        if len(beside) >= self._of_address_most:
+            self._drop(next(iter(beside)))
+        elif self._strangers and (len(self._strangers) >= self._strangers_most or len(self._open) >= self._most):
+            self._drop(next(iter(self._strangers)))
+        if len(self._open) >= self._most:
+            self.turned_away += 1
+            return False
+        self._open[new] = self._strangers[new] = None
+        self._by_origin.setdefault(new.origin, {})[new] = None
+        return True
+
+    def know(self, one: Connection) -> None:
+        """It has shown a valid token."""
+        if one not in self._strangers:
+            return
+        del self._strangers[one]
+        beside = self._by_origin[one.origin]
+        del beside[one]
+        if not beside:
+            del self._by_origin[one.origin]
+
+    def remove(self, one: Connection) -> None:
+        self.know(one)
+        self._open.pop(one, None)
+
+    def is_stranger(self, one: Connection) -> bool:
+        return one in self._strangers
+
+    def _drop(self, one: Connection) -> None:
+        self.turned_away += 1
+        self.remove(one)
+        one.transport.abort()
+
+    def look(self, now: float) -> None:
+        """Close those whose time is over."""
+        for one in list(self._open):
+            if one.is_overdue(now):
+                self._drop(one)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look at them as long as this lasts."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        told, told_at = 0, -TELL
+        while True:
+            await asyncio.sleep(LOOK)
+            now = time.monotonic()
+            self.look(now)
+            if self.turned_away > told and now - told_at >= TELL:
+                log.warning("%d TCP connections were closed: no valid token, or they stood still", self.turned_away - told)
+                told, told_at = self.turned_away, now
+
+
+class Connection(H11Protocol):
+    """One of them. What is asked over it learns of it as ``state["connection"]`` of its scope."""
+
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app_state = {**self.app_state, "connection": self}
+        self.origin = ""
+        self._connections = connections
+        self._opened = self._heard = time.monotonic()
+        self._head_began: float | None = None  #: when the first byte of a request came whose headers are not complete yet
+        self._unsent = 0  #: bytes of an answer that were waiting at the last look
+        self._taken = 0.0  #: when that was last seen to change
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.origin = _origin(self.client[0]) if self.client else ""
+        if not self._connections.add(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        if self._head_began is None and not self._is_asked():
+            self._head_began = self._heard
+        super().data_received(data)
+        if self._is_asked():
+            self._head_began = None
+
+    def show_token(self) -> None:
+        """Somebody asks over it who has a valid token."""
+        self._connections.know(self)
+
+    def _is_asked(self) -> bool:
+        """Whether a request is being read or answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def is_overdue(self, now: float) -> bool:
+        if self._connections.is_stranger(self):
+            return now - self._opened > TOKEN_WITHIN
+        if self._head_began is not None and now - self._head_began > HEAD_WITHIN:
+            return True
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent:
+            self._unsent, self._taken = unsent, now
+        if now - self._taken > ANSWER_IDLE:
+            return True
+        reading = self._is_asked() and self.cycle.more_body and not self.flow.read_paused
+        return reading and now - self._heard > BODY_IDLE
+
+
+def _origin(address: str) -> str:
+    """What counts as one address: of IPv6 the network of 64 bits, all of which one host may have."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if ip.version == 4 else str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
