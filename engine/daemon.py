@@ -147,7 +147,8 @@ class Daemon:
     def _look_at_clock(self) -> None:
         """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
         now, before = time.time(), self._looked
-        look_at_leases(self.store, now, self.scheduling.asked_at, lambda pool: self.tasks.wake(f"policy {pool}"))
+        policies = self.scheduling
+        look_at_leases(self.store, now, policies.asked_at, policies.spared, lambda pool: self.tasks.wake(f"policy {pool}"))
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
             self.tasks.wake(f"policy {pool}")
         self._looked = now

@@ -10,7 +10,9 @@ that evict on a wish alone have gone wrong in four ways, and each has its guard 
   but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
 - Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
   #126), and is preempted at most ``max_preemptions`` times. A lease that ends does the same to a job, so
-  no lease ends sooner either, and one of a job whose preemptions are spent has no end.
+  no lease ends sooner either, and one of a job whose preemptions are spent has no end. Both are one moment (`protect`): the job
+  may be stopped when its lease may be renewed, and not a rounding sooner or later.
+- Evicting for nobody: a lease that has run out, and that the plan does not renew, goes on while nobody waits (`anybody_waits`).
 - Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
   that admits. Here who gave way to whom is remembered for ``cooldown`` seconds: a job may not displace one
   that it gave way to, directly or through others, so evictions never form a cycle; and nobody gives way to
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -34,6 +36,8 @@ import numpy as np
 from ..policies.contract import Allocation, Bools, Floats, Phase, Plan, View
 from .plan_check import holders
 from .rowof import RowOf
+
+RESOLUTION = 1e-6  #: seconds; the tables keep microseconds, so an end may be read as that much later than it was planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Start(NamedTuple):
     gpus: tuple[int, ...]
     lease_end: float | None
     profile: bool = False  #: a profiling run on fewer GPUs than the gang
+    lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
 
 
 class Stop(NamedTuple):
@@ -109,29 +114,58 @@ class Memory:
 
 
 def _spent(view: View, limits: Limits) -> Bools:
-    """Jobs whose budget of preemptions is spent."""
+    """Jobs whose budget of preemptions is spent. A profiling run is none of the job's: it ends when it is over."""
+    jobs = view.jobs
     if limits.max_preemptions is None:
-        return np.zeros(len(view.jobs), dtype=bool)
-    spent: Bools = view.jobs.preemptions >= limits.max_preemptions
+        return np.zeros(len(jobs), dtype=bool)
+    spent: Bools = (jobs.preemptions >= limits.max_preemptions) & ((jobs.held == 0) | (jobs.held >= jobs.gpus_min))
     return spent
 
 
 def protected_until(view: View, limits: Limits) -> Floats:
-    """Until when no eviction, move or end of lease is allowed, a row a job: for as long as it runs (inf) once its budget is spent."""
-    granted = view.now - view.jobs.lease_time
-    return np.where(_spent(view, limits), np.inf, granted + limits.min_run_time)
+    """Until when no eviction, move or end of lease is allowed, a row a job: for as long as it runs (inf) once its budget is spent.
+
+    Where that is the end of the job's lease but for a rounding it is that very number: what ends together does so for everybody.
+    """
+    jobs = view.jobs
+    until = np.where(_spent(view, limits), np.inf, view.now - jobs.lease_time + limits.min_run_time)
+    if jobs.lease_end is None:
+        return until
+    ends = np.where(np.isfinite(jobs.lease_end), jobs.lease_end, -np.inf)
+    return np.where(np.abs(until - ends) <= RESOLUTION, ends, until)
 
 
-def protection(view: View, limits: Limits) -> tuple[Bools, Floats]:
-    """What ``Jobs.protected`` and ``Jobs.protected_until`` are to hold, so that a policy looks for victims only where it can get them."""
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What columns of `Jobs` are to hold, so that a policy looks for victims only where it can get them."""
+
+    protected: Bools
+    protected_until: Floats
+    lease_end: Floats | None
+
+
+def protection(view: View, limits: Limits) -> Protection:
     until = np.where(view.jobs.phase == Phase.ACTIVE, protected_until(view, limits), -np.inf)
-    return until > view.now, until
+    ends = view.jobs.lease_end
+    return Protection(until > view.now, until, None if ends is None else np.maximum(ends, until))
 
 
 def protect(view: View, limits: Limits) -> View:
-    """The view with its protection filled in."""
-    protected, until = protection(view, limits)
-    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, protected=protected, protected_until=until))
+    """The view with its protection filled in; no lease ends before it."""
+    given = protection(view, limits)
+    jobs = dataclasses.replace(view.jobs, protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
+    return dataclasses.replace(view, jobs=jobs)
+
+
+def anybody_waits(view: View, started: Collection[int]) -> bool:
+    """Whether a job other than ``started`` waits for GPUs such as the pool has: for nobody else is a lease ended that has run out."""
+    jobs, gpus = view.jobs, view.gpus
+    for row in np.flatnonzero((jobs.phase == Phase.PENDING) & ~np.isin(jobs.id, list(started))).tolist():
+        memory = float(jobs.gpu_memory[row])
+        suits = gpus.usable & ((gpus.memory <= 0) | (gpus.memory >= memory))
+        if np.count_nonzero(suits) >= jobs.gpus_min[row]:
+            return True
+    return False
 
 
 def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:
@@ -201,7 +235,9 @@ class _Tick:
             return
         holders = self._others_on(job, allocation)
         if not holders:
-            self.actions.starts.append(Start(job, allocation.gpus, self.lease_end(job, allocation), allocation.profile))
+            end = self.lease_end(job, allocation)
+            lasts = 0.0 if end is None else self.limits.min_run_time
+            self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
             return
         if (objection := self._make_way(job, holders)) is not None:
             # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
@@ -311,7 +347,9 @@ class _Tick:
         if allocation.lease_end is None:
             return None
         until = float(self.protected_until[self.row_of[job]])
-        return None if math.isinf(until) else max(allocation.lease_end, until)
+        if math.isinf(until):
+            return allocation.lease_end if allocation.profile else None
+        return max(allocation.lease_end, until)
 
     def _protection(self, job: int) -> str | None:
         until = self.protected_until[self.row_of[job]]

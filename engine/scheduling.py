@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from .errors import StokerError
 from .forecast import estimate_starts
 from .foretelling import LOOKS, Foretelling
 from .guards import Actions, Limits, Memory, next_look, protect, reconcile
-from .lease_ends import lapsed, next_end
+from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check
 from .rows import objects
@@ -88,6 +88,7 @@ class _Pool:
     coming: Setting | None = None  #: set, and in force from the next tick on
     inherited: bool = False  #: jobs may hold leases of the policy before
     asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
+    spared: frozenset[int] = frozenset()  #: leases that have run out, and go on as nobody waited by the last plan
 
 
 class Scheduling:
@@ -183,6 +184,11 @@ class Scheduling:
         state = self._pools.get(pool)
         return state is not None and getattr(state.policy, "deadlines_first", False)
 
+    def spared(self, pool: str) -> Collection[int]:
+        """Leases of a pool that have run out, and go on until somebody waits."""
+        state = self._pools.get(pool)
+        return () if state is None else state.spared
+
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
         state = self._pools[pool]
@@ -233,16 +239,17 @@ class Scheduling:
         gpus, nodes = view.gpus, view.nodes
         row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
         grants = [
-            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end, profile)
-            for job, held, lease_end, profile in actions.starts
+            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end, profile, lasts)
+            for job, held, lease_end, profile, lasts in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
         stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
-        renewals = {
-            int(seen.lease_id[row_of[job]]): lease_end
+        renewals = put_off(seen)
+        renewals.update(
+            (int(seen.lease_id[row_of[job]]), lease_end)
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
-        }
+        )
         if plan.preempt is not None and state.inherited:  # the ends of leases that another policy set are not this one's
             # But those of profiling runs are: without theirs they would measure for ever.
             leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE) & ~seen.profiling)
@@ -252,7 +259,9 @@ class Scheduling:
                 if int(view.jobs.id[row]) not in plan.allocations and int(view.jobs.id[row]) not in plan.preempt
             ]
             renewals.update({int(seen.lease_id[row]): None for row in stay})
-        stops += lapsed(seen, renewals, stops)
+        over = lapsed(seen, renewals, stops, grants)
+        stops += over.stops
+        state.spared = over.spared
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
 
     @staticmethod

@@ -147,7 +147,7 @@ class Allocation:
     """The right of a job to a set of GPUs.
 
     ``gpus`` are rows of ``View.gpus``; ``lease_end`` is the time at which the lease expires and the job
-    is suspended unless a later Plan renews it, None when it holds until the job ends or a Plan takes it.
+    is suspended unless a later Plan renews it or nobody waits, None when it holds until the job ends or a Plan takes it.
     """
 
     gpus: tuple[int, ...]

@@ -54,7 +54,7 @@ class Themis:
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
         term = self._term(view)
-        left = _left_of_lease(jobs.lease_time, term)
+        left = _left_of_lease(view, term)
         active, pending = jobs.phase == Phase.ACTIVE, jobs.phase == Phase.PENDING
         expired = active & (left <= 0)
         if not pending.any():
@@ -111,8 +111,16 @@ def _held(view: View, row: int) -> Allocation:
     return Allocation(tuple(view.jobs.allocation(row).tolist()))
 
 
-def _left_of_lease(lease_time: Floats, term: Floats) -> Floats:
-    """Seconds until the lease ends, 0 at the moment at which it does; a lease that was renewed began where the last one ended."""
-    over = np.fmod(lease_time + AT_ONCE, term)
-    ends_now = (lease_time + AT_ONCE >= term) & (over < ENTERING)
-    return np.where(ends_now, 0.0, np.maximum(term - over + AT_ONCE, AT_ONCE))
+def _left_of_lease(view: View, term: Floats) -> Floats:
+    """Seconds until the lease ends, 0 at the moment at which it does; a lease that was renewed began where the last one ended.
+
+    Terms are counted from the grant, a little after the decision that set the lease's end: whichever comes first is the end.
+    """
+    jobs = view.jobs
+    over = np.fmod(jobs.lease_time + AT_ONCE, term)
+    ends_now = (jobs.lease_time + AT_ONCE >= term) & (over < ENTERING)
+    counted = np.where(ends_now, 0.0, np.maximum(term - over + AT_ONCE, AT_ONCE))
+    if jobs.lease_end is None:
+        return counted
+    left = jobs.lease_end - view.now
+    return np.where(left <= AT_ONCE, 0.0, np.minimum(counted, left))

@@ -38,6 +38,7 @@ costs = st.builds(
     profiler_gpus=st.sampled_from([0, 1]),
     checkpoint_interval=st.sampled_from([0.0, 10.0]),
     failures_per_gpu_hour=st.sampled_from([0.0, 20.0]),
+    commit=st.sampled_from([0.0, 0.0, 0.03, 2.5]),
 )
 
 

@@ -528,7 +528,7 @@ def test_a_store_closes_though_a_query_runs_and_says_when_its_writer_hangs(datab
     reading.join(30)
     assert [type(error).__name__ for error in failed] == ["InterruptException"]
     again = reopened(database)
-    assert again.rows("api/now")
+    assert again.rows("api/schema_version")
     go = threading.Event()
     hanging = threading.Thread(target=lambda: again.exclusive(lambda _: go.wait(60)), daemon=True)
     hanging.start()

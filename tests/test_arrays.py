@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e import Jobs, command, until
 from stoker.engine.api.jobs import resolve
 from stoker.engine.cli import job_columns
 from stoker.engine.errors import UsageError
 from stoker.engine.rows import objects
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.load import load_text
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
@@ -89,3 +93,35 @@ def test_an_array_tells_how_many_of_its_tasks_run_on_silent_hosts(store: Store) 
     reason = next(column for column in job_columns.listed(0.0) if column.header == "REASON")
     assert "silent" not in reason.text(row)
     assert reason.text({**row, "state": "running", "array_silent": 2}) == "2 on silent runners"
+
+
+def models(text: str) -> list[str]:
+    return [spec.model for spec in load_text(text, "sweep.yaml", Context(now=0.0, cwd=Path("/"), files=False))]
+
+
+def test_the_tasks_of_an_array_share_what_they_teach_of_their_length() -> None:
+    grid = "\narray: {params: {lr: [0.1, 0.01], n: [1, 2]}}"
+    for line in ("python train.py --lr {lr} --n {n}", "[python, train.py, --lr, '{lr}']", "python train.py"):
+        assert len(set(models(f"name: sweep\ncommand: {line}{grid}"))) == 1
+    assert models(f"name: sweep\ncommand: python a.py --lr {{lr}}{grid}") != models(f"name: sweep\ncommand: python b.py --lr {{lr}}{grid}")
+    assert models(f"name: sweep\ncommand: python a.py{grid}")[0] == models("name: sweep\ncommand: python a.py")[0]
+    assert len(set(models(f"name: sweep\nentrypoint: 'package.module:train'{grid}"))) == 1
+    assert len(set(models("name: sweep\nrecipe: toy\narray: {params: {lr: [0.1, 0.01], model: [small, large]}}"))) == 2
+
+
+def test_what_a_task_teaches_tells_srtf_of_the_rest(home, start_daemon, start_runner) -> None:
+    """The tasks are short, which the first one shows; so they go before a job that is said to take ten minutes."""
+    jobs = Jobs(start_daemon().client())
+    assert command(home, "policy", "set", "srtf").code == 0
+    (home.path / "sweep.yaml").write_text(
+        f"name: sweep\ncommand: until [ -e {home.path}/go ]; do sleep 0.05; done; echo {{n}}\narray: {{params: {{n: [1, 2, 3]}}}}\n"
+    )
+    start_runner(slots=1)
+    assert command(home, "submit", str(home.path / "sweep.yaml")).code == 0
+    until(lambda: jobs.sql("SELECT 1 FROM jobs WHERE state = 'running'"))
+    said = jobs.submit("said", "true", estimate=600)
+    (home.path / "go").touch()
+    assert jobs.ended(said)["state"] == "completed"
+    assert jobs.sql("SELECT count(DISTINCT model) FROM jobs WHERE array_index IS NOT NULL") == [(1,)]
+    order = jobs.sql("SELECT name FROM jobs ORDER BY first_start_at")
+    assert [name for (name,) in order] == ["sweep[0]", "sweep[1]", "sweep[2]", "said"]

@@ -1,4 +1,7 @@
-"""The end of a lease: the policy is asked in that moment, what it does not renew ends with its plan, and a bad policy keeps none."""
+"""The end of a lease: the policy is asked in that moment, and what it does not renew ends with its plan, if somebody waits.
+
+A bad policy keeps none.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from e2e import DaemonProcess, Jobs, until
+from msgspec.structs import replace
 from stoker.engine.config import Config, Guards, PolicyDefault
-from stoker.engine.protocol import VERSION, GpuInfo, Hello
+from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
 from stoker.engine.scheduling import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.workflow import runners
@@ -32,7 +36,10 @@ HELLO = Hello(
 
 
 class Terms:
-    """Each job has the GPU of its row on leases of `TERM`; those named in ``renewed`` get another one when theirs has run out."""
+    """Each job has the GPU of its row on leases of `TERM`; those named in ``renewed`` get another one when theirs has run out.
+
+    Jobs for whom there is no such GPU wait.
+    """
 
     @dataclass(frozen=True)
     class Config:
@@ -50,7 +57,7 @@ class Terms:
         ends = dict(zip(view.jobs.id.tolist(), view.jobs.lease_end.tolist(), strict=True))
         rows = dict(zip(view.jobs.id.tolist(), itertools.count()))
         held = {job for job, end in ends.items() if math.isfinite(end)}
-        wanted = [job for job, end in ends.items() if job not in held or (job in self.renewed and end <= view.now)]
+        wanted = [job for job in list(ends)[: len(view.gpus)] if job not in held or (job in self.renewed and ends[job] <= view.now)]
         return Plan({job: Allocation((rows[job],), view.now + TERM) for job in wanted}, preempt=())
 
 
@@ -76,22 +83,29 @@ class Pool:
     """Two jobs on two slots, on a clock that the test turns."""
 
     def __init__(self, path) -> None:
-        self.now = START
-        self.store = reopened(path, clock=lambda: self.now)
+        self.now, self.delay = START, 0.0
+        self.store = reopened(path, clock=lambda: self.now + self.delay)
         self.store.write(runners.hello, HELLO)
         self.woken, self.policy = Woken(), Terms()
-        config = Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0))
+        self.start(min_run_time=0.0)
+        self.submit("a", "b")
+
+    def start(self, min_run_time: float) -> None:
+        """The daemon starts, with this guard."""
+        config = Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=min_run_time))
         self.scheduling = Scheduling(self.store, self.woken, config, lambda: self.now)  # type: ignore[arg-type]
         self.scheduling.reload()
         self.scheduling._pools["default"].policy = self.policy  # type: ignore[assignment]
-        specs = [JobSpec(name=name, recipe="toy") for name in ("a", "b")]
+
+    def submit(self, *names: str) -> None:
+        specs = [JobSpec(name=name, recipe="toy") for name in names]
         self.store.write(submit, SubmitRequest(Submission(jobs=specs, provenance=Provenance(argv=[], cwd="/")), "ann"))
 
     def tick(self) -> None:
         self.scheduling.tick("default")
 
     def look(self) -> None:
-        look_at_leases(self.store, self.now, self.scheduling.asked_at, self.woken.wake)
+        look_at_leases(self.store, self.now, self.scheduling.asked_at, self.scheduling.spared, self.woken.wake)
 
     def leases(self) -> list[tuple[Any, ...]]:
         """Reason to stop, moment of that, end: of each lease, in seconds from the start."""
@@ -118,6 +132,7 @@ def test_the_policy_is_to_be_asked_at_the_very_end_of_a_lease(pool):
 
 def test_what_is_renewed_at_its_end_goes_on_and_what_is_not_ends_in_the_same_moment(pool):
     pool.policy.renewed = {1}
+    pool.submit("c")
     pool.now += TERM
     pool.tick()
     assert pool.leases() == [(None, None, 2 * TERM), ("expired", TERM, TERM)]
@@ -126,6 +141,8 @@ def test_what_is_renewed_at_its_end_goes_on_and_what_is_not_ends_in_the_same_mom
         assert con.execute(query).fetchall() == [("applied", pool.now, "expired")]
         assert con.execute("SELECT actor, reason FROM events WHERE kind = 'lease.stop'").fetchall() == [("daemon", "expired")]
     assert pool.woken.at[-1] == START + 2 * TERM
+    pool.tick()
+    assert pool.leases() == [(None, None, 2 * TERM), ("expired", TERM, TERM)], "while it stops its end is what it was"
 
 
 def test_under_a_new_policy_leases_lose_their_ends_but_not_those_of_profiling_runs(pool):
@@ -146,6 +163,61 @@ def test_under_a_new_policy_leases_lose_their_ends_but_not_those_of_profiling_ru
 def _make_profiling(tx, batch):
     tx.update("leases", ["id"], [{"id": lease, "profile": True} for lease in batch])
     return [None] * len(batch)
+
+
+def test_what_is_not_renewed_goes_on_until_somebody_waits(pool):
+    """Ending it would cost its work, and give nobody anything."""
+    pool.now += TERM
+    for _ in range(3):
+        pool.tick()
+        pool.now += PATIENCE
+        pool.look()
+    assert pool.leases() == [(None, None, TERM)] * 2
+    pool.submit("c")
+    pool.tick()
+    assert [stop for stop, _, _ in pool.leases()] == ["expired", "expired"]
+
+
+def test_nobody_gives_way_to_a_gang_that_the_pool_could_not_hold(pool):
+    pool.store.write(submit, SubmitRequest(Submission(jobs=[JobSpec(name="wide", recipe="toy", gpus_min=2, gpus_max=2)],
+                                                      provenance=Provenance(argv=[], cwd="/")), "ann"))  # fmt: skip
+    pool.store.write(runners.report, Report(node="n1", session=1, gpus=[replace(HELLO.gpus[1], health="dirty")]))
+    pool.now += TERM
+    pool.tick()
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+
+
+def test_a_lease_lasts_for_the_minimum_run_time_from_its_grant_on(database: Path):
+    """The grant comes a little after the decision: protection and renewal are one moment all the same."""
+    pool = Pool(database)
+    pool.start(min_run_time=2 * TERM)
+    pool.delay, pool.policy.renewed = 0.042, {1}
+    pool.tick()
+    pool.submit("c")
+    granted = pool.delay
+    assert pool.leases() == [(None, None, round(granted + 2 * TERM, 6))] * 2
+    pool.now = START + 2 * TERM + granted / 2
+    pool.tick()
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+    pool.now = START + 2 * TERM + granted
+    pool.tick()
+    assert pool.leases()[0] == (None, None, round(granted + 3 * TERM, 6))
+    assert pool.leases()[1][0] == "expired"
+    pool.store.close()
+
+
+def test_a_daemon_that_protects_longer_than_the_one_before_puts_off_the_ends_of_leases(pool):
+    pool.submit("c")
+    pool.start(min_run_time=2 * TERM)
+    pool.now += TERM
+    pool.tick()
+    assert pool.leases() == [(None, None, 2 * TERM)] * 2
+    assert pool.woken.at[-1] == START + 2 * TERM
+    pool.look()
+    assert [stop for stop, _, _ in pool.leases()] == [None, None]
+    pool.now = START + 2 * TERM
+    pool.tick()
+    assert [stop for stop, _, _ in pool.leases()] == ["expired", "expired"]
 
 
 def test_the_clock_asks_the_policy_before_it_ends_a_lease(pool):
@@ -196,7 +268,7 @@ from dataclasses import dataclass
 from stoker.policies.contract import Allocation, Phase, Plan
 
 class Short:
-    """Leases of 0.6 s, never renewed."""
+    """Leases of 0.6 s, never renewed; gangs wait."""
     @dataclass(frozen=True)
     class Config:
         pass
@@ -204,7 +276,7 @@ class Short:
     def __init__(self, config):
         pass
     def plan(self, view):
-        pending = view.jobs.id[view.jobs.phase == Phase.PENDING].tolist()
+        pending = view.jobs.id[(view.jobs.phase == Phase.PENDING) & (view.jobs.gpus_min == 1)].tolist()
         free = sorted(set(range(len(view.gpus))) - set(view.jobs.alloc_gpus.tolist()))
         return Plan({job: Allocation((gpu,), view.now + 0.6) for job, gpu in zip(pending, free)}, preempt=())
 '''
@@ -227,9 +299,10 @@ def test_the_end_of_a_lease_waits_for_no_look_of_the_clock(home):
         client = daemon.start()
         assert client.post("/v1/runner/hello", msgspec.to_builtins(HELLO))["session"] == 1
         jobs = Jobs(client)
+        jobs.submit("waits", recipe="toy", gpus_min=2, gpus_max=2)
         for number in range(1, 4):
-            jobs.submit(f"job-{number}", recipe="toy")
-            query = f"SELECT epoch(stop_at) - epoch(expires_at) FROM leases WHERE job_id = {number} AND stop_at IS NOT NULL"
+            job = jobs.submit(f"job-{number}", recipe="toy")
+            query = f"SELECT epoch(stop_at) - epoch(expires_at) FROM leases WHERE job_id = {job} AND stop_at IS NOT NULL"
             ((lag,),) = until(lambda query=query: jobs.sql(query))
             assert lag >= 0
             client.post("/v1/runner/report", msgspec.to_builtins(_gone(number)))

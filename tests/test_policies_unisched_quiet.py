@@ -176,13 +176,13 @@ def test_a_guard_holds_longer_than_the_cycle():
     assert not reconcile(spent, check(answer, spent), Limits(max_preemptions=0), Gave()).stops
 
 
-def test_who_must_leave_the_gpus_of_the_profiler_leaves_them_when_the_next_cycle_begins():
-    """Nothing is set aside while the gang of 14 is here; when it has ended, the other one stands on GPUs that are."""
-    workload = make_workload("w", [0.0, 1.0], [50_010.0, 90_000.0], [14, 2])
+def test_who_must_leave_the_gpus_of_the_profiler_leaves_them_for_somebody_only():
+    """Nothing is set aside while the gang of 14 is here; when it has ended, the gang of 2 stands on GPUs that are, alone for a while."""
+    workload = make_workload("w", [0.0, 1.0, 60_010.0, 60_020.0], [50_010.0, 90_000.0, 1000.0, 1000.0], [14, 2, 12, 12])
     result = run(workload, "chronus", nodes=(4, 4, 4, 4), profiler_gpus=4)
-    assert result.bars.begins.tolist() == [0.0, 1.0, 50_100.0]
-    assert result.fates.preemptions.tolist() == [0, 1]
-    assert result.decisions < 15
+    assert result.bars.begins.tolist() == [0.0, 1.0, 60_010.0, 61_010.0, 62_010.0]
+    assert result.fates.preemptions.tolist() == [0, 1, 0, 0]
+    assert result.decisions < 60
     assert_alike(result, run_asking(workload, "chronus", nodes=(4, 4, 4, 4), profiler_gpus=4))
 
 

@@ -534,7 +534,7 @@ class Engine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([5.0, 40.0, 300.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds
-        look_at_leases(self.store, self.clock.now, self.scheduling.asked_at, self._tick)
+        look_at_leases(self.store, self.clock.now, self.scheduling.asked_at, self.scheduling.spared, self._tick)
         self.verify()
 
     @precondition(lambda self: self.generation < 2)
@@ -775,7 +775,7 @@ class Engine(RuleBasedStateMachine):
 
     def _round(self) -> None:
         self.clock.now += 20.0
-        look_at_leases(self.store, self.clock.now, self.scheduling.asked_at, self._tick)
+        look_at_leases(self.store, self.clock.now, self.scheduling.asked_at, self.scheduling.spared, self._tick)
         for pool in POOLS:
             self._tick(pool)
         for agent in self.agents.values():

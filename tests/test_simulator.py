@@ -140,6 +140,18 @@ def test_earliest_deadline_first_meets_all_that_can_be_met_on_one_machine(jobs: 
     assert met == feasible(rows, deadlines)
 
 
+def test_a_decision_is_in_force_when_it_is_committed() -> None:
+    """What comes meanwhile is decided on after that; who has ended by then is not stopped."""
+    rows: list[Row] = [(0.0, 10.0, 1), (0.5, 10.0, 1), (1.5, 4.0, 1)]
+    late = run(rows, "fifo", "1x2", Costs(commit=1.0))
+    assert late.fates.started.tolist() == [1.0, 2.0, 12.0]
+    assert late.fates.ended.tolist() == [11.0, 12.0, 16.0]
+    moves = Timetable({0.0: {0: (0,)}, 10.5: {0: (1,)}})
+    ended = run([(0.0, 10.0, 1)], moves, "1x2", Costs(commit=1.0))
+    assert ended.fates.ended.tolist() == [11.0]
+    assert ended.fates.preemptions.tolist() == [0]
+
+
 # What every schedule keeps
 
 

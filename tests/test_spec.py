@@ -630,7 +630,9 @@ def test_a_task_is_written_as_a_job_of_its_own() -> None:
     task = load(ARRAY)[3]
     (alone,) = load(dump([task]))
     assert alone.name == "sweep-3"
-    assert alone == msgspec.structs.replace(task, name="sweep-3", array_index=None, array_size=None, array_cap=None, idempotency_key="k[3]")
+    assert alone == msgspec.structs.replace(
+        task, name="sweep-3", array_index=None, array_size=None, array_cap=None, family=None, idempotency_key="k[3]"
+    )
 
 
 def parses(text: str) -> None:

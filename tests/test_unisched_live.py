@@ -108,6 +108,17 @@ def test_an_impossible_deadline_is_told_and_the_job_still_served(home, jobs: Job
     assert jobs.ended(lost)["state"] == "completed"
 
 
+def test_a_script_that_runs_alone_is_never_started_anew(home, start_daemon, start_runner: Callable[..., RunnerProcess]) -> None:
+    """It saves nothing, and is longer than its leases and than the time for which the guards protect it."""
+    (home.path / "config.toml").write_text("[guards]\nmin_run_time = 2\n")
+    jobs = Jobs(start_daemon().client())
+    start_runner(slots=1)
+    schedule(home, "unisched", "be_lease=1")
+    job = jobs.submit("alone", "sleep", "6")
+    assert jobs.ended(job)["state"] == "completed"
+    assert jobs.sql("SELECT outcome, stop_reason FROM leases") == [("completed", None)]
+
+
 def test_without_gpus_it_says_so_and_starts_when_there_are_some(home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]) -> None:
     schedule(home, "unisched", *LEASES)
     job = jobs.submit("early", "true", estimate=1, demand=demand((120, 100)))

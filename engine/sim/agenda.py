@@ -19,6 +19,7 @@ class Kind:
     MEASURED = 4
     LEASE_END = 5
     WAKE = 6
+    IN_FORCE = 7
 
 
 class Agenda:

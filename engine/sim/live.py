@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Ints, Jobs
+from ...policies.contract import Floats, Ints, Jobs
+from ..guards import Protection
 from .columns import Column
 from .options import Options
 from .truth import EARLY, errors_stay, unlearnt
@@ -90,9 +91,9 @@ class LiveJobs(Jobs):
         """The same with every column made; what `dataclasses.replace` can be used on."""
         return Jobs(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Jobs)})
 
-    def protect(self, protected: Bools, until: Floats) -> None:
+    def protect(self, given: Protection) -> None:
         """What guards hold of these jobs; before anybody else has the view."""
-        self.__dict__.update(protected=protected, protected_until=until)
+        self.__dict__.update(protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
 
     id = _whole(Column.JOB)
     phase = _whole(Column.PHASE)

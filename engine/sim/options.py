@@ -31,6 +31,7 @@ class Costs:
     )
     packing_slowdown: float | None = None  #: jobs that share GPUs take so many times longer; None: what their profiles tell, else 1
     failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
+    commit: float = 0.0  #: from a decision until it is in force; what happens meanwhile is decided on after that
 
 
 @dataclass(frozen=True, slots=True)

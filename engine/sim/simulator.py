@@ -5,7 +5,9 @@ in the order of `Kind`: a job that ends frees its GPUs before what arrives at th
 as the daemon does: a start on GPUs that somebody holds stops the holders and waits until a later decision finds them free.
 Nothing happens between events, unless the policy works in rounds: then decisions wait for the next multiple of its interval,
 but for the moment at which a job that was told to stop has stopped, as somebody waits for its GPUs. Rounds are left out while there are
-no jobs, and for a policy that is `rigid` while nobody waits. A lease that runs out between rounds is not renewed.
+no jobs, and for a policy that is `rigid` while nobody waits. A lease that runs out between rounds is not renewed; it goes on while
+nobody waits. With ``Costs.commit`` a plan is in force so much later than it was decided, and the policy is asked again then and not before,
+as the daemon's ticks never overlap; what has changed meanwhile is left out of it.
 
 A policy with ``profiles`` gives jobs their profiling runs. Such a job is at hand from its submission on, of unknown length, until it has
 trained for ``Costs.profiling`` seconds in all, in runs on fewer GPUs than its gang (002 ch. 5.3.2.1) or, if it needs no more than these, at
@@ -19,6 +21,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,6 +79,17 @@ def simulate(
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)
 
 
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A decision, and what comes of it when it is in force."""
+
+    asked: Plan
+    plan: Plan
+    actions: Actions
+    over: list[int]  #: jobs whose leases have run out and end with this plan
+    again: float  #: when to ask again even if nothing happens
+
+
 class Simulation:
     """Events and decisions; what jobs do on their GPUs in between is of `Training`. ``truth``: None, that of the options."""
 
@@ -105,6 +119,8 @@ class Simulation:
         self.training = Training(self.table, truth, self.recorder, self.agenda, self.foreseen, options.costs, self.free, self.gpus.usable)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
+        self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, which go on as nobody waited
+        self.coming: _Decided | None = None  #: not in force yet
         self.failures = Failures(workload.key, until=options.until)
         self.limited = options.limits != NO_LIMITS
         self.memory = Memory()
@@ -114,7 +130,8 @@ class Simulation:
         self.profilers = options.costs.profiler_gpus
         self.unprofiled: list[int] = []  #: jobs that wait for a profiler, first come first
         self.events = self.decisions = 0
-        self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake)  #: by kind
+        #: by kind
+        self.handle = (self._end, self._stopped, self._fail, self._profiled, self._measured, self._lease_ends, self._wake, self._in_force)
         self.plan_seconds = 0.0
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
@@ -125,7 +142,7 @@ class Simulation:
 
     def _foresight(self) -> Foreseen:
         costs, errors = self.options.costs, self.options.errors
-        alone = self.plain and not self.profiles and says_of_its_plan(self.policy, "starts_alone")
+        alone = self.plain and not self.profiles and costs.commit <= 0 and says_of_its_plan(self.policy, "starts_alone")
         return Foreseen(
             self.workload.gpus_min.tolist(),
             self.free,
@@ -157,7 +174,7 @@ class Simulation:
                 self._decide()
                 if self.fruitless > _FRUITLESS:
                     break
-            elif self.lapsed:
+            elif self.lapsed and self.coming is None:
                 self._end_leases()
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.over, len(self.arrivals))
@@ -172,6 +189,8 @@ class Simulation:
         return moment if moment > self.now else (rounds + 1) * interval  # a quotient of floats can be one too low
 
     def _is_due(self) -> bool:
+        if self.coming is not None:
+            return False
         if self.rigid and not self.waiting:
             self.changed = False
             return False
@@ -183,7 +202,9 @@ class Simulation:
 
     def _process(self, submitted: list[float]) -> None:
         """All events of this moment."""
-        self.lapsed, self.vacated, now = [], False, self.now
+        now = self.now
+        if self.coming is None:  # else they are for the next decision
+            self.lapsed, self.vacated = [], False
         while (due := self.agenda.pop()) is not None:
             kind, job = due
             self.events += 1
@@ -278,7 +299,7 @@ class Simulation:
         service = self.recorder.finished_service() if self.uses_history else None
         view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service, self.free)
         if self.limited:
-            jobs.protect(*protection(view, self.options.limits))
+            jobs.protect(protection(view, self.options.limits))
         return view
 
     def _decide(self) -> None:
@@ -303,12 +324,27 @@ class Simulation:
         if actions.stops:
             self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
-        self._carry_out(plan, actions)
-        self.foreseen.said(asked, actions, self.waiting)
-        self._end_leases()
+        decided, delay = _Decided(asked, plan, actions, self._over(actions), again), self.options.costs.commit
+        if delay > 0:
+            self.coming = decided
+            self.agenda.put(self.now + delay, Kind.IN_FORCE, NOBODY)
+        else:
+            self._put_in_force(decided)
+
+    def _in_force(self, _: int) -> None:
+        decided, self.coming = self.coming, None
+        assert decided is not None
+        self._put_in_force(decided)
+        self.changed |= self.acted or decided.again <= self.now  # the daemon looks again at what it has committed
+
+    def _put_in_force(self, decided: _Decided) -> None:
+        actions = decided.actions
+        self._carry_out(decided.plan, actions)
+        self.foreseen.said(decided.asked, actions, self.waiting)
+        self._take_back(decided.over)
         self.agenda.void(NOBODY)
-        if again > self.now:
-            self.agenda.put(again, Kind.WAKE, NOBODY)
+        if decided.again > self.now:
+            self.agenda.put(decided.again, Kind.WAKE, NOBODY)
         if actions.stops and not self.foreseen.follows:  # as the daemon looks again at once: what was free all along may suit somebody now
             self.agenda.put(self.now, Kind.WAKE, NOBODY)
         idle = not (self.acted or self.to_come) and math.isinf(self.agenda.next())
@@ -322,7 +358,7 @@ class Simulation:
             self.fruitless = 0
         if not self.waiting:
             self.agenda.void(NOBODY)  # nobody's turn can come
-        if self.lapsed:
+        if self.lapsed or self.spared:
             self._end_leases()
 
     def _ask(self, view: View) -> Plan:
@@ -351,13 +387,16 @@ class Simulation:
         return not (self.acted or self.to_come or len(self.waiting) < len(self.table))
 
     def _carry_out(self, plan: Plan, actions: Actions) -> None:
-        self.training.set_batches((job, one.batch_size) for job, one in plan.allocations.items() if one.batch_size is not None)
+        sizes = ((job, one.batch_size) for job, one in plan.allocations.items() if job in self.table.at_hand)
+        self.training.set_batches((job, size) for job, size in sizes if size is not None)
         for stop in actions.stops:
-            self._suspend(stop.job)
+            if self._is(stop.job, Phase.ACTIVE):
+                self._suspend(stop.job)
         for start in actions.starts:
             self._start(start)
         for job, lease_end in actions.renewals:
-            self.training.renew(self.table.of(job), lease_end)
+            if self._is(job, Phase.ACTIVE):
+                self.training.renew(self.table.of(job), lease_end)
         self._give_up(plan)
         self.acted = bool(actions.stops or actions.starts or plan.rejected)
 
@@ -365,11 +404,31 @@ class Simulation:
         self.training.start(start)
         self.waiting.discard(start.job)
 
+    def _is(self, number: int, phase: int) -> bool:
+        """Whether the job is still there and stands so: it may have ended or failed since the decision."""
+        job = self.table.at_hand.get(number)
+        return job is not None and job.phase == phase
+
+    def _over(self, actions: Actions) -> list[int]:
+        """Who holds GPUs by a lease that has run out, and leaves them with this plan: while nobody waits only profiling runs, as live."""
+        if not (self.lapsed or self.spared):
+            return []
+        kept = {renewal.job for renewal in actions.renewals}.union(stop.job for stop in actions.stops)
+        over = {job for job in self.spared.union(self.lapsed) - kept if self._has_run_out(job)}
+        waits = len(self.waiting) > len(actions.starts)
+        self.spared = set() if waits else over - self.training.profiling
+        return sorted(over - self.spared)
+
+    def _has_run_out(self, number: int) -> bool:
+        return self._is(number, Phase.ACTIVE) and self.table.at_hand[number].lease_end <= self.now
+
     def _end_leases(self) -> None:
-        """Suspend whoever holds GPUs by a lease that has run out and was not renewed."""
-        for number in sorted(self.lapsed):
-            job = self.table.at_hand[number]
-            if job.lease_end <= self.now and job.phase == Phase.ACTIVE:
+        """The policy is not asked at this moment, so nothing is renewed."""
+        self._take_back(self._over(Actions()))
+
+    def _take_back(self, over: list[int]) -> None:
+        for number in over:
+            if self._has_run_out(number):
                 self._suspend(number)
                 self.acted = True
                 self.foreseen.doubt()

@@ -41,7 +41,7 @@ class Training:
     # Leases
 
     def start(self, start: Start) -> None:
-        number, gpus, lease_end, profile = start
+        number, gpus, lease_end, profile, lasts = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
         cost = self._truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
@@ -60,7 +60,7 @@ class Training:
             self._fails_at[number] = job.since + failure
             self._agenda.put(self._fails_at[number], Kind.FAILURE, number)
         if lease_end is not None:
-            self.renew(job, lease_end)
+            self.renew(job, max(lease_end, now + lasts))
 
     def renew(self, job: Job, lease_end: float | None) -> None:
         """Its lease lasts until then; None: for ever."""

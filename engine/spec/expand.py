@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .model import Demand, Dependency, JobSpec
+from .model import Demand, Dependency, JobSpec, command_digest
 from .params import substitute, substitute_command
 
 
@@ -44,6 +44,7 @@ def _task(spec: JobSpec, array: Array, index: int, values: dict[str, Any]) -> Jo
         array_index=index,
         array_size=array.size,
         array_cap=array.max_running,
+        family=None if spec.command is None else command_digest(spec.command),
     )
 
 
@@ -55,11 +56,6 @@ def resolve_arrays(specs: Sequence[JobSpec], arrays: Mapping[str, int]) -> list[
         else spec
         for spec in specs
     ]
-
-
-def base_name(name: str) -> str:
-    """Name of the array that a task belongs to; of another job its own."""
-    return name.partition("[")[0]
 
 
 def _each(dependency: Dependency, arrays: Mapping[str, int]) -> list[Dependency]:

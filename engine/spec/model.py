@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -101,6 +102,16 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     interval: float = 2.0  #: seconds between two decisions
 
 
+def command_digest(command: Sequence[str]) -> str:
+    """The same name with other arguments is other work."""
+    return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
+
+
+def base_name(name: str) -> str:
+    """Name of the array that a task belongs to; of another job its own."""
+    return name.partition("[")[0]
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job. Exactly one of ``recipe``, ``command`` and ``entrypoint`` is given."""
 
@@ -135,6 +146,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     array_index: int | None = None  #: set on the tasks of an array job
     array_size: int | None = None
     array_cap: int | None = None
+    #: of a task of an array with a command: a digest of that command before its parameters were put in
+    family: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}$")] | None = None
     cron: str | None = None  #: recurring: five fields, UTC
 
     @property
@@ -145,8 +158,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return f"{self.recipe}/{backbone}" if backbone else self.recipe
         if self.entrypoint:
             return self.entrypoint
-        words = json.dumps(self.command).encode()  # the same name with other arguments is other work
-        return f"command/{self.name}@{hashlib.sha256(words).hexdigest()[:8]}"
+        name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share what they teach
+        return f"command/{name}@{self.family or command_digest(self.command or ())}"
 
     @property
     def signature(self) -> int | None:

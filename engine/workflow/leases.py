@@ -21,13 +21,15 @@ from .speeds import mix
 class Grant:
     """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never.
 
-    ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run.
+    ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
+    the grant, which comes after the decision, before which the right does not end.
     """
 
     job: int
     gpus: tuple[tuple[str, str], ...]
     expires: float | None
     profile: bool = False
+    lasts: float = 0.0
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
@@ -37,8 +39,9 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     for given in grants:
         lease = tx.number("leases")
         attempt = attempts[given.job] + (not given.profile)
+        expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
-                       "granted_at": tx.now, "expires_at": given.expires, "profile": given.profile, "policy": policy,
+                       "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
                        "decision_id": decision})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)

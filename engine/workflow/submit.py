@@ -11,8 +11,7 @@ import msgspec
 
 from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
 from ..spec.check import require_time
-from ..spec.expand import base_name
-from ..spec.model import JobSpec, Submission
+from ..spec.model import JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..states import FINAL, State
 from ..store.transaction import Transaction

@@ -12,14 +12,19 @@ from .leases import Stop, stop
 PATIENCE = 10.0  #: seconds past its end for which a lease waits for a policy that is slow, hangs or fails
 
 
-def look_at_leases(store: Store, now: float, asked_at: Callable[[str], float], wake: Callable[[str], None]) -> None:
+def look_at_leases(
+    store: Store, now: float, asked_at: Callable[[str], float], spared: Callable[[str], Collection[int]], wake: Callable[[str], None]
+) -> None:
     """A periodic task: writes only when there is something to stop.
 
     A lease that has run out is its pool's to renew or to end (`scheduling.tick`), so a pool that was not asked since (``asked_at``) is
-    woken. What is left after that, as the policy failed, is ended here; so is what has waited for an answer for `PATIENCE`.
+    woken. What is left after that, as the policy failed, is ended here; so is what has waited for an answer for `PATIENCE`. What the pool
+    lets go on as nobody waits (``spared``) is over for nobody.
     """
     over, late = [], set()
     for lease, reason, pool, end in store.rows("store/due_leases", now):
+        if reason == "expired" and lease in spared(pool):
+            continue
         if reason == "expired" and asked_at(pool) < end and now - end < PATIENCE:
             late.add(pool)
         else:
