@@ -182,6 +182,22 @@ def test_workers_decode_and_give_the_same_as_none() -> None:
     assert same(batches(2), batches(0))
 
 
+def test_a_seed_saves_and_restores_the_global_generators_by_batches_and_not_by_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes ten times as long as to seed, and many times as long as a small augmentation."""
+    saved_states, get = [], torch.get_rng_state
+    monkeypatch.setattr(torch, "get_rng_state", lambda: saved_states.append(1) or get())
+    loader = reuse(DataLoader(Squares(64, noisy=True), batch_size=16), 3, transform=tossed, seed=2)
+    rng.seed_all(4)
+    before = random.random(), torch.rand(())
+    rng.seed_all(4)
+    batches = list(loader)
+    assert len(batches) == 12
+    assert len(saved_states) <= 12 + 64 // 16 + 4, "of uses there are 192"
+    assert (random.random(), torch.rand(())) == before
+    drawn = torch.cat([batch[3] for batch in batches])
+    assert len(set(drawn.tolist())) == 192, "each use draws anew"
+
+
 def test_a_stream_divided_among_workers_is_used_r_times() -> None:
     got = numbers(reuse(DataLoader(Counting(30), batch_size=4, num_workers=2), 3))
     assert Counter(index for batch in got for index in batch) == dict.fromkeys(range(30), 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex
 
@@ -147,7 +148,8 @@ class ReusingLoader:
         self.close()
 
     def _finished(self, batch: list[Use]) -> Any:
-        samples = [self._augmented(use) for use in batch]
+        with self._seeded():
+            samples = [self._augmented(use) for use in batch]
         try:
             made = self._collate(samples)
         except Exception as error:
@@ -159,15 +161,24 @@ class ReusingLoader:
             made = pin_memory(made)  # type: ignore[no-untyped-call]
         return made
 
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """For the augmentation of a batch: what it draws follows from the seed and the batch's number, which a resumed run goes on with.
+
+        To seed for each use would cost more than many an augmentation does.
+        """
+        if self._each_use is None or self._seed is None:
+            yield
+            return
+        with host_preserved():
+            seed_host(self._seed, self.steps)
+            yield
+
     def _augmented(self, use: Use) -> Any:
         if self._each_use is None:
             return use.sample
         try:
-            if self._seed is None:
-                return self._each_use(use.sample)
-            with host_preserved():
-                seed_host(self._seed, self.epochs, use.position, use.use)
-                return self._each_use(use.sample)
+            return self._each_use(use.sample)
         except Exception as error:
             error.add_note(f"in the transform of the sample at position {use.position} of a pass of the data, its use {use.use + 1}")
             raise
@@ -274,9 +285,10 @@ def reuse(
     ``data``: a DataLoader, whose sampler, workers, collate and batch size stay; or a Dataset or any iterable of samples, such as a
     Pipeline without a Batch, with a ``batch_size``. ``shuffle_buffer``: decoded samples held, 3 batches unless given; ``memory``:
     their bytes at most.
-    ``transform(sample)``: the augmentation, at each use, or once when the sample is decoded. ``seed``: the order of a pass and
-    all that is drawn for a sample are functions of it, the pass, the sample and the use, so that a resumed run is exact; None:
-    they are drawn from the global generators, as by the plain loader. ``repeat=1`` gives the samples of the plain loader in its
+    ``transform(sample)``: the augmentation, at each use, or once when the sample is decoded. ``seed``: the order of a pass is
+    a function of it and the pass, what decoding a sample draws of these and its position, what the transforms of a batch draw of the
+    seed and the number of the batch, so that a resumed run is exact; None: they are drawn from the global generators, as by the plain
+    loader. ``repeat=1`` gives the samples of the plain loader in its
     order. Raises UsageError for settings that cannot work.
     """
     wholes: dict[str, object] = {"repeat": repeat, "shuffle_buffer": shuffle_buffer, "batch_size": batch_size, "memory": memory}
