@@ -16,6 +16,7 @@ from ...engine.errors import UsageError, nearest
 from . import machine, telemetry
 from .leaving import at_exit
 from .pipeline import Pipeline
+from .prepared import Within, base_of, check_sharded
 from .staged import staged
 from .tuner import Report, Step, Tuner
 from .tuning import registry
@@ -57,8 +58,12 @@ def autotuned(
 
     Raises UsageError for a knob, controller, interval or loader that cannot be.
     """
+    loader, prepared = None, None
     if not isinstance(pipeline, Pipeline):
-        pipeline = staged(pipeline, processes=processes, limit=limit)
+        if (base := base_of(pipeline)) is not None:
+            prepared, pipeline = pipeline, base
+        given, pipeline = pipeline, staged(pipeline, processes=processes, limit=limit)
+        loader = given if isinstance(given, DataLoader) else DataLoader(given, batch_size=None)
     elif processes is not None or limit is not None:
         option = "limit" if processes is None else "processes"
         raise UsageError(f"{option}: the stages of a Pipeline say it themselves: Map(function, {option}={limit or processes})")
@@ -73,7 +78,8 @@ def autotuned(
     free = _chosen(pipeline.knobs, knobs)
     report = report or partial(telemetry.report, name=pipeline.name)
     guard = Guard(memory=memory)
-    return Autotuned(pipeline, Tuner(pipeline, controller, guard, free=free, interval=interval, report=report))
+    tuner = Tuner(pipeline, controller, guard, free=free, interval=interval, report=report)
+    return Autotuned(pipeline, tuner, loader=loader, prepared=prepared)
 
 
 def _chosen(there: tuple[Knob, ...], wanted: Sequence[Knob | str] | None) -> tuple[Knob, ...]:
@@ -88,10 +94,20 @@ def _chosen(there: tuple[Knob, ...], wanted: Sequence[Knob | str] | None) -> tup
 
 
 class Autotuned:
-    """A pipeline with its tuner. Iterate it as often as you like: what was learned stays. Close it, or use it in a ``with``."""
+    """A pipeline with its tuner. Iterate it as often as you like: what was learned stays. Close it, or use it in a ``with``.
 
-    def __init__(self, pipeline: Pipeline, tuner: Tuner) -> None:
+    Of a DataLoader, it has what that has: ``dataset``, ``batch_size``, ``sampler``, ``batch_sampler`` and all its other attributes.
+
+    Args:
+        loader: the DataLoader that the pipeline was made of.
+        prepared: what accelerate has made of it, which iterates it: its batches are given, moved to the device and counted by it.
+    """
+
+    def __init__(self, pipeline: Pipeline, tuner: Tuner, *, loader: DataLoader[Any] | None = None, prepared: Any = None) -> None:
         self.pipeline = pipeline
+        self._loader, self._prepared = loader, prepared
+        if prepared is not None and loader is not None:
+            prepared.base_dataloader = Within(loader, self._begun)
         self._tuner = tuner
         self._watch: Watch | None = None
         self._late: Watch | None = None  #: of an earlier pass, whose last step has not ended
@@ -118,7 +134,20 @@ class Autotuned:
     def __bool__(self) -> bool:
         return True  # not the length, which a pipeline may not have
 
+    def __getattr__(self, name: str) -> Any:
+        loader = self.__dict__.get("_loader")
+        if loader is None or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(loader, name)
+
     def __iter__(self) -> Iterator[Any]:
+        if self._prepared is not None:
+            return iter(self._prepared)
+        if self._loader is not None:
+            check_sharded(self._loader)
+        return self._begun()
+
+    def _begun(self) -> Iterator[Any]:
         self._end(self._watch)
         if self._late is None or not self._late.busy:
             self._tuner.begin()

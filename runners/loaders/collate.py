@@ -24,6 +24,30 @@ def default_collate(samples: list[Any]) -> Any:
         raise
 
 
+def keep_to_own_memory() -> None:
+    """In a worker process that torch knows as one, its default_collate stacks tensors in shared memory: let it do that no longer.
+
+    Of that a container has 64 MiB or less, and nobody needs it here: batches go through a memory file.
+    """
+    import torch
+    from torch.utils.data._utils import collate
+
+    functions = collate.default_collate_fn_map
+    if functions.get(torch.Tensor) is collate.collate_tensor_fn:
+        functions[torch.Tensor] = _stacked
+
+
+def _stacked(tensors: list[Any], *, collate_fn_map: Any = None) -> Any:
+    """As torch does where there is no worker."""
+    from torch.utils.data._utils import collate, worker
+
+    worker._worker_info, info = None, worker._worker_info
+    try:
+        return collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    finally:
+        worker._worker_info = info
+
+
 def _ragged(samples: list[Any]) -> Ragged | None:
     first = dict(_shapes(samples[0], ""))
     for index, sample in enumerate(samples):

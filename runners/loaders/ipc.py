@@ -79,6 +79,26 @@ def send(to: socket.socket, data: bytes, views: Sequence[memoryview]) -> None:
         os.close(file)
 
 
+class Packed:
+    """An object to be sent by other means than a socket of ours: its pickle, and its buffers, in a memory file where they are large."""
+
+    def __init__(self, value: Any) -> None:
+        self.data, views = dumps(value)
+        self.lengths = [view.nbytes for view in views]
+        large = sum(self.lengths) > _INLINE
+        self.inline: list[bytes | bytearray] = [] if large else [bytearray(view) for view in views]
+        self.file = _filled(views) if large else -1
+
+    def __del__(self) -> None:
+        if getattr(self, "file", -1) >= 0:
+            os.close(self.file)
+
+
+def unpacked(data: bytes, lengths: Sequence[int], inline: Sequence[Any], file: int = -1) -> Any:
+    """The object that was packed."""
+    return pickle.loads(data, buffers=inline if file < 0 else _mapped(file, lengths, _Place.OWN_FILE))
+
+
 class Shared:
     """What `dumps` made, for many receivers: the large buffers are written once, when the first of them is sent to. For any thread."""
 

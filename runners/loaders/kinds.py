@@ -10,9 +10,10 @@ from typing import Any
 
 from ...engine.errors import UsageError
 from . import ipc
+from .alone import Guarded
 from .chains import Chain
 from .processes import ProcessPool, start_server
-from .stages import MIB, Batch, Map, Shuffle, Source, Stage, Working
+from .stages import MIB, MOST_WORKERS, Batch, Map, Shuffle, Source, Stage, Working
 
 log = logging.getLogger("stoker.loaders")
 
@@ -28,6 +29,7 @@ class Kinds:
         self._in_processes = {index for index, stage in enumerate(stages) if isinstance(stage, Working) and stage.processes}
         self.reader = _reader(stages)  #: the Map whose processes read what they work on, 0: none
         self._pools = {index: ProcessPool(self._chain(index, remote_function)) for index in self._in_processes}
+        self._guards = {id(stage): guard for stage in stages if (guard := _guarded(stage)) is not None}
         self._used = set(self._in_processes)  #: that have been in processes
         self._stays: dict[int, str] = {}
 
@@ -66,7 +68,16 @@ class Kinds:
 
     def chain_here(self, index: int) -> Chain:
         """What a process of the stage does in one call, for a thread."""
-        return self._chain(index, thread_function)
+        return self._chain(index, self.function_here, along=self.function_here)
+
+    def function_here(self, stage: Stage) -> Callable[[Any], Any]:
+        """What a worker thread calls with an item."""
+        return self._guards.get(id(stage)) or thread_function(stage)
+
+    def most(self, index: int) -> int:
+        """Workers that may do anything: of a stage in threads whose function only one thread may call, one."""
+        guard = self._guards.get(id(self._stages[index]))
+        return 1 if guard is not None and guard.alone and not self.processes(index) else MOST_WORKERS
 
     def along(self, index: int) -> bool:
         """Whether the work of a stage is done by the processes of one before it, or, of the source, behind it."""
@@ -75,7 +86,12 @@ class Kinds:
         chains = ((before, self._pools[before].chain) for before in tuple(self._in_processes))
         return any(before < index < before + chain.span for before, chain in chains)
 
-    def _chain(self, index: int, function: Callable[[Stage], Callable[[Any], Any]]) -> Chain:
+    def _chain(
+        self,
+        index: int,
+        function: Callable[[Stage], Callable[[Any], Any]],
+        along: Callable[[Stage], Callable[[Any], Any]] | None = None,
+    ) -> Chain:
         chained, batch = [self._stages[index]], None
         for stage in self._stages[index + 1 :]:
             if not (_goes_along(stage) and (batch is None or isinstance(stage, Map))):
@@ -85,7 +101,7 @@ class Kinds:
             chained.append(stage)
         first = [self._stages[0]] if 0 < index == self.reader else []
         return Chain(
-            (*(function(stage) for stage in (*first, chained[0])), *(thread_function(stage) for stage in chained[1:])),
+            (*(function(stage) for stage in (*first, chained[0])), *((along or thread_function)(stage) for stage in chained[1:])),
             tuple(stage.name for stage in (*first, *chained)),
             None if batch is None else len(first) + chained.index(batch),
             1 if batch is None else batch.size,
@@ -159,13 +175,27 @@ class Kinds:
         for pool in self._all():
             pool.end()
 
+    def close(self) -> None:
+        """The same, and no thread waits for the next pass."""
+        self.end()
+        for guard in self._guards.values():
+            guard.close()
+
     def _all(self) -> list[ProcessPool]:
         with self._lock:
             return list(self._pools.values())
 
 
+def _guarded(stage: Stage) -> Guarded | None:
+    """A stage's function for threads that call it at the same time."""
+    if not isinstance(stage, Working) or stage.processes or (isinstance(stage, Source) and not stage.indexed):
+        return None
+    function = thread_function(stage)
+    return Guarded(stage.name, function, *((stage.data, "data") if isinstance(stage, Source) else (function, "function")))
+
+
 def thread_function(stage: Stage) -> Callable[[Any], Any]:
-    """What a worker thread calls with an item."""
+    """What makes an item of one."""
     if isinstance(stage, Source):
         function: Callable[[Any], Any] = stage.data.__getitem__
         return function

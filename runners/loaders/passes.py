@@ -13,7 +13,7 @@ from .channel import SKIP, Bound, Channel, Item
 from .contention import Contention, Looks
 from .faults import Drained, Stopped
 from .feeds import Carrying, Dealing, Drawing, Feed, Grouping, Indices, Iteration, Passing, Positions, Shuffling
-from .kinds import Kinds, thread_function
+from .kinds import Kinds
 from .leaving import at_exit
 from .processes import ProcessHand
 from .progress import Progress
@@ -228,7 +228,7 @@ class Pass:
         return feed, lambda _: ThreadHand(feed.read)
 
     def _hire(self, index: int) -> Callable[[bool], Hand]:
-        kinds, function = self._kinds, thread_function(self._stages[index])
+        kinds, function = self._kinds, self._kinds.function_here(self._stages[index])
         unread = kinds.chain_here(index).until(2) if 0 < index == kinds.reader else None  # the source and this stage
 
         def hire(processes: bool) -> Hand:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ class Pipeline:
         queue_items: that wait between two stages; more where a stage has more workers than half of it.
         queue_mib: bytes that wait between two stages. A larger item passes alone.
         samples_per_item: of the source, where its items are lists of samples or whole batches: `observe` counts samples.
+        at_close: called by `close`, for what the source keeps from pass to pass.
 
     One pass over the source for each ``iter()``; a second one ends the first. Breaking out of the loop, a fault and close() end all
     threads and processes; processes outlive a pass that came to its natural end, so that the next need not start them.
@@ -61,23 +62,30 @@ class Pipeline:
         queue_items: int = 32,
         queue_mib: int = 64,
         samples_per_item: int = 1,
+        at_close: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.ordered = name, ordered
         self.stages = _checked(name, stages)
         self._queue = Bound(_positive(name, "queue_items", queue_items), _positive(name, "queue_mib", queue_mib) * MIB)
         self._kinds = Kinds(self.stages)
         self._sizes = {
-            index: stage.mib if isinstance(stage, Prefetch) else stage.workers_to_begin_with for index, stage in enumerate(self.stages)
+            index: self._bounded(index, stage.mib if isinstance(stage, Prefetch) else stage.workers_to_begin_with)
+            for index, stage in enumerate(self.stages)
         }
         self._tunable = [index for index, stage in enumerate(self.stages) if _is_tunable(stage)]
-        self.knobs: tuple[Knob, ...] = tuple(_knob(self.stages[index]) for index in self._tunable)
         self._sizing = threading.Lock()  #: a tuner sets while the consumer begins a pass
         self._pass: Pass | None = None
         self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
         self._iterations = 0
         self._readings = Readings(self.stages, self._kinds, _positive(name, "samples_per_item", samples_per_item))
         self._process = os.getpid()
-        weakref.finalize(self, self._kinds.end)
+        self._at_close = at_close
+        weakref.finalize(self, self._kinds.close)
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """What may be set. A stage that one thread alone may work for has no more workers to give, which is seen at its first items."""
+        return tuple(_knob(self.stages[index], self._kinds.most(index)) for index in self._tunable)
 
     @property
     def values(self) -> Values:
@@ -115,7 +123,7 @@ class Pipeline:
             raise UsageError(
                 f"{self.name}: {len(values)} values for {len(self.knobs)} knobs ({', '.join(knob.stage for knob in self.knobs)})"
             )
-        for knob, value in zip(self.knobs, values, strict=True):
+        for knob, value in zip((_knob(self.stages[index]) for index in self._tunable), values, strict=True):
             if not knob.low <= value <= knob.high:
                 raise UsageError(f"{self.name}: {value} {knob.unit} for stage {knob.stage!r}: give {knob.low} to {knob.high}")
         moves = {self._index(stage): wanted for stage, wanted in (processes or {}).items()}
@@ -125,9 +133,12 @@ class Pipeline:
         with self._sizing:
             for index, wanted in moves.items():
                 self._kinds.move(index, processes=wanted)
-            self._sizes.update(zip(self._tunable, values, strict=True))
+            self._sizes.update((index, self._bounded(index, value)) for index, value in zip(self._tunable, values, strict=True))
             if self._pass is not None:
                 self._pass.resize(self._sizes)
+
+    def _bounded(self, index: int, size: int) -> int:
+        return size if isinstance(self.stages[index], Prefetch) else min(size, self._kinds.most(index))
 
     def _index(self, name: str) -> int:
         for index, stage in enumerate(self.stages):
@@ -175,7 +186,9 @@ class Pipeline:
     def close(self) -> None:
         """End the pass, all threads and all processes; a consumer that waits for an item gets Ended. It may be iterated again."""
         self._end_pass()
-        self._kinds.end()
+        self._kinds.close()
+        if self._at_close is not None:
+            self._at_close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -214,7 +227,8 @@ class Pipeline:
     def _given(self) -> Mapping[int, int]:
         """Sizes of the pass that runs, which has fewer workers than were set where no more could be started."""
         running = self._pass
-        return self._sizes if running is None or running.stopped else running.sizes
+        sizes = self._sizes if running is None or running.stopped else running.sizes
+        return {index: self._bounded(index, size) for index, size in sizes.items()}
 
     def _end_pass(self) -> None:
         """What has been iterated until now gives nothing more."""
@@ -256,7 +270,7 @@ class Pipeline:
         self._begun = True
         with self._sizing:
             running = self._pass = Pass(
-                self.stages, self._kinds, self._sizes, self._progress, source, ordered=self.ordered, queue=self._queue, name=self.name
+                self.stages, self._kinds, self._given(), self._progress, source, ordered=self.ordered, queue=self._queue, name=self.name
             )
             self._readings.begin_pass(running)
             running.start()
@@ -295,10 +309,10 @@ def _is_tunable(stage: Stage) -> bool:
     return isinstance(stage, Prefetch | Map | Batch) or (isinstance(stage, Source) and stage.indexed)
 
 
-def _knob(stage: Stage) -> Knob:
+def _knob(stage: Stage, most: int = MOST_WORKERS) -> Knob:
     if isinstance(stage, Prefetch):
         return Knob(stage.name, Unit.MIB, 1, stage.most)
-    return Knob(stage.name, Unit.WORKERS, 1, MOST_WORKERS)
+    return Knob(stage.name, Unit.WORKERS, 1, most)
 
 
 def _signature(stages: Sequence[Stage]) -> list[str]:

@@ -34,12 +34,15 @@ from . import ipc, process_main
 from .chains import Call, Chain, Step, Where, Whereabouts
 from .channel import Item
 from .faults import At, Misplaced, StageError, Stopped, Unreplaced
+from .handles import handle
 from .threads import Outcome
 
 log = logging.getLogger("stoker.loaders")
 
 _STARTING = threading.Lock()  #: multiprocessing starts one at a time
 _GUARDED = "is what the script does guarded by `if __name__ == '__main__':`?"
+_AT_THE_TOP = "define it at the top level of a module, not as a lambda or inside a function"
+_OF_A_DAEMON = "this is such a process, as a DataLoader's worker is: use processes=False here, or start it with daemon=False"
 _PATIENCE = 1.0  #: seconds that an idle process has to leave by itself
 _SHORT = 0.1  #: seconds of work on an item; what waits behind a longer one loses more, if another worker becomes idle, than it gains
 _LIGHT = 64 << 10  #: bytes that a socket takes in while nobody reads
@@ -75,6 +78,20 @@ def _server() -> ForkServerContext:
     return context
 
 
+def _own_server() -> None:
+    """In a fork: the server of its parent is no child of its, and a lock may be held by a thread that is not here."""
+    global _STARTING
+    _STARTING = threading.Lock()
+    server = forkserver._forkserver
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:  # that server is to end when its own parent does
+        with contextlib.suppress(OSError):
+            os.close(alive)
+    server.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_own_server)
+
+
 class WorkerProcess:
     """One process and the socket to it. Used by one thread at a time; `kill` may come from any."""
 
@@ -89,7 +106,9 @@ class WorkerProcess:
         except (AssertionError, EOFError, OSError, RuntimeError) as error:
             self._socket.close()
             self.whereabouts.let_go()
-            raise StokerError(f"stage {stage!r}: cannot start a worker process ({error or type(error).__name__}); {_GUARDED}") from error
+            why = f"{error or type(error).__name__}"
+            remedy = _OF_A_DAEMON if multiprocessing.current_process().daemon else _GUARDED
+            raise StokerError(f"stage {stage!r}: cannot start a worker process ({why}); {remedy}") from error
         finally:
             theirs.close()
             self.whereabouts.close_file()
@@ -226,9 +245,11 @@ class ProcessPool:
         except ipc.OnDevice as error:
             raise UsageError(f"stage {stage!r}: {what} cannot be sent to worker processes: {error}") from error
         except Exception as error:
+            found = handle(chain.functions[0 if chain.reads else chain.own], "data")
             raise UsageError(
-                f"stage {stage!r}: {what} cannot be sent to worker processes ({error});"
-                " define it at the top level of a module, not as a lambda or inside a function, or use processes=False"
+                f"stage {stage!r}: {what} cannot be sent to worker processes ({error}); "
+                + (f"{found.path} is {found.what}: open it at the first sample in each process" if found else _AT_THE_TOP)
+                + ", or use processes=False"
             ) from error
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []

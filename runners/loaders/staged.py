@@ -11,8 +11,9 @@ read, as the DataLoader's do, so that one batch of tensors comes back and not it
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -21,8 +22,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 
 from ...engine.errors import UsageError
 from .. import rng
+from .collate import keep_to_own_memory
 from .pipeline import Pipeline
+from .shares import CountedShares, Shares
 from .stages import Map, Prefetch, Source, Stage
+
+log = logging.getLogger("stoker.loaders")
 
 
 def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = None, limit: float | None = None) -> Pipeline:
@@ -38,15 +43,34 @@ def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = N
     if isinstance(loader, Dataset):
         loader = DataLoader(loader, batch_size=None)
     _check(loader)
-    if processes is None and loader.num_workers > 0:
-        processes = True
-    if loader.worker_init_fn is not None and loader.num_workers and not processes:
+    if loader.worker_init_fn is not None and loader.num_workers and processes is False:
         raise UsageError("processes: worker_init_fn prepares a worker process; give processes=True, or a loader without it")
-    of_kind = _iterable if isinstance(loader.dataset, IterableDataset) else _map_style
-    stages = of_kind(loader, processes, limit)
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.num_workers and processes is not False:
+            shares = (CountedShares if _is_counted(loader) else Shares)(loader)
+            return _pipeline(loader, [Source(shares, name="read", limit=limit)], at_close=shares.close)
+        return _pipeline(loader, _iterable(loader, processes, limit))
+    if loader.num_workers and processes is None:
+        return _in_processes_if_sendable(loader, limit)
+    return _pipeline(loader, _map_style(loader, processes, limit))
+
+
+def _in_processes_if_sendable(loader: DataLoader[Any], limit: float | None) -> Pipeline:
+    """A DataLoader forks its workers, so that its data set need not be fit to be sent: what is not is read by threads."""
+    try:
+        return _pipeline(loader, _map_style(loader, True, limit))
+    except UsageError as error:
+        if loader.worker_init_fn is not None:
+            raise
+        pipeline = _pipeline(loader, _map_style(loader, False, limit))
+        log.warning("num_workers=%d: threads read in place of processes: %s", loader.num_workers, error)
+        return pipeline
+
+
+def _pipeline(loader: DataLoader[Any], stages: list[Stage], at_close: Callable[[], None] | None = None) -> Pipeline:
     if loader.pin_memory and torch.accelerator.is_available():
         stages.append(Map(_pin, name="pin", processes=False))
-    return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader", samples_per_item=_batch_size(loader))
+    return Pipeline([*stages, Prefetch()], ordered=loader.in_order, name="loader", samples_per_item=_batch_size(loader), at_close=at_close)
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:
@@ -64,16 +88,20 @@ def _map_style(loader: DataLoader[Any], processes: bool | None, limit: float | N
 
 
 def _indices(loader: DataLoader[Any]) -> Indices:
+    return (CountedIndices if _is_counted(loader) else Indices)(loader)
+
+
+def _is_counted(loader: DataLoader[Any]) -> bool:
     try:
         len(loader)
     except TypeError:
-        return Indices(loader)
-    return CountedIndices(loader)
+        return False
+    return True
 
 
 def _iterable(loader: DataLoader[Any], processes: bool | None, limit: float | None) -> list[Stage]:
     return [
-        Source(Samples(loader), name="read", limit=limit),
+        Source((CountedSamples if _is_counted(loader) else Samples)(loader), name="read", limit=limit),
         Map(loader.collate_fn, name="batch", processes=processes, limit=limit),
     ]
 
@@ -92,11 +120,6 @@ def _check(loader: object) -> None:
         )
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise UsageError("loader: a DataPipe is seeded by the DataLoader's own workers; give a plain Dataset, or use Source(loader)")
-    if isinstance(dataset, IterableDataset) and loader.num_workers:
-        raise UsageError(
-            f"loader: each of num_workers={loader.num_workers} workers reads its own share of an IterableDataset, and shares cannot be "
-            "resized; give num_workers=0 (one reader) and do what is costly in collate_fn, or in a Map stage after Source(dataset)"
-        )
 
 
 class Wanted(NamedTuple):
@@ -140,6 +163,13 @@ class Samples:
         samples = iter(self._loader.dataset)
         size = self._loader.batch_size
         return samples if size is None else _batches(samples, size, self._loader.drop_last)
+
+
+class CountedSamples(Samples):
+    """The same where the loader says how many there are."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 def _batches(samples: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
@@ -201,6 +231,7 @@ class InProcess:
         """What the DataLoader's worker does before its first batch. Workers come and go: a number is no place among ``num_workers``."""
         from torch.utils.data._utils import worker
 
+        keep_to_own_memory()
         number = os.getpid()
         worker._worker_info = worker.WorkerInfo(id=number, num_workers=max(1, self._workers), seed=seed, dataset=self._read.dataset)
         if self._begin is not None:

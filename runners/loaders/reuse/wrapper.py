@@ -14,6 +14,7 @@ from ....engine.errors import UsageError
 from ...rng import host_preserved, seed_host
 from ..autotuned import Autotuned
 from ..pipeline import Pipeline
+from ..shares import Shares
 from ..staged import InProcess, Read
 from ..staged import Samples as FromIterable
 from ..stages import Batch, Source
@@ -326,7 +327,7 @@ def _check_gives_samples(data: Autotuned | Pipeline) -> None:
     pipeline = data.pipeline if isinstance(data, Autotuned) else data
     source = pipeline.stages[0]
     assert isinstance(source, Source)
-    if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable):
+    if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable | Shares):
         raise UsageError(
             f"reuse: the {pipeline.name} gives batches, and samples are what is reused; build a pipeline without Batch, as "
             "Pipeline([Source(dataset), Map(decode), Prefetch()]), tuned or not, and give reuse(..., batch_size=)"
