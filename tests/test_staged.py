@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_work import nothing_left
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.staged import staged
@@ -204,6 +208,149 @@ def test_what_comes_first_may_go_first() -> None:
     assert staged(DataLoader(Squares(4))).ordered is True
 
 
+class Sharded(IterableDataset[tuple[int, int, int, int]]):
+    """Each worker reads every so manieth number: (number, worker, of how many, draw). As large a draw as there is."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        self.passes += 1
+        if info is None:
+            yield from ((number, -1, self.passes, torch.zeros(2)) for number in range(self.size))
+            return
+        assert info.dataset is self
+        assert info.seed == torch.initial_seed()
+        for number in range(info.id, self.size, info.num_workers):
+            yield number, info.id, self.passes, torch.rand(40_000)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}], ids=str)
+def test_workers_of_an_iterable_data_set_read_the_shares_that_a_loader_s_read(options: dict[str, Any]) -> None:
+    def loader() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(Sharded(17), **({"batch_size": 3, "num_workers": 3, "generator": generator} | options))
+
+    theirs, expected = loader(), []
+    for _ in range(2):
+        expected.append(list(theirs))
+    theirs._iterator = None
+    with nothing_left(), staged(loader()) as pipeline:
+        assert len(pipeline) == (17 if options == {"batch_size": None} else 5 if "drop_last" in options else 6)
+        assert same([list(pipeline), list(pipeline)], expected)
+        for _ in pipeline:  # left early
+            break
+
+
+def begin_share(number: int) -> None:
+    torch.utils.data.get_worker_info().dataset.size += 100 * number  # type: ignore[union-attr]
+
+
+def test_worker_init_of_an_iterable_data_set_and_one_of_a_local_class() -> None:
+    class Local(Sharded):
+        pass
+
+    loader = DataLoader(Local(4), 2, num_workers=2, worker_init_fn=begin_share)
+    with nothing_left(), staged(loader) as pipeline:
+        assert [batch[0].tolist() for batch in pipeline] == [batch[0].tolist() for batch in loader]
+    with staged(loader_without_init(loader), processes=False) as pipeline:
+        assert [batch[1].tolist() for batch in pipeline] == [[-1, -1], [-1, -1]], "one reader here"
+
+
+def loader_without_init(loader: DataLoader[Any]) -> DataLoader[Any]:
+    return DataLoader(loader.dataset, loader.batch_size, num_workers=loader.num_workers)
+
+
+def test_an_error_in_a_share_reaches_the_training() -> None:
+    class Torn(Sharded):
+        def __iter__(self) -> Iterator[Any]:
+            yield from range(3)
+            raise ValueError("torn share")
+
+    with nothing_left(), staged(DataLoader(Torn(9), 3, num_workers=1)) as pipeline, pytest.raises(ValueError, match="torn share"):
+        list(pipeline)
+
+
+def test_a_data_set_of_a_local_class_is_read_by_threads_and_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Local(Squares):
+        pass
+
+    loader = DataLoader(Local(6), 2, num_workers=2)
+    assert same(all_of(staged(loader), 2), list(DataLoader(Local(6), 2)))
+    (told,) = caplog.messages
+    assert told.startswith("num_workers=2: threads read in place of processes: stage 'read': its function")
+    assert "Local" in told
+    assert "\n" not in told
+    with pytest.raises(UsageError, match="cannot be sent to worker processes"):
+        staged(loader, processes=True)
+
+
+def told_with(batch: list[Any]) -> tuple[Any, bool, bool]:
+    made = torch.utils.data.default_collate(batch)
+    return made, any(part.is_shared() for part in made), torch.utils.data.get_worker_info() is not None
+
+
+class Large(Dataset[Any]):
+    """Samples of half a MiB as tensor, and as array."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        assert torch.utils.data.get_worker_info() is not None, "visible while it is read"
+        return torch.full((1 << 17,), float(index)), np.full(1 << 17, index, np.float32)
+
+
+class LargeShares(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (Large()[index] for index in range(8))
+
+
+@pytest.mark.parametrize("data", [Large(), LargeShares()], ids=["indexed", "shares"])
+def test_processes_collate_in_memory_of_their_own_and_know_that_they_are_workers(data: Any) -> None:
+    """Torch's default_collate stacks in /dev/shm where it sees that this is a worker."""
+    with staged(DataLoader(data, 4, num_workers=1, collate_fn=told_with)) as pipeline:
+        seen = list(pipeline)
+    assert [(shared, worker) for _, shared, worker in seen] == [(False, True)] * 2
+    for part in (0, 1):
+        assert torch.equal(torch.cat([made[part] for made, *_ in seen])[:, 0], torch.arange(8.0))
+
+
+SMALL = """
+import sys
+from stoker.runners.loaders.staged import staged
+from test_staged import Large, LargeShares
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    for data in (Large(), LargeShares()):
+        with staged(DataLoader(data, 8, num_workers=1)) as pipeline:
+            print([[part.shape[0] for part in batch] for batch in pipeline])
+"""
+UNSHARED = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
+    """8 MiB a batch, and 2 of /dev/shm."""
+    try:
+        subprocess.run([*UNSHARED, "mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", "/dev/shm"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a file system cannot be mounted here")
+    script = tmp_path / "script.py"
+    script.write_text(SMALL)
+    mounted = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} {script}"
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [*UNSHARED, "sh", "-c", mounted], capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.stdout == "[[8, 8]]\n" * 2, done.stderr
+
+
 class Peculiar(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([])
@@ -214,10 +361,9 @@ class Peculiar(DataLoader[Any]):
     [
         (lambda: [1, 2, 3], {}, "list is neither a Pipeline nor a DataLoader"),
         (lambda: Peculiar(Squares(3)), {}, "Peculiar iterates in a way of its own"),
-        (lambda: DataLoader(Endwise(9), num_workers=2), {}, "num_workers=2 workers reads its own share"),
         (lambda: DataLoader(Squares(9), num_workers=1, worker_init_fn=begin_worker), {"processes": False}, "processes: worker_init_fn"),
     ],
-    ids=["list", "subclass", "shares", "init-in-threads"],
+    ids=["list", "subclass", "init-in-threads"],
 )
 def test_what_cannot_be_cut_is_refused_with_a_remedy(make: Any, options: dict[str, bool], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:

@@ -26,7 +26,20 @@ class Shares:
         self._loader = self._rebuilt()
 
     def __call__(self) -> Iterator[Any]:
-        return (parcel.value for parcel in self._loader)
+        return self._values(iter(self._loader))  # the workers are made now, and not in the thread that takes the first
+
+    def _values(self, parcels: Any) -> Iterator[Any]:
+        whole = False
+        try:
+            for parcel in parcels:
+                yield parcel.value
+            whole = True
+        finally:
+            if not self._loader.persistent_workers:
+                parcels._shutdown_workers()  # an exception that is kept would keep them
+            elif not whole:
+                self.close()
+                parcels._shutdown_workers()
 
     def close(self) -> None:
         """End persistent workers."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -92,6 +92,8 @@ def _indices(loader: DataLoader[Any]) -> Indices:
 
 
 def _is_counted(loader: DataLoader[Any]) -> bool:
+    if isinstance(loader.dataset, IterableDataset):
+        return isinstance(loader.dataset, Sized)  # the loader would remember that it was asked, and warn of what comes beyond that
     try:
         len(loader)
     except TypeError:
