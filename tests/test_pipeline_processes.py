@@ -404,6 +404,44 @@ def test_workers_do_not_outlive_a_parent_that_dies(ends: str, tmp_path: Path) ->
     assert left == []
 
 
+FORKED = """
+import multiprocessing, os
+from stoker.engine.errors import StokerError
+from stoker.runners.loaders.pipeline import Pipeline
+from stoker.runners.loaders.stages import Map, Source
+
+def first(tag):
+    try:
+        with Pipeline([Source(range(3)), Map(abs, processes=True)]) as pipeline:
+            print(tag, list(pipeline), flush=True)
+    except StokerError as error:
+        print(tag, error, flush=True)
+
+if __name__ == "__main__":
+    first("before")
+    if not os.fork():
+        first("fork")
+        os._exit(0)
+    os.wait()
+    for daemon in (False, True):
+        child = multiprocessing.get_context("fork").Process(target=first, args=(f"daemon={daemon}",), daemon=daemon)
+        child.start()
+        child.join()
+    first("after")
+"""
+
+
+def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> None:
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=True)
+    *lines, daemon, after = done.stdout.splitlines()
+    assert [*lines, after] == [f"{tag} [0, 1, 2]" for tag in ("before", "fork", "daemon=False", "after")]
+    assert "daemonic processes are not allowed to have children" in daemon
+    assert "use processes=False here" in daemon
+    assert "__main__" not in daemon
+
+
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
