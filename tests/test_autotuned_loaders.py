@@ -13,6 +13,23 @@ from stoker.engine.errors import UsageError
 from stoker.loaders import Map, Pipeline, Source, autotuned
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
 
+READ = (
+    "dataset",
+    "batch_size",
+    "sampler",
+    "batch_sampler",
+    "drop_last",
+    "num_workers",
+    "collate_fn",
+    "generator",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
 DATA = TensorDataset(torch.arange(12))
 
 
@@ -23,7 +40,7 @@ def numbers(batches: Any) -> list[list[int]]:
 def test_the_loader_s_attributes_are_there() -> None:
     loader = DataLoader(DATA, batch_size=5, shuffle=True, generator=torch.Generator(), drop_last=True)
     with autotuned(loader) as tuned:
-        for name in ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "num_workers", "collate_fn", "generator", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers", "in_order"]:
+        for name in READ:
             assert getattr(tuned, name) is getattr(loader, name), name
         assert len(tuned) == len(loader) == 2
         assert not hasattr(tuned, "no_such")
