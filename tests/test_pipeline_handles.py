@@ -232,6 +232,27 @@ def test_a_file_for_each_thread_is_nobody_s_concern(numbers: Path, caplog: pytes
     assert not caplog.messages
 
 
+class Stuck(Dataset[int]):
+    """Whose first sample does not come."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        self.gate.wait()
+        return index
+
+
+def test_a_first_sample_that_does_not_come_keeps_nobody_from_closing() -> None:
+    data = Stuck()
+    with with_threads(staged(DataLoader(data, 2), limit=0.1)) as pipeline, pytest.raises(Exception, match="limit"):
+        next(iter(pipeline))
+    data.gate.set()
+
+
 def test_functions_of_a_map_too(numbers: Path) -> None:
     data = Numbers(numbers)
     with with_threads(Pipeline([Source(range(SAMPLES)), Map(data.__getitem__, name="look")])) as pipeline:

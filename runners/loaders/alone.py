@@ -78,23 +78,29 @@ def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
 class Guarded:
     """A stage's function for its worker threads, called by one of its own as soon as it holds what threads cannot share.
 
-    It is looked at now, and again after its first, second, fourth, eighth … call, of which the first is made alone: many data sets open
-    their file at the first sample.
+    It is looked at now, and again after its first, second, fourth, eighth … call. Many data sets open their file at the first sample: of
+    one that reads, the first call is made before all others, alone.
 
     Args:
         subject: what has the state: the data set, or the function itself.
         name: of it, in messages.
+        reads: its calls read samples of a data set.
 
     Raises UsageError where it holds what belongs to a thread that is not one of ours.
     """
 
-    def __init__(self, stage: str, function: Callable[[Any], Any], subject: Any, name: str) -> None:
+    def __init__(self, stage: str, function: Callable[[Any], Any], subject: Any, name: str, *, reads: bool) -> None:
         self._stage, self._function, self._subject, self._name = stage, function, subject, name
         self._lock, self._calls = threading.Lock(), 0
         self._settled = not may_change(subject)  #: nothing will be opened any more
         self._handle: Handle | None = None
         self._alone: Alone | None = None
-        self._look(None)
+        if (foreign := self._look(None)) is not None:
+            raise UsageError(
+                f"stage {stage!r}: {foreign.path} is {foreign.what}, and the loader's threads are others;"
+                " open it with check_same_thread=False, or at the first sample, or for each"
+            )
+        self._gate, self._first_alone = threading.Lock(), reads and not self._settled and self._handle is None
 
     @property
     def alone(self) -> bool:
@@ -102,9 +108,9 @@ class Guarded:
         return self._handle is not None
 
     def __call__(self, item: Any) -> Any:
-        if self._handle is None and not self._settled and not self._calls:
-            with self._lock:
-                if self._handle is None and not self._calls:
+        if self._first_alone:
+            with self._gate:
+                if self._first_alone:
                     return self._try(item)
         if self._handle is not None:
             return self._joined().call(self._function, item)
@@ -129,7 +135,7 @@ class Guarded:
             return alone.call(self._function, item)
         finally:
             self._look(alone)
-            self._calls = 1
+            self._first_alone = False
             if self._alone is not alone:
                 alone.let_go()
 
@@ -142,14 +148,12 @@ class Guarded:
                 self._alone = Alone.using(self._handle.owner, None, f"{self._stage}-alone")
             return self._alone
 
-    def _look(self, opened: Alone | None) -> None:
+    def _look(self, opened: Alone | None) -> Handle | None:
+        """One that belongs to a thread which is none of ours: nothing can be done. ``opened``: the thread that may have opened it."""
         if self._handle is not None or (found := handle(self._subject, self._name)) is None:
-            return
+            return None
         if found.bound and opened is None and not known(found.owner):
-            raise UsageError(
-                f"stage {self._stage!r}: {found.path} is {found.what}, and the loader's threads are others;"
-                " open it with check_same_thread=False, or at the first sample, or for each"
-            )
+            return found
         if opened is not None:
             self._alone = Alone.using(found.owner, opened, f"{self._stage}-alone")
         self._handle = found
@@ -160,3 +164,4 @@ class Guarded:
             found.path,
             found.what,
         )
+        return None

@@ -191,7 +191,9 @@ def _guarded(stage: Stage) -> Guarded | None:
     if not isinstance(stage, Working) or stage.processes or (isinstance(stage, Source) and not stage.indexed):
         return None
     function = thread_function(stage)
-    return Guarded(stage.name, function, *((stage.data, "data") if isinstance(stage, Source) else (function, "function")))
+    if isinstance(stage, Source):
+        return Guarded(stage.name, function, stage.data, "data", reads=True)
+    return Guarded(stage.name, function, function, "function", reads=False)
 
 
 def thread_function(stage: Stage) -> Callable[[Any], Any]:
