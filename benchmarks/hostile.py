@@ -1,14 +1,17 @@
-"""What a daemon stands: many clients that poll while jobs are submitted, connections that say nothing, and nonsense.
+"""What a daemon stands: many clients that poll while jobs are submitted, hostile SQL, connections that say nothing, and nonsense.
 
-    python benchmarks/hostile.py [--clients 200] [--jobs 40000] [--seconds 20] [--half-open 20000] [--only polling connections bodies]
+    python benchmarks/hostile.py [--clients 200] [--jobs 40000] [--seconds 20] [--half-open 20000] [--only polling sql connections bodies]
 
 A daemon with `--jobs` jobs, a quarter of them pending (10 000 at most), the rest a history, and a runner of 8 GPUs whose jobs report twice
 a second. First, `--clients` connections poll it (half of them the status, the others the listing of `stoker ps`), each every `--interval`
 seconds (0: as fast as it is answered), while one client submits a job ten times a second. Goals: status p50 < 50 ms, submit p99 < 1 s.
 
-Then it is attacked, in one row each. "tried": how often; "let through": how many of these were not refused as they should be (a
-connection that was neither answered nor closed in time, a body that was answered otherwise than with 4xx); "stalls": how many requests of a
-well-behaved client over the Unix socket took longer than 0.5 s meanwhile, of all that it made, ten a second; and the longest of them.
+Then more than 300 statements (`hostile_sql.py`), six at a time with a limit of 1 s each, beside ten submissions a second. Goals: those that
+must be refused are, each is answered within its limit and a second, submit p99 < 0.5 s, tick p99 < 150 ms, nothing is started anew.
+
+Then it is attacked in other ways, in one row each. "tried": how often; "let through": how many of these were not refused as they should be
+(a connection that was neither answered nor closed in time, a body that was answered otherwise than with 4xx); "stalls": how many requests of
+a well-behaved client over the Unix socket took longer than 0.5 s meanwhile, of all that it made, ten a second; and the longest of them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hostile_sql
 import msgspec
 from common import Daemon, Runner, Training, arguments, machine, milliseconds, progress, show, submission
 from idle import write_history
@@ -373,12 +377,13 @@ def free_port() -> int:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    kinds = ["polling", *dict.fromkeys(one.kind for one in ATTACKS)]
+    kinds = ["polling", "sql", *dict.fromkeys(one.kind for one in ATTACKS)]
     parser = arguments(__doc__)
     parser.add_argument("--clients", type=int, default=200, help="that poll (default: 200)")
     parser.add_argument("--jobs", type=int, default=40_000, help="in the database (default: 40000)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of polling (default: 20)")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between the questions of one client (default: 1)")
+    parser.add_argument("--askers", type=int, default=6, help="of hostile statements at a time (default: 6)")
     parser.add_argument("--half-open", type=int, default=20_000, help="connections of an attack (default: 20000)")
     parser.add_argument("--held", type=float, default=45.0, help="seconds for which an attack holds them (default: 45)")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="parts to run")
@@ -393,6 +398,8 @@ def main(given: Sequence[str] | None = None) -> None:
         work = Work(daemon)
         if "polling" in options.only:
             tables["Clients that poll"] = measure_polling(daemon, options.clients, options.interval, options.seconds)
+        if "sql" in options.only:
+            tables["Statements"] = [hostile_sql.measure(daemon, options.askers)]
         token = daemon.client().post("/v1/tokens", {"name": "bench", "role": "admin"})["token"]
         if rows := list(attack(Target(daemon, port, token, options.half_open, options.held), options.only)):
             tables["Attacks"] = rows

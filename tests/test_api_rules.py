@@ -21,7 +21,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, until
-from stoker.engine.api import jobs, operators, runner, simulations, traces
+from stoker.engine.api import jobs, operators, reports, runner, simulations, traces
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
 from stoker.engine.home import Home
@@ -103,6 +103,8 @@ REQUESTS: dict[str, Any] = {
     "/v1/runners/{node}/stop": {"now": False},
     "/v1/runners/{node}/forget": {},
     "/v1/sql": {"query": "SELECT 1", "limit": 1, "timeout": 1.0, "format": "json"},
+    "/v1/sql/copy": {"path": "relative"},
+    "/v1/report": {"query": "jct", "values": {"since": 0.0, "jobs": None, "now": 1.0}},
     "/v1/policy": {"policy": "fifo", "pool": "default", "interval": 1.0, "config": {"backfill": True}},
     "/v1/schedules/{id}/remove": {},
     "/v1/tokens": {"name": "t", "role": "read"},
@@ -213,7 +215,7 @@ def api(template: Path) -> Iterator[Api]:
     shutil.rmtree(home.path, ignore_errors=True)
 
 
-TABLES = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
+TABLES = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
 
 
 def test_every_request_with_a_body_is_known_here() -> None:

@@ -162,6 +162,7 @@ def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> Non
     size = "x" * 20_000
     acknowledged = {jobs.submit(f"before-{n}", "echo", size) for n in range(3)}
     until(lambda: jobs.waits("before-2") == "no-gpus")
+    jobs.sql("SELECT 1")  # the copy that SQL is asked of has been made
     disk.fill(daemon.pid, leaving=10_000)
     for number in range(5):
         with pytest.raises(StoreError, match="nothing that was acknowledged is lost") as full:

@@ -151,7 +151,7 @@ async def sql(call: Call) -> Response:
     return Response(answer.body, media_type=answer.media, headers={"X-Stoker-Truncated": str(answer.truncated).lower()})
 
 
-class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CopyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str
 
 

@@ -17,7 +17,7 @@ MAX_ROWS = 100_000
 MAX_SECONDS = 300.0
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     query: str
     values: dict[str, Value] = {}
 
