@@ -9,9 +9,10 @@ seconds (0: as fast as it is answered), while one client submits a job ten times
 Then more than 300 statements (`hostile_sql.py`), six at a time with a limit of 1 s each, beside ten submissions a second. Goals: those that
 must be refused are, each is answered within its limit and a second, submit p99 < 0.5 s, tick p99 < 150 ms, nothing is started anew.
 
-Then it is attacked in other ways, in one row each. "tried": how often; "let through": how many of these were not refused as they should be
-(a connection that was neither answered nor closed in time, a body that was answered otherwise than with 4xx); "stalls": how many requests of
-a well-behaved client over the Unix socket took longer than 0.5 s meanwhile, of all that it made, ten a second; and the longest of them.
+Then it is attacked in other ways, in one row each. "tried": how often; "let through": how many of these were not refused as they should
+be (a connection that was neither answered nor closed in time, a body that was answered otherwise than with 4xx); "stalls": how many
+requests of a well-behaved client over the Unix socket took longer than 0.5 s meanwhile, of all that it made, ten a second; and the
+longest of them.
 """
 
 from __future__ import annotations
