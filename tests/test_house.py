@@ -51,7 +51,7 @@ MAY_IMPORT = {
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).
 LIBRARIES = {
     "duckdb": ("engine.store", "engine.adhoc", "engine.api.serve_sql"),
-    "sqlglot": ("engine.adhoc.guard",),
+    "sqlglot": ("engine.adhoc.allowed",),
     "apscheduler": ("engine.tasks", "engine.spec.cron"),
     "starlette": ("engine.api",),
     "uvicorn": ("engine.daemon", "engine.api.connections"),

@@ -14,7 +14,7 @@ from adhoc import Server, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlglot.errors import SqlglotError
-from stoker.engine.adhoc.guard import check_parsed, guard
+from stoker.engine.adhoc.allowed import check_parsed, guard
 from stoker.engine.adhoc.query import Limits, plain, readable, run_parquet, run_query
 from stoker.engine.errors import LimitExceeded, StokerError, UsageError
 from stoker.engine.sqlfiles import view_files

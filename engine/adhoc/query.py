@@ -25,7 +25,7 @@ from ..sqlfiles import sql as sql_file
 if TYPE_CHECKING:
     import duckdb
 
-    from .guard import Statement
+    from .allowed import Statement
 
 _FETCH = 1000  #: rows at a time
 _LESS = "aggregate or filter earlier, or join on more columns"
@@ -123,7 +123,7 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables
 @contextlib.contextmanager
 def _session(con: duckdb.DuckDBPyConnection, sql: str, tables: Collection[str]) -> Iterator[Statement]:
     """A guarded statement and a read-only transaction around it; errors become people's errors."""
-    from .guard import Unserialised, check_parsed, guard
+    from .allowed import Unserialised, check_parsed, guard
 
     statement = guard(sql, tables)
     try:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
+from .allowed import guard
 from .answering import answer_and_exit
-from .guard import guard
 from .replica import Moved, Replica, copy_of
 from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Load, Ready, ToDaemon, decode_for_server, frames
 

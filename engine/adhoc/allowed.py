@@ -22,7 +22,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from ..errors import UsageError, nearest
-from .names import FUNCTIONS, TABLE_FUNCTIONS
+from .functions import FUNCTIONS, TABLE_FUNCTIONS
 
 MAX_DEPTH = 40  #: brackets inside brackets
 
