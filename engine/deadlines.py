@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .rows import objects
+from .spec.units import EARLIEST, LATEST
 from .store.store import Store
 from .workflow.settings import Note, note
 
@@ -52,7 +53,8 @@ def _late(end: float | None, at: float) -> bool:
 def _alarm(row: Mapping[str, Any]) -> str:
     """What is wrong and what to do, of a row of `policy/deadlines_at_risk`."""
     at = row["at"]
-    when = f"its deadline of {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    shown = datetime.fromtimestamp(min(max(at, EARLIEST), LATEST), UTC)  # one that is stored may be no date
+    when = f"its deadline of {shown:%Y-%m-%d %H:%M:%S} UTC"
     end, soonest = row["est_end"], row["soonest_end"]
     if row["deadline_risk"] == "missed":
         return f"{when} has passed, and it has not ended: cancel it, or let it go on"

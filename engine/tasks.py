@@ -150,7 +150,7 @@ class Tasks:
         """Run the task at ``moment`` (s since the epoch) at the latest: earlier when its interval or a wake-up comes first."""
         due = self.next_run(name)
         if due is not None and moment < due:
-            self._scheduler.modify_job(name, next_run_time=datetime.datetime.fromtimestamp(moment, datetime.UTC))
+            self._scheduler.modify_job(name, next_run_time=datetime.datetime.fromtimestamp(max(moment, time.time()), datetime.UTC))
 
     def states(self) -> list[TaskState]:
         with self._lock:

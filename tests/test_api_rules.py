@@ -24,6 +24,7 @@ from e2e import DaemonProcess, until
 from stoker.engine.api import jobs, operators, reports, runner, simulations, traces
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
+from stoker.engine.deadlines import DeadlineWatch
 from stoker.engine.home import Home
 from stoker.engine.protocol import VERSION
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
@@ -365,6 +366,7 @@ def test_deadlines_that_are_no_dates_do_not_break_what_is_shown(
             con.execute(f"UPDATE jobs SET deadline = {moment}, spec = replace(spec, '4000000000.0', '{deadline!r}') WHERE id = {job}")
 
     store.exclusive(as_it_was)
+    DeadlineWatch(store).look()
     store.close()
     daemon = DaemonProcess(home)
     try:
