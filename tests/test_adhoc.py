@@ -289,7 +289,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
     home.config.write_text("[limits]\nqueries = 3\nquery_memory = 256\n")
     daemon = DaemonProcess(home)
-    daemon.start()
+    assert sql(daemon.start(), "SELECT 1") == [[1]]
     yield daemon
     daemon.end()
     shutil.rmtree(home.path, ignore_errors=True)
@@ -374,6 +374,7 @@ def test_a_copy_for_other_programs(live: DaemonProcess, tmp_path: Path) -> None:
 
 def test_the_daemon_ends_whatever_is_asked_of_it(start_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = start_daemon()
+    sql(daemon.client(), "SELECT 1")
     server = server_of(daemon)
 
     def ask() -> None:
@@ -391,6 +392,14 @@ def test_the_daemon_ends_whatever_is_asked_of_it(start_daemon: Callable[..., Dae
         thread.join()
     assert not server.is_running()
     assert list(daemon.home.scratch.iterdir()) == []
+
+
+def test_who_never_asks_pays_for_no_copy(start_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    Jobs(client).shell("x", "true")
+    assert client.get("/v1/jobs/x")["job"]["name"] == "x" and not psutil.Process(daemon.pid).children()
+    assert sql(client, "SELECT name FROM jobs") == [["x"]] and server_of(daemon)
 
 
 # The desk alone: what is rare.

@@ -1,7 +1,7 @@
 """Ad-hoc SQL as the daemon sees it: questions in, answers out, and a process behind them that may die at any moment.
 
-A thread starts the process, gives it the database, and sends on what each commit does. If the process dies, or does not
-keep up, there is a new one. Questions wait meanwhile, within their own time.
+With the first question a thread starts the process, gives it the database, and from then on sends on what each commit does. If
+the process dies, or does not keep up, there is a new one. Questions wait meanwhile, within their own time.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Desk:
         self._commits = 0  #: heard of from the writer
         self._process: _Process | None = None  #: the one that hears of commits
         self._trouble = ""  #: why there is none at the moment, and will not be soon
+        self._wanted = threading.Event()  #: somebody has asked: who never does pays for no copy
         self._closing = threading.Event()
         self._changed = asyncio.Event()  #: replaced whenever one of the last two changes
         self._thread = threading.Thread(target=self._keep, name="sql-feed", daemon=True)
@@ -137,6 +138,7 @@ class Desk:
     def close(self) -> None:
         """End the process."""
         self._closing.set()
+        self._wanted.set()
         if (process := self._process) is not None:
             process.running.kill()
             process.commits.put(None)
@@ -156,6 +158,7 @@ class Desk:
         return Path(body.decode())
 
     async def _ask(self, user: str, text: str, format: str, rows: int, seconds: float) -> tuple[Head, bytes]:
+        self._wanted.set()
         after, until = self._commits, time.monotonic() + seconds
         process = None
         try:
@@ -250,7 +253,8 @@ class Desk:
     # The process: on a thread.
 
     def _keep(self) -> None:
-        """There is always a process, until `close`."""
+        """From the first question on there is always a process, until `close`."""
+        self._wanted.wait()
         hold, failures = False, 0
         while not self._closing.is_set():
             served, moved, words = False, False, ""
