@@ -119,6 +119,8 @@ class Daemon:
         self.large_bodies = asyncio.Semaphore(MOST_LARGE)
         self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
         self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to
+        self._last_resort: threading.Thread | None = None
+        self._ended = threading.Event()
         self.exit_code = 0
         self._looked = self.started_at
         self.hanging: list[str] = []  #: what would not end, once closed
@@ -215,14 +217,21 @@ class Daemon:
         """End: `ENDS_WITHIN` from now, whatever runs."""
         if self.ends_at is None:
             self.ends_at = time.monotonic() + ENDS_WITHIN
-            threading.Thread(target=self._end_in_time, args=[self.ends_at], name="last resort", daemon=True).start()
+            self._last_resort = threading.Thread(target=self._end_in_time, args=[self.ends_at], name="last resort", daemon=True)
+            self._last_resort.start()
         for server in self._servers:
             server.should_exit = True
         self.board.close()
 
     def _end_in_time(self, moment: float) -> None:
-        time.sleep(max(0.0, moment - time.monotonic()))
-        _leave_behind(["the end itself"], self.exit_code)
+        if not self._ended.wait(max(0.0, moment - time.monotonic())):
+            _leave_behind(["the end itself"], self.exit_code)
+
+    def end_quietly(self) -> None:
+        """Nothing hangs: the last resort is not needed. A thread that is left would keep DuckDB's objects, which it complains of."""
+        self._ended.set()
+        if self._last_resort is not None:
+            self._last_resort.join()
 
     def close(self) -> None:
         """Stop the tasks, write what is folded, checkpoint: as far as there is time."""
@@ -342,6 +351,7 @@ def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = F
             daemon.close()
         if left := [*daemon.hanging, *_threads_left()]:
             _leave_behind(left, daemon.exit_code)
+        daemon.end_quietly()
         return daemon.exit_code
 
 
