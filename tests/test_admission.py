@@ -77,10 +77,11 @@ class TestFromTheMiddle:
         jobs = [Job(1, held=(0,), remaining=10), Job(2, remaining=20), Job(3, remaining=30)]
         assert ends(make_view([1], jobs), "sjf", left=[10, 100, 30]) == [10, 110, 140]
 
-    def test_a_lease_that_stands_is_kept_and_one_that_runs_out_ends(self) -> None:
-        """Nobody renews it: the job is resumed on what is free, which costs."""
+    def test_a_lease_that_runs_out_ends_if_somebody_waits(self) -> None:
+        """Nobody renews it: the job is resumed in its turn, which costs. Alone it goes on, and so it does on a lease that lasts."""
         jobs = [Job(1, held=(0,), remaining=100, run_time=5, lease_end=NOW + 40)]
-        assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [107.0]
+        assert ends(make_view([1], [*jobs, Job(2, remaining=10)]), options=Options(costs=Costs(resume=7.0))) == [107.0, 117.0]
+        assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [100.0]
         jobs = [Job(1, held=(0,), remaining=100, run_time=5, lease_end=NOW + 400)]
         assert ends(make_view([1], jobs), options=Options(costs=Costs(resume=7.0))) == [100.0]
 
