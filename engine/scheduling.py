@@ -303,6 +303,7 @@ class Scheduling:
         words = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
         if outcome == "error" and (state.folded is None or state.folded.error != words):
             log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
+        state.spared = frozenset()  # a policy that fails keeps no lease that has run out
         self._fold(state, replace(decision, outcome=outcome, error=words))
 
     def _fold(self, state: _Pool, decision: Decision) -> None:

@@ -415,7 +415,7 @@ def leased(*until: float) -> Callable[[View], Plan]:
     """Job 0 on GPU 0: until the first of the moments, renewed there until the second, and so on; after the last without end."""
 
     def decide(view: View) -> Plan:
-        if not len(view.jobs) or view.jobs.phase[0] == Phase.STOPPING:
+        if not len(view.jobs) or view.jobs.id[0] != 0 or view.jobs.phase[0] == Phase.STOPPING:
             return Plan({})
         later = [moment for moment in until if moment > view.now]
         if view.jobs.phase[0] == Phase.ACTIVE and not later:
@@ -425,11 +425,15 @@ def leased(*until: float) -> Callable[[View], Plan]:
     return decide
 
 
+WAITS = (0.0, 9.0, 1)  #: a job that the policies below never start; a lease that nobody waits for would go on
+
+
 def test_a_lease_that_is_not_renewed_ends_in_a_suspension() -> None:
     """Renewed at 30, not at 60: suspended until 62, resumed and training at 67, with 40 s left."""
-    result = run([(0.0, 100.0, 1)], Scripted(leased(30.0, 60.0)), costs=Costs(suspend=2.0, resume=5.0))
-    assert result.fates.ended.tolist() == [107.0]
-    assert result.fates.preemptions.tolist() == [1]
+    jobs = [(0.0, 100.0, 1), WAITS]
+    result = run(jobs, Scripted(leased(30.0, 60.0)), costs=Costs(suspend=2.0, resume=5.0), until=200.0)
+    assert result.fates.ended[0] == 107.0
+    assert result.fates.preemptions[0] == 1
     assert result.bars.ends.tolist() == [62.0, 107.0]
 
 
@@ -447,9 +451,14 @@ def test_a_lease_can_be_made_one_without_end() -> None:
 
 def test_a_lease_that_runs_out_between_rounds_does_so_then() -> None:
     """Rounds of 20 s, a lease until 35: the GPU is free from there, and not only from the round of 40 on."""
-    result = run([(0.0, 100.0, 1)], Scripted(leased(35.0), 20.0))
+    result = run([(0.0, 100.0, 1), WAITS], Scripted(leased(35.0), 20.0), until=200.0)
     assert result.bars.ends[0] == 35.0
-    assert result.fates.preemptions.tolist() == [1]
+    assert result.fates.preemptions[0] == 1
+
+
+def test_a_lease_goes_on_while_nobody_waits() -> None:
+    result = run([(0.0, 100.0, 1)], Scripted(leased(35.0), 20.0))
+    assert (result.bars.ends.tolist(), result.fates.preemptions.tolist()) == ([100.0], [0])
 
 
 def test_a_lease_that_runs_out_at_a_round_can_be_renewed_there() -> None:
@@ -461,8 +470,8 @@ def test_a_lease_outlasts_a_change_of_pace() -> None:
     """Job 1 shares the GPU from 10 to 20; the lease of job 0 still ends at 30, of its own accord."""
     table = Timetable({0.0: {0: Allocation((0,), 30.0), 1: (0,)}, 30.0: {}})
     policy = Scripted(lambda view: replace(table.plan(view), wake_at=None))
-    result = run([(0.0, 100.0, 1), (10.0, 5.0, 1)], policy, costs=Costs(packing_slowdown=2.0))
-    assert result.bars.ends.tolist() == [20.0, 30.0]
+    result = run([(0.0, 100.0, 1), (10.0, 5.0, 1), (25.0, 9.0, 1)], policy, costs=Costs(packing_slowdown=2.0), until=200.0)
+    assert result.bars.ends.tolist()[:2] == [20.0, 30.0]
 
 
 # -- what goes in -----------------------------------------------------------------------------------------------------------

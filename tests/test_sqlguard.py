@@ -600,6 +600,9 @@ def test_parquet(target: Target, tmp_path: Path) -> None:
     assert duckdb.sql(f"SELECT count(*), max(name) FROM '{tmp_path}/x.parquet'").fetchall() == [(200, "job-99")]
     assert not file.truncated
     assert run_parquet(target.con.cursor(), "FROM jobs", Limits(rows=5), target.tables, target.scratch).truncated
+    large = "SELECT md5(i::VARCHAR) AS a, md5((i + 1)::VARCHAR) AS b FROM range(3000000) t(i)"
+    with pytest.raises(LimitExceeded, match="larger than 1 MiB"):  # and not written to its end, 200 MB later
+        run_parquet(target.con.cursor(), large, Limits(rows=10**7, answer=1 << 20), target.tables, target.scratch)
     with pytest.raises(UsageError, match="parquet is for queries"):
         run_parquet(target.con.cursor(), "DESCRIBE jobs", Limits(), target.tables, target.scratch)
     assert [path.name for path in target.scratch.iterdir()] == ["sql"]

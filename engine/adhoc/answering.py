@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ import msgspec
 from ..errors import LimitExceeded, StokerError
 from ..store.backup import copy_database
 from ..store.lockdown import lock_down
-from .query import Limits, run_parquet, run_query
+from .query import Limits, run_parquet, run_query, too_large
 from .replica import descriptors_of
 from .wire import Ask, Head, pack_answer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from .replica import Replica
 
+SPILL, SPILL_OF_FREE = 4 << 30, 1 / 8  #: bytes on disk that may spill, and the share of what is free
 SPILL_SHARE = 1 / 8  #: of the memory: beyond it, sorts and hash tables spill
 PYTHON = 768 << 20  #: bytes for the rows of an answer, beside the memory that the query may take
 NICENESS = 5  #: the daemon comes first, then jobs
@@ -81,10 +83,11 @@ def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
     held = con.execute("SELECT coalesce(sum(memory_usage_bytes), 0) FROM duckdb_memory()").fetchall()[0][0]  # by the copy itself
     con.execute(f"SET memory_limit = '{held + ask.memory} bytes'")
     con.execute(f"SET operator_memory_limit = '{int(ask.memory * SPILL_SHARE)} bytes'")
-    lock_down(con, [folder])
+    free = shutil.disk_usage(folder).free
+    lock_down(con, [folder], spill=f"{min(SPILL, int(free * SPILL_OF_FREE))} bytes")
     if ask.format == "copy":
         return _copy(replica, folder)
-    limits = Limits(rows=ask.rows, memory=ask.memory)
+    limits = Limits(rows=ask.rows)
     if ask.format == "parquet":
         parquet = run_parquet(con, ask.text, limits, replica.tables, folder)
         return pack_answer(Head(len(parquet.body), "application/vnd.apache.parquet", parquet.truncated), parquet.body)
@@ -93,6 +96,8 @@ def _answer(replica: Replica, ask: Ask, folder: Path) -> bytes:
         body, media = result.csv(), "text/csv"
     else:
         body, media = msgspec.json.encode(result.json()), "application/json"
+    if len(body) > limits.answer:  # what was fetched was counted by its characters, of which some take six bytes
+        raise too_large(limits)
     return pack_answer(Head(len(body), media, result.truncated), body)
 
 

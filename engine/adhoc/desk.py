@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from ..errors import LimitExceeded, StokerError, StoreError, Unreachable, UsageError
+from ..errors import LimitExceeded, StoreError, Unreachable, UsageError
 from ..store.changes import Change, encode
 from .replica import PRIVATE, descriptors_of, head_of
 from .turns import Turns
@@ -42,9 +42,11 @@ FORMATS = ("json", "csv", "parquet")
 LONGEST_TEXT = 20_000  #: characters
 MAX_ROWS = 1_000_000
 MAX_SECONDS = 300.0
-GRACE = 0.5  #: seconds beyond its time after which a statement's process is taken to hang
+GRACE = 0.5  #: seconds beyond its time after which an answer is no longer waited for
 COPY_MEMORY = 1 << 30  #: bytes that the copy may take: what is cached of it, and what has changed since it was last settled
 MOST_BEHIND = 20_000  #: commits that wait to be sent on; a process that leaves more unread is ended
+MOST_UNSENT = 256 << 20  #: bytes of answers that those who asked have yet to take
+HANGS = 5.0  #: seconds more without a word after which the process itself is taken to hang
 LONGEST_PAUSE = 30.0  #: seconds between two starts, if they fail
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class _Process:
         self.ready = False
         self.served = False  #: it was ready once
         self.moved = False  #: the database was written to while it was copied
+        self.heard = 0  #: messages
         self.why = ""  #: it ended, in its own words
         self.asked: dict[int, asyncio.Future[int]] = {}  #: statements that have not ended; the future is of the signal that ends them
         self.gone = threading.Event()  #: nothing more is heard of it
@@ -124,6 +127,7 @@ class Desk:
         self._numbers = itertools.count(1)
         self._commits = 0  #: heard of from the writer
         self._process: _Process | None = None  #: the one that hears of commits
+        self._unsent = 0  #: bytes that `hold` counts
         self._trouble = ""  #: why there is none at the moment, and will not be soon
         self._wanted = threading.Event()  #: somebody has asked: who never does pays for no copy
         self._closing = threading.Event()
@@ -141,6 +145,7 @@ class Desk:
         self._wanted.set()
         if (process := self._process) is not None:
             process.running.kill()
+            process.gone.set()
             process.commits.put(None)
         if self._thread.ident is not None:
             self._thread.join(1.0)
@@ -170,8 +175,24 @@ class Desk:
             if process is None:
                 words = "others were being answered" if self._process else "the process that answers was being started"
                 raise LimitExceeded(f"query: not begun within {seconds:g} s, for {words}; try again") from None
-            process.running.kill()  # a statement ends itself in time: whoever should tell of it hangs
+            self._loop.call_later(HANGS, self._end_if_silent, process, process.heard)
             raise LimitExceeded(_late(seconds)) from None
+
+    def hold(self, size: int) -> Callable[[], None]:
+        """Count the bytes of an answer until it has been taken; to be called then. Raises LimitExceeded when too many wait to be."""
+        if self._unsent + size > MOST_UNSENT:
+            raise LimitExceeded(f"query: {MOST_UNSENT >> 20} MiB of answers wait until those who asked take them; try again later")
+        self._unsent += size
+
+        def taken() -> None:
+            self._unsent -= size
+
+        return taken
+
+    def _end_if_silent(self, process: _Process, heard: int) -> None:
+        """A statement ends itself in time, and the process tells of each: one that has told of none since hangs."""
+        if process.heard == heard and process is self._process:
+            process.running.kill()
 
     async def _serving(self) -> _Process:
         """The process, once it can be asked."""
@@ -213,6 +234,7 @@ class Desk:
         except OSError:
             body = b""
         message = decode_for_daemon(body) if body else None
+        process.heard += 1
         match message:
             case Ended():
                 if (ended := process.asked.pop(message.id, None)) is not None and not ended.done():
@@ -262,10 +284,8 @@ class Desk:
                 process = _Process(self._home.scratch / f"sql-{os.getpid()}-{next(self._lives)}")
                 words = self._live(process, hold)
                 served, moved = process.served, process.moved
-            except OSError as error:
-                words = f"{error.strerror or error}"
-            except (StokerError, RuntimeError) as error:  # the database is closed or has failed; the loop has ended
-                words = str(error)
+            except Exception as error:  # the disk is full, the database has failed, the loop has ended, or it is our own
+                words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             hold = moved
             if self._closing.is_set() or moved:
                 continue
@@ -289,12 +309,12 @@ class Desk:
                 self._feed(process, hold)
             process.running.kill()
             if not self._closing.is_set():
-                process.gone.wait(5.0)
+                process.gone.wait()  # its descriptors may be given to others only once the loop knows that it has ended
         finally:
             self._process = None
             process.end()
         code = process.running.returncode
-        return process.why or (f"it was ended by {Signals(-code).name}" if code < 0 else f"it exited with {code}")
+        return process.why or (f"it was ended by {_name(-code)}" if code < 0 else f"it exited with {code}")
 
     def _feed(self, process: _Process, hold: bool) -> None:
         """Give it the database, then each commit."""
@@ -323,6 +343,10 @@ class Desk:
 _RESTARTED = "the process that answers SQL ended, and is back in a moment: ask again"
 
 
+def _name(number: int) -> str:
+    return Signals(number).name if number in set(Signals) else f"signal {number}"
+
+
 def _late(seconds: float) -> str:
     return f"query: stopped after its time limit of {seconds:g} s; narrow it, or ask for more time"
 
@@ -331,7 +355,7 @@ def _died(number: int, ask: Ask) -> NoReturn:
     """Say what became of a statement whose process ended without an answer."""
     if number == SIGALRM:
         raise LimitExceeded(_late(ask.seconds))
-    name = Signals(number).name if number else "an error of its own"
+    name = _name(number) if number else "an error of its own"
     raise LimitExceeded(f"query: it ended its process ({name}), as large or odd statements may; nothing else was hurt: simplify it")
 
 

@@ -11,6 +11,7 @@ import csv
 import datetime as dt
 import io
 import math
+import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator
@@ -33,12 +34,10 @@ _LESS = "aggregate or filter earlier, or join on more columns"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one statement may use."""
+    """How large an answer may be."""
 
     rows: int = 10_000
-    seconds: float = 30.0
-    memory: int = 1 << 30  #: bytes
-    answer: int = 64 << 20  #: bytes of the answer
+    answer: int = 64 << 20  #: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,40 @@ def run_parquet(con: duckdb.DuckDBPyConnection, sql: str, limits: Limits, tables
             if statement.explain or not statement.wrappable:
                 raise UsageError("format: parquet is for queries; ask for DESCRIBE, SHOW and EXPLAIN as json or csv")
             rows = f"SELECT * FROM (\n{statement.text}\n) LIMIT {limits.rows:d}"
-            count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
-            if path.stat().st_size > limits.answer:
-                raise _too_large(limits)
+            with _bounded(con, path, limits):
+                count = con.execute(f"COPY ({rows}) TO '{target}' (FORMAT parquet)").fetchall()[0][0]
             return ParquetFile(path.read_bytes(), count >= limits.rows)
     finally:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _bounded(con: duckdb.DuckDBPyConnection, path: Path, limits: Limits) -> Iterator[None]:
+    """Interrupt what writes the file when it grows too large: a disk holds more than an answer may."""
+    done, exceeded = threading.Event(), threading.Event()
+
+    def grown() -> bool:
+        return exceeded.is_set() or (path.exists() and path.stat().st_size > limits.answer)
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            if grown():
+                exceeded.set()  # what is interrupted removes its file
+                con.interrupt()
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    except Exception:
+        if grown():
+            raise too_large(limits) from None
+        raise
+    finally:
+        done.set()
+        watching.join()
+    if grown():
+        raise too_large(limits)
 
 
 @contextlib.contextmanager
@@ -150,6 +177,8 @@ def _translated(error: Exception) -> Exception:
     import duckdb
 
     text = " ".join(str(error).split())
+    if isinstance(error, OverflowError | ValueError):  # such as an interval of a million years
+        return UsageError(f"query: a value cannot be answered: {text[:200]}; cast it to VARCHAR")
     if isinstance(error, StokerError) or not isinstance(error, duckdb.Error | MemoryError):
         return error
     if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
@@ -208,7 +237,7 @@ def _fetch(con: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[tuple[A
     while chunk := con.fetchmany(min(count, limits.rows + 1 - len(rows))):
         size += sum(_size(value) for row in chunk for value in row)
         if size > limits.answer:
-            raise _too_large(limits)
+            raise too_large(limits)
         rows += chunk
         if len(rows) > limits.rows:
             return rows[: limits.rows], True
@@ -228,5 +257,5 @@ def _size(value: Any) -> int:
     return 8
 
 
-def _too_large(limits: Limits) -> LimitExceeded:
+def too_large(limits: Limits) -> LimitExceeded:
     return LimitExceeded(f"query: the answer is larger than {limits.answer >> 20} MiB; select fewer columns or rows")

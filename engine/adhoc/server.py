@@ -107,6 +107,7 @@ class Server:
         for entry in [entry for entry in self._waiting if entry[0].id == number]:
             self._waiting.remove(entry)
             entry[1].close()
+            self._tell(Ended(number, signal.SIGKILL))  # each question comes to an end that is told
 
     def _work(self) -> None:
         replica = self._replica
@@ -143,8 +144,8 @@ class Server:
         os.close(running.end)
         del self._running[running.pid]
         _, status = os.waitpid(running.pid, 0)
-        shutil.rmtree(running.folder, ignore_errors=True)
         self._tell(Ended(running.ask.id, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0))
+        shutil.rmtree(running.folder, ignore_errors=True)
 
     def _tell(self, message: ToDaemon) -> None:
         self._desk.send(msgspec.msgpack.encode(message))

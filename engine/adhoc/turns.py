@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 
 from ..errors import LimitExceeded
@@ -13,27 +13,30 @@ MOST_WAITING = 200  #: of one user
 
 
 class Turns:
-    """For one event loop."""
+    """For one event loop. One user has all turns but one at most, so that another always comes soon."""
 
     def __init__(self, at_once: int) -> None:
         self._free = at_once
+        self._most = max(1, at_once - 1)  #: of one user
+        self._held: Counter[str] = Counter()
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  #: the user whose turn is next comes first
 
     @contextlib.asynccontextmanager
     async def of(self, user: str) -> AsyncIterator[None]:
         """Wait for a turn of ``user``. Raises LimitExceeded when too many wait already."""
-        if self._free:
+        if self._free and self._held[user] < self._most:
             self._free -= 1
+            self._held[user] += 1
         else:
             await self._wait(user)
         try:
             yield
         finally:
-            self._give_on()
+            self._give_back(user)
 
     async def _wait(self, user: str) -> None:
         queue = self._queues.setdefault(user, deque())
-        if len(queue) >= MOST_WAITING:
+        if sum(not waiting.done() for waiting in queue) >= MOST_WAITING:
             raise LimitExceeded(f"query: {MOST_WAITING} of yours wait already; wait for their answers")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
@@ -41,17 +44,29 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it came at the same moment
-                self._give_on()
+                self._give_back(user)
             raise
 
-    def _give_on(self) -> None:
-        while self._queues:
-            user, queue = self._queues.popitem(last=False)
-            waiting = [turn for turn in queue if not turn.done()]
-            if not waiting:
-                continue
-            if waiting[1:]:
-                self._queues[user] = deque(waiting[1:])  # at the end: others come first
-            waiting[0].set_result(None)
-            return
+    def _give_back(self, user: str) -> None:
+        self._held[user] -= 1
+        self._held += Counter()  # who has none is not remembered
         self._free += 1
+        self._give_on()
+
+    def _give_on(self) -> None:
+        """Give what is free to those who wait, the user first who was given none for longest."""
+        while self._free and (user := self._next()) is not None:
+            self._free -= 1
+            self._held[user] += 1
+            self._queues[user].popleft().set_result(None)
+            self._queues.move_to_end(user)
+
+    def _next(self) -> str | None:
+        for user, queue in list(self._queues.items()):
+            while queue and queue[0].done():  # who has just given up
+                queue.popleft()
+            if not queue:
+                del self._queues[user]
+            elif self._held[user] < self._most:
+                return user
+        return None

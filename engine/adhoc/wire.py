@@ -35,7 +35,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     id: int
     after: int
     text: str
-    format: str  #: json, csv, parquet; ``copy``: ``text`` is the path of a new database file
+    format: str  #: json, csv, parquet; ``copy``: a new database file, whose path is the answer
     rows: int
     seconds: float  #: that it may take
     until: float  #: when they are over, by the monotonic clock, which all processes of a host share

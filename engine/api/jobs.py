@@ -70,7 +70,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
     if cron := submission.jobs[0].cron:
         require_time(submission.jobs[0], time.time())
     if submission.dry_run:
-        answer = await call.read(_dry_run, call, submission)
+        answer = await call.run(Kind.REPORT, _dry_run, call, submission)
         await _foretell(call, submission.jobs, answer["jobs"])
         return answer
     store = call.daemon.store

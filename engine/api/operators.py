@@ -148,7 +148,8 @@ async def sql(call: Call) -> Response:
     rows = asked.limit if asked.limit is not None else limits.query_rows
     seconds = asked.timeout if asked.timeout is not None else limits.query_seconds
     answer = await call.unless_gone(call.daemon.desk.ask(call.who.user, Question(asked.query, asked.format, rows, seconds)))
-    return Response(answer.body, media_type=answer.media, headers={"X-Stoker-Truncated": str(answer.truncated).lower()})
+    headers = {"X-Stoker-Truncated": str(answer.truncated).lower()}
+    return Encoded(answer.body, answer.media, headers, call.daemon.desk.hold(len(answer.body)))
 
 
 class CopyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ class Kind(StrEnum):
     LISTING = "listing"  #: what many watch: the usual listings of jobs and runners, `top`
     READ = "read"  #: all else that is read
     UPLOAD = "upload"  #: large bodies
-    REPORT = "report"  #: the long reads of a report
+    REPORT = "report"  #: what may take long: the reads of a report, and dry runs
 
 
 #: Few: a query takes a whole core while it runs, and the host's cores are for the jobs.

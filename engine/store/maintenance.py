@@ -65,7 +65,7 @@ def move(own: Path, target: Path) -> None:
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from None
     finally:
-        own.unlink()
+        own.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 

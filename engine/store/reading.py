@@ -30,8 +30,8 @@ class Answer:
 
 def read(store: Store, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> Answer:
     """Rows of ``sql/NAME.sql`` with those of the values that it takes. UsageError names one that it lacks."""
-    with store.read() as con:
-        return read_on(con.cursor(), name, values, rows=rows, seconds=seconds)
+    with store.read(kept=False) as con:
+        return read_on(con, name, values, rows=rows, seconds=seconds)
 
 
 def read_on(cursor: duckdb.DuckDBPyConnection, name: str, values: Mapping[str, Value], *, rows: int, seconds: float) -> Answer:

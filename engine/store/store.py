@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -33,6 +34,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
+POLITE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
 INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
 MAX_BATCH = 512  #: requests in one transaction
 log = logging.getLogger(__name__)
@@ -94,15 +96,18 @@ class _Readers:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def paused(self, patience: float | None = None) -> Iterator[None]:
-        """With ``patience`` (s) those in use are interrupted, again and again as it is forgotten between two queries, and left after it."""
+    def paused(self, patience: float = math.inf, *, polite: float = 0.0) -> Iterator[None]:
+        """Queries that run may end by themselves for ``polite`` seconds, then they are interrupted; after ``patience`` more they are left.
+
+        Again and again: an interruption is forgotten between two queries.
+        """
         with self._changed:
             self._closed = True
-            end = None if patience is None else time.monotonic() + patience
-            while self._busy and (end is None or time.monotonic() < end):
-                for cursor in self._lent if end is not None else ():
+            begun = time.monotonic()
+            while self._busy and time.monotonic() < begun + polite + patience:
+                for cursor in self._lent if time.monotonic() >= begun + polite else ():
                     cursor.interrupt()
-                self._changed.wait(None if end is None else 0.02)
+                self._changed.wait(0.02)
             for cursor in self._idle:
                 cursor.close()
             self._idle.clear()
@@ -223,15 +228,18 @@ class Store:
         return self.submit(command, payload).result()
 
     @contextlib.contextmanager
-    def read(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor of the reader's own, from a pool. What it reads is the last commit."""
+    def read(self, *, kept: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor of the reader's own, from a pool. What it reads is the last commit.
+
+        One that is not ``kept`` ends with its use: whoever changes its settings asks for such a one.
+        """
         cursor = self._readers.take(lambda: self._con.cursor())  # noqa: PLW0108 - `replace` may put another connection here while it waits
         try:
             yield cursor
         except BaseException:
             self._readers.give(cursor, sound=False)
             raise
-        self._readers.give(cursor, sound=True)
+        self._readers.give(cursor, sound=kept)
 
     @property
     def size(self) -> int:
@@ -264,7 +272,7 @@ class Store:
 
         def work(con: duckdb.DuckDBPyConnection) -> None:
             fresh = make(con)
-            with self._readers.paused():
+            with self._readers.paused(polite=POLITE):  # a report may read for minutes, and nothing is scheduled meanwhile
                 con.execute("CHECKPOINT")
                 con.close()
                 try:
@@ -294,7 +302,7 @@ class Store:
         self._writer.join(None if until is None else max(0.0, until - time.monotonic()))
         if self._writer.is_alive():
             return False
-        with self._readers.paused(None if until is None else INTERRUPTED_WITHIN):
+        with self._readers.paused(math.inf, polite=math.inf) if until is None else self._readers.paused(INTERRUPTED_WITHIN):
             if self.failed is None:
                 self._checkpoint()
             with contextlib.suppress(duckdb.Error):  # it refuses while a query runs that does not heed its interruption
