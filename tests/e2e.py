@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,24 @@ class DaemonProcess(_Process):
         for client in self._clients:
             client.close()
         super().end()
+
+
+@contextlib.contextmanager
+def daemon_apart(template: Path | None = None, config: str = "") -> Iterator[DaemonProcess]:
+    """A daemon with a home of its own, for all tests of a module; ``template``: the database that it starts from."""
+    home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
+    try:
+        if template is not None:
+            shutil.copyfile(template, home.database)
+        home.config.write_text(config)
+        daemon = DaemonProcess(home)
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.end()
+    finally:
+        shutil.rmtree(home.path, ignore_errors=True)
 
 
 class RunnerProcess(_Process):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """A file system of 8 MiB for a home: `fill` leaves nothing free, `free` gives it back."""
+    """A file system of 16 MiB for a home, with room for the copy that SQL is asked of: `fill` leaves nothing free, `free` gives it back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Quota:
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[SmallDisk | Quota]:
     """The disk below ``path``, an empty directory."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(path)]
     mounted = os.getuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
     try:
         yield SmallDisk(path) if mounted else Quota(path)

@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ import duckdb
 import psutil
 import pytest
 from adhoc import Server, changed, serving
-from e2e import DaemonProcess, Jobs, until
+from e2e import DaemonProcess, Jobs, daemon_apart, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.adhoc.desk import Desk, Question
@@ -300,14 +298,10 @@ def server_of(daemon: DaemonProcess) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
-    home.config.write_text("[limits]\nqueries = 3\nquery_memory = 256\n")
-    daemon = DaemonProcess(home)
-    assert sql(daemon.start(), "SELECT 1") == [[1]]
-    yield daemon
-    daemon.end()
-    shutil.rmtree(home.path, ignore_errors=True)
+def live() -> Iterator[DaemonProcess]:
+    with daemon_apart(config="[limits]\nqueries = 3\nquery_memory = 256\n") as daemon:
+        assert sql(daemon.client(), "SELECT 1") == [[1]]
+        yield daemon
 
 
 def test_who_has_written_reads_it(live: DaemonProcess) -> None:

@@ -8,8 +8,6 @@ import http.client
 import itertools
 import json
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,7 +18,7 @@ from urllib.parse import quote
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from e2e import DaemonProcess, until
+from e2e import DaemonProcess, daemon_apart, until
 from stoker.engine.api import jobs, operators, reports, runner, simulations, traces
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
@@ -207,14 +205,10 @@ class Api:
 
 @pytest.fixture(scope="module")
 def api(template: Path) -> Iterator[Api]:
-    home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
-    shutil.copyfile(template, home.database)
-    daemon = DaemonProcess(home)
-    daemon.start()
-    yield Api(daemon)
-    daemon.end()
-    assert "Traceback" not in daemon.said() and "a write failed" not in daemon.said(), daemon.said()[-3000:]
-    shutil.rmtree(home.path, ignore_errors=True)
+    with daemon_apart(template) as daemon:
+        yield Api(daemon)
+        daemon.end()
+        assert "Traceback" not in daemon.said() and "a write failed" not in daemon.said(), daemon.said()[-3000:]
 
 
 TABLES = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]

@@ -8,14 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import DaemonProcess, until
+from e2e import DaemonProcess, daemon_apart, until
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, StokerError, UsageError
@@ -29,14 +28,10 @@ pytestmark = pytest.mark.xdist_group("offers")
 
 @pytest.fixture(scope="module")
 def daemon(template: Path) -> Iterator[DaemonProcess]:
-    home = Home(Path(tempfile.mkdtemp(prefix="stoker-")))
-    shutil.copyfile(template, home.database)
-    running = DaemonProcess(home)
-    running.start()
-    yield running
-    running.end()
-    assert "Traceback" not in running.said()
-    shutil.rmtree(home.path, ignore_errors=True)
+    with daemon_apart(template) as running:
+        yield running
+        running.end()
+        assert "Traceback" not in running.said()
 
 
 @pytest.fixture(scope="module")

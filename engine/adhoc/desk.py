@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,12 +163,12 @@ class Desk:
 
     async def _ask(self, user: str, text: str, format: str, rows: int, seconds: float) -> tuple[Head, bytes]:
         self._wanted.set()
-        after, until = self._commits, time.monotonic() + seconds
+        after, until = self._commits, self._loop.time() + seconds
         process = None
         try:
             async with asyncio.timeout(seconds) as limit, self._turns.of(user):
                 process = await self._serving()
-                limit.reschedule(self._loop.time() + max(0.0, until - time.monotonic()) + GRACE)
+                limit.reschedule(until + GRACE)
                 return await self._answered(process, Ask(next(self._numbers), after, text, format, rows, seconds, until, self._memory))
         except TimeoutError:
             if process is None:

@@ -78,10 +78,8 @@ class Head(msgspec.Struct, frozen=True):
 
 ToServer = Ask | Drop
 ToDaemon = Ready | Ended | Failed
-_to_server = msgspec.msgpack.Decoder(ToServer)
-_to_daemon = msgspec.msgpack.Decoder(ToDaemon)
-decode_for_server = _to_server.decode
-decode_for_daemon = _to_daemon.decode
+decode_for_server = msgspec.msgpack.Decoder(ToServer).decode
+decode_for_daemon = msgspec.msgpack.Decoder(ToDaemon).decode
 
 
 def frame(number: int, body: bytes) -> bytes:

@@ -22,6 +22,7 @@ import msgspec
 
 from ..errors import StoreError
 from ..sqlfiles import sql
+from .changes import Change, apply
 
 if TYPE_CHECKING:
     import duckdb
@@ -160,10 +161,15 @@ def counted(con: duckdb.DuckDBPyConnection) -> Mark:
     return Mark(made, number, at)
 
 
+def count(number: int, at: float) -> Change:
+    """The last commit that the database knows of; ``at``: s since the epoch."""
+    return Change("update", "commits", ("number", "committed_at"), [[number], [at]])
+
+
 def accept(con: duckdb.DuckDBPyConnection, known: Mark | None) -> None:
     """Count what was lost as well, so that no number stands for two commits, and files of before are told from those of after."""
     number = max(counted(con).number, known.number if known else 0) + 1
-    con.execute(sql("store/count_commit"), [number, int(time.time() * 1e6)])
+    apply(con, {"commits": {"number": "BIGINT", "committed_at": "TIMESTAMP"}}, count(number, time.time()))
 
 
 def _gone(path: Path, wal: Path, known: Mark | None) -> str | None:

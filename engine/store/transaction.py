@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..sqlfiles import sql
-from .acknowledged import Mark, counted
+from .acknowledged import Mark, count, counted
 from .changes import Change, Op, apply
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Transaction:
     def count(self) -> int:
         """Write the number of this transaction, and give it; a rollback takes it back."""
         number = self._catalog.next_commit
-        self._apply(Change("update", "commits", ("number", "committed_at"), [[number], [self.now]]))
+        self._apply(count(number, self.now))
         return number
 
     def flush(self) -> list[dict[str, Any]]:
