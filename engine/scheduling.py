@@ -210,7 +210,6 @@ class Scheduling:
             self._refused(state, blank, error)
             state.asked_at = now
             return
-        state.order = _order(plan)
         decision = replace(
             blank,
             status=plan.status,
@@ -220,6 +219,7 @@ class Scheduling:
             deferred=dict(actions.deferred),
         )
         self._carry_out(state, replace(enactment, decision=decision))
+        state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
         state.inherited, state.asked_at = False, now
         state.memory = state.memory.after(actions.stops, now, self._limits)
         again = min(

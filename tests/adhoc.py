@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from stoker.engine.adhoc.desk import _late, _Process
-from stoker.engine.adhoc.replica import head_of
+from stoker.engine.adhoc.replica import head_of, log_of
 from stoker.engine.adhoc.wire import LARGEST_MESSAGE, Ask, Ended, Failed, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
 from stoker.engine.errors import LimitExceeded
 from stoker.engine.store.changes import Change, encode
@@ -30,7 +30,8 @@ class Server:
         self.asked = 0
         with database.open("rb") as file:
             head = head_of(file.fileno())
-        self._send(Load(str(database), head, str(folder), 1 << 30))
+        log = log_of(database)
+        self._send(Load(str(database), head, log.stat().st_size if log.exists() else 0, str(folder), 1 << 30))
         assert isinstance(self.hear(), Ready)
 
     def _send(self, load: Load) -> None:

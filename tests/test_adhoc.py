@@ -456,12 +456,12 @@ def test_a_database_that_is_written_to_while_it_is_copied(desk: Any, store: Stor
     store.write(add_setting, "first")
     begin, moved = Desk._begin, []
 
-    def interrupted(self: Desk, con: Any, process: Any, hold: bool) -> Any:
-        begun = begin(self, con, process, hold)
+    def interrupted(self: Desk, process: Any, hold: bool) -> Any:
+        begun = begin(self, process, hold)
         if not hold:
-            con.execute("CREATE TABLE x AS SELECT 1")  # what a commit that checkpoints leaves
-            con.execute("DROP TABLE x")
-            con.execute("CHECKPOINT")
+            store._con.execute("CREATE TABLE x AS SELECT 1")  # what a commit that checkpoints leaves
+            store._con.execute("DROP TABLE x")
+            store._con.execute("CHECKPOINT")
             moved.append(process)
         return begun
 
@@ -474,8 +474,27 @@ def test_a_database_that_is_written_to_while_it_is_copied(desk: Any, store: Stor
     assert len(moved) == 1 and moved[0].moved
 
 
+@pytest.mark.parametrize("hold", [False, True])
+def test_the_copy_is_made_while_somebody_reads(desk: Any, store: Store, monkeypatch: pytest.MonkeyPatch, hold: bool) -> None:
+    """DuckDB refuses a checkpoint as long as somebody reads what was so before the last commit: the copy needs none."""
+    begin = Desk._begin
+    monkeypatch.setattr(Desk, "_begin", lambda self, process, _: begin(self, process, hold))
+
+    async def use(desk: Desk) -> Any:
+        return json.loads((await desk.ask("ann", Question("SELECT set_by FROM policy_settings"))).body)["rows"]
+
+    with store.read(kept=False) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM policy_settings").fetchall()
+        store.write(add_setting, "first")
+        with pytest.raises(StoreError, match="CHECKPOINT"):
+            store.exclusive(lambda con: con.execute("CHECKPOINT"))
+        assert desk(use) == [["first"]]
+        reader.execute("COMMIT")
+
+
 def test_what_cannot_start_is_told_at_once(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Desk, con: Any, process: Any, hold: bool) -> Any:
+    def full(self: Desk, process: Any, hold: bool) -> Any:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(Desk, "_begin", full)

@@ -217,7 +217,7 @@ def test_under_leases_all_that_is_told_is_that_of_their_ends(
     assert found["steps"][0]["probability"] == 1.0
     until(lambda: jobs.sql(f"SELECT est_start FROM jobs_now WHERE id = {job}")[0][0] is not None)
     said = command(home, "explain", str(job)).out
-    assert "lease ends in " in said and "likely met (100% of 32 " in said and "at risk" not in said
+    assert "lease ends in " in said and "likely met (100% of 32 " in said and "at risk" not in said, said
     answer = jobs.client.get(f"/v1/jobs/{job}/explain")
     assert answer["waiting"]["est_start"] == pytest.approx(lease_end, abs=1)
     assert answer["deadline"]["verdict"] == "on time"

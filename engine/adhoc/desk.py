@@ -27,13 +27,11 @@ import msgspec
 
 from ..errors import LimitExceeded, StoreError, Unreachable, UsageError
 from ..store.changes import Change, encode
-from .replica import PRIVATE, descriptors_of, head_of
+from .replica import PRIVATE, copy_log, descriptors_of, head_of, log_of
 from .turns import Turns
 from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Head, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
 
 if TYPE_CHECKING:
-    import duckdb
-
     from ..home import Home
     from ..store.store import Committed, Store
 
@@ -317,26 +315,31 @@ class Desk:
 
     def _feed(self, process: _Process, hold: bool) -> None:
         """Give it the database, then each commit."""
-        head, number = self._store.exclusive(lambda con: self._begin(con, process, hold))
-        database = process.folder / "taken.duckdb" if hold else self._store.path
-        load = Load(str(database), head, str(process.folder), COPY_MEMORY)
+        number, load = self._store.exclusive(lambda _: self._begin(process, hold))
         process.feed.sendall(frame(number, msgspec.msgpack.encode(load)))
         while (entry := process.commits.get()) is not None:
             number, changes = entry
             process.feed.sendall(frame(number, encode(changes)))
 
-    def _begin(self, con: duckdb.DuckDBPyConnection, process: _Process, hold: bool) -> tuple[bytes, int]:
-        """Between two commits: from here on the process hears of them, and the file has all that came before.
+    def _begin(self, process: _Process, hold: bool) -> tuple[int, Load]:
+        """Between two commits: from here on the process hears of them, and the file and its log have all that came before.
 
-        With ``hold`` the file is copied now, while commits wait: it was written to during the last attempt.
+        With ``hold`` they are copied now, while commits wait: there was a checkpoint during the last attempt.
+        There is none here: DuckDB refuses it as long as somebody reads what was so before the last commit.
         """
-        con.execute("CHECKPOINT")
-        descriptor = _descriptor(self._store.path)
-        head = b"" if hold else head_of(descriptor)
+        database, head = self._store.path, b""
+        descriptor = _descriptor(database)
+        log = log_of(database)
+        logged = log.stat().st_size if log.exists() else 0
         if hold:
-            _copy(descriptor, process.folder / "taken.duckdb")
+            taken = process.folder / "taken.duckdb"
+            _copy(descriptor, taken)
+            copy_log(database, logged, taken)
+            database = taken
+        else:
+            head = head_of(descriptor)
         self._process = process
-        return head, self._commits
+        return self._commits, Load(str(database), head, logged, str(process.folder), COPY_MEMORY)
 
 
 _RESTARTED = "the process that answers SQL ended, and is back in a moment: ask again"

@@ -43,17 +43,33 @@ def descriptors_of(file: os.stat_result) -> Iterator[int]:
                 yield number
 
 
-def copy_of(database: Path, head: bytes, target: Path) -> None:
-    """Copy the file while others write to its log; `Moved` when its last checkpoint is, or becomes, another.
+def log_of(database: Path) -> Path:
+    """DuckDB's write-ahead log: what was committed since the last checkpoint."""
+    return database.with_name(database.name + ".wal")
 
-    A checkpoint writes to unused blocks first, and its header last. So as long as the header stays, all that it
-    refers to does.
+
+def copy_of(database: Path, head: bytes, logged: int, target: Path) -> None:
+    """Copy the file, and so many bytes of its log, while others write to the log; `Moved` when its last checkpoint is, or becomes, another.
+
+    A checkpoint writes to unused blocks first, then its header, and empties the log last. So as long as the header
+    stays, all that it refers to does, and the log only grows.
     """
     with open(database, "rb") as file, open(target, "x+b") as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()
+        copy_log(database, logged, target)
         if not head_of(file.fileno()) == head_of(copy.fileno()) == head:
             raise Moved
+
+
+def copy_log(database: Path, logged: int, target: Path) -> None:
+    """Copy the first ``logged`` bytes of the log; `Moved` when it has fewer."""
+    if not logged:
+        return
+    with contextlib.suppress(FileNotFoundError), open(log_of(database), "rb") as log, open(log_of(target), "xb") as copy:
+        if os.sendfile(copy.fileno(), log.fileno(), 0, logged) == logged:
+            return
+    raise Moved
 
 
 class Replica:
@@ -80,7 +96,8 @@ class Replica:
             self.con.execute(f'DROP TABLE IF EXISTS "{table}"')
         self.path = path
         self.number = number
-        self.unsettled = 0  #: bytes of changes that are in memory only
+        log = log_of(path)
+        self.unsettled = log.stat().st_size if log.exists() else 0  #: bytes of changes that are in memory only
         self._waiting: list[bytes] = []
         self._types: dict[str, dict[str, str]] = {}
         for table, column, kind in self.con.execute(sql("store/columns")).fetchall():

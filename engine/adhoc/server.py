@@ -23,7 +23,7 @@ import msgspec
 
 from .allowed import guard
 from .answering import answer_and_exit
-from .replica import Moved, Replica, copy_of
+from .replica import Moved, Replica, copy_of, log_of
 from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Load, Ready, ToDaemon, decode_for_server, frames
 
 BEHIND = 0.5  #: seconds after which a commit is applied though nobody asks
@@ -83,9 +83,11 @@ class Server:
         self._folder = Path(load.folder)
         copy = self._folder / "copy.duckdb"
         if load.head:
-            copy_of(Path(load.database), load.head, copy)
+            copy_of(Path(load.database), load.head, load.logged, copy)
         else:
             Path(load.database).replace(copy)
+            if load.logged:
+                log_of(Path(load.database)).replace(log_of(copy))
         replica = Replica(copy, number, load.memory)
         self._tell(Ready())
         return replica

@@ -21,10 +21,11 @@ LARGEST_MESSAGE = 1 << 18  #: bytes of a message of the desk
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Begin with a copy of this file, as long as its head is still this one."""
+    """Begin with a copy of this file and its log, as long as its head is still this one."""
 
     database: str
     head: bytes  #: `head_of` the file; empty: it is a copy already, to be taken over
+    logged: int  #: bytes of its log at that moment
     folder: str  #: for the copy and for what statements spill
     memory: int  #: bytes that the copy may take in memory
 
