@@ -96,8 +96,7 @@ class Replica:
             self.con.execute(f'DROP TABLE IF EXISTS "{table}"')
         self.path = path
         self.number = number
-        log = log_of(path)
-        self.unsettled = log.stat().st_size if log.exists() else 0  #: bytes of changes that are in memory only
+        self.settle()  # what the log held
         self._waiting: list[bytes] = []
         self._types: dict[str, dict[str, str]] = {}
         for table, column, kind in self.con.execute(sql("store/columns")).fetchall():
@@ -131,4 +130,4 @@ class Replica:
     def settle(self) -> None:
         """Write what is in memory into the file. Nobody who was forked off may be reading it."""
         self.con.execute("CHECKPOINT")
-        self.unsettled = 0
+        self.unsettled = 0  #: bytes of changes that are in memory only

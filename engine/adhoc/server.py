@@ -26,7 +26,7 @@ from .answering import answer_and_exit
 from .replica import Moved, Replica, copy_of, log_of
 from .wire import LARGEST_MESSAGE, Ask, Drop, Ended, Failed, Load, Ready, ToDaemon, decode_for_server, frames
 
-BEHIND = 0.5  #: seconds after which a commit is applied though nobody asks
+BEHIND = 0.9  #: seconds after which a commit is applied though nobody asks
 SETTLE = 16 << 20  #: bytes of changes in memory that are written to the file when nobody is running
 MUST_SETTLE = 256 << 20  #: bytes from which on statements wait until they have been
 
