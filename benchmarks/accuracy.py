@@ -67,7 +67,8 @@ def recursion(arrivals: Floats, services: Floats, servers: int) -> Floats:
 def simulated(workload: Workload, nodes: str, policy: str, options: Options) -> tuple[Floats, Floats]:
     """Starts and ends."""
     (choice,) = choose([policy], [])
-    fates = simulate(workload, Cluster.parse(nodes), registry.create(choice.policy, choice.config), options).fates
+    made = registry.create(choice.policy, choice.config, interval=options.interval)
+    fates = simulate(workload, Cluster.parse(nodes), made, options).fates
     return fates.started, fates.ended
 
 

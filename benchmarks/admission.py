@@ -19,7 +19,7 @@ import numpy as np
 from common import arguments, machine, progress, show
 from stoker.engine.admission import PROFILING, foresee
 from stoker.engine.durations import Durations, Finished, Known
-from stoker.engine.guards import Limits, Memory
+from stoker.engine.guards import Evictions, Limits
 from stoker.engine.scheduling import Rules
 from stoker.engine.whatif import Question
 from stoker.policies import registry
@@ -80,7 +80,7 @@ def measure(policy: str, count: int, rounds: int) -> dict[str, Any]:
         view = made_up(count, seed)
         nobody = np.zeros(len(view.jobs), dtype=bool)
         known = Known(["m"] * len(view.jobs), nobody, view.jobs.remaining + view.jobs.run_time, ~nobody, nobody)
-        rules = Rules(policy, lambda: registry.create(policy, {}), Limits(), Memory())
+        rules = Rules(policy, lambda: registry.create(policy, {}), Limits(), Evictions())
         began = time.thread_time()
         durations = Durations(view.jobs, known, Finished([], np.zeros(0), np.zeros(0)))
         simulated, _ = foresee(Question(view, count, np.array([count])), durations, rules, np.zeros(count + 1), PROFILING)

@@ -4,11 +4,9 @@
 
 Random cycles: 70 % of the jobs have one to four deadlines within 24 leases, the others are paid for running now; each has up to six
 options on half to four times its GPUs, on as few nodes as it takes or scattered; GPUs grow slower than in proportion. "gap" is
-certified: how far the objective may be from the largest. Seconds are of CPU time on one thread. The cycle after is what has become
-of the first one a lease later, begun with nothing, with the last prices, and with the last choice too. Arrays have as many equal
-tasks as ``--array`` says. The thesis's program, one variable per job and lease, is solved by CP-SAT on all cores, once in the time
-that the optimisation took (but a second at least) and once in ``--plain`` seconds. Goals: 1000x960 below 1 s and 5000x960 below 4 s
-at 1 %.
+certified: how far the objective may be from the largest. Seconds are of CPU time on one thread. Arrays have as many equal tasks
+as ``--array`` says. The thesis's program, one variable per job and lease, is solved by CP-SAT on all cores, once in the time that the
+optimisation took (but a second at least) and once in ``--plain`` seconds. Goals: 1000x960 below 1 s and 5000x960 below 4 s at 1 %.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.policies.unisched.last import last_of
 from stoker.policies.unisched.patterns import patterns
 from stoker.policies.unisched.plain import solve_plain
 from stoker.policies.unisched.problem import Limits, Problem, Solution
@@ -33,7 +30,7 @@ LARGEST = 16
 SLO = 0.7
 MISJUDGED = 0.05  #: share of the jobs whose estimate changes by a lease from one cycle to the next
 SIZES = ("200x64", "1000x64", "1000x960", "5000x64", "5000x960")
-LATER = ("1000x64", "1000x960", "5000x64", "5000x960")
+ALIKE = ("1000x64", "1000x960", "5000x64", "5000x960")
 SMALL = ("10x8", "20x16", "50x32", "100x64", "200x64")  #: for the thesis's program
 CLOCK = time.process_time
 ABLATIONS: dict[str, Limits] = {
@@ -92,21 +89,6 @@ def cycle(jobs: Sequence[Job], gpus: int) -> Problem:
     )  # fmt: skip
 
 
-def one_lease_later(jobs: Sequence[Job], ids: Sequence[int], solution: Solution, gpus: int, seed: int) -> tuple[list[Job], list[int]]:
-    """The cycle after: who has run has less to do, deadlines are nearer, some estimates have changed, and as many jobs came as went."""
-    rng = np.random.default_rng([seed, len(jobs), gpus, 1])
-    kept, names = [], []
-    for job, name, ran in zip(jobs, ids, solution.now.tolist(), strict=True):
-        wrong = int(rng.choice([-1, 1])) if rng.random() < MISJUDGED else 0
-        options = tuple((given, cells, leases - ran + wrong) for given, cells, leases in job.options)
-        tiers = tuple((end - 1, reward) for end, reward in job.tiers if end > 1)
-        if min(leases for _, _, leases in options) >= 1:
-            kept.append(Job(options, tiers, job.now_reward, bonus=0.01 * ran))
-            names.append(name)
-    fresh = [a_job(rng, gpus) for _ in range(len(jobs) - len(kept))]
-    return kept + fresh, names + list(range(max(ids) + 1, max(ids) + 1 + len(fresh)))
-
-
 def _options(size: int) -> list[tuple[int, Any]]:
     scaled = (size, 2 * size, size // 2, 4 * size, size // 4)
     return [(given, pattern) for given in scaled if 1 <= given <= LARGEST for pattern in patterns(given)][:OPTIONS]
@@ -138,36 +120,6 @@ def measure(size: str, seeds: int) -> dict[str, Any]:
         "CPU s": spread([one.seconds for one in found]),
         **{f"{name} s": seconds for name, seconds in phases.items()},
     }
-
-
-def measure_start(size: str, seeds: int) -> list[dict[str, Any]]:
-    """The cycle after, begun with nothing, with the last prices, and with the last choice too."""
-    starts: dict[str, list[Solution]] = {"nothing": [], "prices": [], "prices and choice": []}
-    for seed in range(seeds):
-        progress(f"{size}, seed {seed}, one lease later")
-        number, gpus = parse(size)
-        jobs, ids = some_jobs(number, gpus, seed), list(range(number))
-        before = cycle(jobs, gpus)
-        solution = solve(before, Limits(clock=CLOCK))
-        last = last_of(np.array(ids), before, solution)
-        jobs, ids = one_lease_later(jobs, ids, solution, gpus, seed)
-        problem = cycle(jobs, gpus)
-        for name, warm in zip(starts, (None, solution.warm, last.warm(np.array(ids), problem)), strict=True):
-            starts[name].append(solve(problem, Limits(clock=CLOCK), warm))
-    return [
-        {
-            "jobs x GPUs": size,
-            "begun with": name,
-            "gap %": spread([one.gap for one in found], 100.0),
-            "CPU s": spread([one.seconds for one in found]),
-            "iterations": int(np.median([one.counts["iterations"] for one in found])),
-            "cores": sum(one.counts["core"] > 0 for one in found),
-            "lost to nothing %": spread(
-                [100.0 * (1 - one.objective / cold.objective) for one, cold in zip(found, starts["nothing"], strict=True)]
-            ),
-        }
-        for name, found in starts.items()
-    ]
 
 
 def measure_alike(size: str, seeds: int, array: int) -> list[dict[str, Any]]:
@@ -236,8 +188,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--plain", type=float, default=20.0, metavar="SECONDS")
     parser.add_argument("--sizes", nargs="*", default=SIZES, metavar="JOBSxGPUS")
-    parser.add_argument("--later", nargs="*", default=LATER, metavar="JOBSxGPUS", help="sizes for the cycle after")
-    parser.add_argument("--alike", nargs="*", default=LATER, metavar="JOBSxGPUS", help="sizes for jobs that are alike")
+    parser.add_argument("--alike", nargs="*", default=ALIKE, metavar="JOBSxGPUS", help="sizes for jobs that are alike")
     parser.add_argument("--array", type=int, default=100, metavar="TASKS", help="so many jobs in a row are alike there")
     parser.add_argument("--small", nargs="*", default=SMALL, metavar="JOBSxGPUS", help="sizes for the thesis's program")
     parser.add_argument("--ablate", nargs="*", default=("200x64", "1000x960"), metavar="JOBSxGPUS")
@@ -248,7 +199,6 @@ def main(given: Sequence[str] | None = None) -> None:
         "The optimisation (least / median / largest of the seeds; phases: median)": [
             measure(size, options.seeds) for size in options.sizes
         ],
-        "The cycle after, by what it begins with": [row for size in options.later for row in measure_start(size, options.seeds)],
         "Jobs that are alike": [row for size in options.alike for row in measure_alike(size, options.seeds, options.array)],
         "Beside the thesis's program": [compare(size, options.plain) for size in options.small],
         "What each part brings": [row for size in options.ablate for row in ablate(size, options.seeds)],

@@ -286,7 +286,9 @@ def simulation(
 
     def simulate(view: View, left: Floats, watched: Watched, cpu: float) -> Floats:
         starts = np.array([start_of[job] for job in view.jobs.id.tolist()], dtype=np.float64)
-        return ends_from(view, left, rules.policy(), options, watched, memory=rules.memory, cpu_seconds=cpu, start_up=starts)
+        return ends_from(
+            view, left, rules.policy(), options, watched, evictions=rules.evictions, memory=rules.memory, cpu_seconds=cpu, start_up=starts
+        )
 
     return simulate
 

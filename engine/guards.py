@@ -86,16 +86,16 @@ class Actions:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Evictions:
     """Who gave way to whom, and when last. Lost with the process; `leases.stop_for` and `stop_at` restore it."""
 
     gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, who got its GPUs) to time
 
-    def after(self, stops: list[Stop], now: float, limits: Limits) -> Memory:
-        """The memory once ``stops`` are committed; what is older than the cooldown is forgotten."""
+    def after(self, stops: list[Stop], now: float, limits: Limits) -> Evictions:
+        """Those once ``stops`` are committed; what is older than the cooldown is forgotten."""
         recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
         recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
-        return Memory(recent)
+        return Evictions(recent)
 
     def yields_to(self, job: int, now: float, limits: Limits) -> set[int]:
         """Every job that ``job`` gave way to lately, directly or through others."""
@@ -168,7 +168,7 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
     return False
 
 
-def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions:
+def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> Actions:
     """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order, then moves.
 
     Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
@@ -176,7 +176,7 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     """
     if not plan.allocations:
         return Actions()
-    tick = _Tick(view, plan, limits, memory)
+    tick = _Tick(view, plan, limits, evictions)
     moves = []
     for job, allocation in plan.allocations.items():
         row = tick.row_of[job]
@@ -193,25 +193,25 @@ def reconcile(view: View, plan: Plan, limits: Limits, memory: Memory) -> Actions
     return tick.actions
 
 
-def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, memory: Memory) -> float:
+def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, evictions: Evictions) -> float:
     """When to ask the policy again even if nothing happens: as it says, or when a guard ends that may hold somebody back; inf: never.
 
-    ``memory`` is the one after ``actions``.
+    ``evictions`` are those after ``actions``.
     """
     now, jobs = view.now, view.jobs
     moments = [] if plan.wake_at is None else [plan.wake_at]
     if actions.deferred or np.count_nonzero(jobs.phase == Phase.PENDING) > len(actions.starts):
         until = protected_until(view, limits)[jobs.phase == Phase.ACTIVE]
-        moments += [float(until.min(initial=math.inf, where=until > now)), *(ts + limits.cooldown for ts in memory.gave_way.values())]
+        moments += [float(until.min(initial=math.inf, where=until > now)), *(ts + limits.cooldown for ts in evictions.gave_way.values())]
         if actions.starts and not _spent(view, limits)[np.isin(jobs.id, [start.job for start in actions.starts])].all():
             moments.append(now + limits.min_run_time)
     return min((moment for moment in moments if moment > now), default=math.inf)
 
 
 class _Tick:
-    def __init__(self, view: View, plan: Plan, limits: Limits, memory: Memory) -> None:
+    def __init__(self, view: View, plan: Plan, limits: Limits, evictions: Evictions) -> None:
         jobs = view.jobs
-        self.view, self.plan, self.limits, self.memory = view, plan, limits, memory
+        self.view, self.plan, self.limits, self.evictions = view, plan, limits, evictions
         self.row_of = RowOf(jobs.id)
         self.holders: dict[int, list[int]] = {}
         for row, gpu in holders(plan, view):
@@ -330,16 +330,16 @@ class _Tick:
         if self._keeps(victim):
             return f"the plan lets job {victim} keep the GPUs"
         cooldown, now = self.limits.cooldown, self.view.now
-        if victim in self.memory.yields_to(job, now, self.limits):
+        if victim in self.evictions.yields_to(job, now, self.limits):
             return f"gave way to job {victim} less than {cooldown:g} s ago and may not displace it yet"
-        if now - self.memory.gave_way.get((victim, job), -math.inf) < cooldown:
+        if now - self.evictions.gave_way.get((victim, job), -math.inf) < cooldown:
             return f"job {victim} gave way to it less than {cooldown:g} s ago and does not do so again yet"
         return self._protection(victim)
 
     def _keeps(self, victim: int) -> bool:
         kept = self.plan.allocations.get(victim)
         if kept is None:
-            return self.plan.preempt is not None and victim not in self.plan.preempt
+            return victim not in self.plan.preempt
         return set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist())
 
     def lease_end(self, job: int, allocation: Allocation) -> float | None:

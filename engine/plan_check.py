@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Mapping
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..policies.contract import Allocation, Group, Ints, Phase, Plan, View, Waiting
+from ..policies.contract import Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
+
+LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
 
 
 class PlanError(ValueError):
@@ -47,9 +50,10 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         status=str(plan.status),
         gap=None if plan.gap is None else float(plan.gap),
         order=_ids("order", plan.order) if reasons else (),
-        preempt=None if plan.preempt is None else frozenset(_ids("preempt", plan.preempt)),
+        preempt=frozenset(_ids("preempt", plan.preempt)),
         wake_at=None if plan.wake_at is None else float(plan.wake_at),
         rejected=_ids("rejected", plan.rejected) if plan.rejected else (),
+        memory=plan.memory if plan.memory is view.memory else _memory(plan.memory),
     )
     if plain.preempt or plain.rejected:
         _check_preempt(plain, row_of, view)
@@ -62,9 +66,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
 
 
 def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
-    """The allocations of every job that is to have GPUs, those that stay included, whichever way the plan is written."""
-    if plan.preempt is None:
-        return plan.allocations
+    """The allocations of every job that is to have GPUs, those that stay included."""
     jobs = view.jobs
     stay = {
         int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist()))
@@ -72,6 +74,20 @@ def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
         if int(jobs.id[row]) not in plan.preempt
     }
     return {**stay, **plan.allocations}
+
+
+def _memory(given: Any) -> Memory:
+    """As JSON gives it back, so that nothing depends on whether it was read from the tables in between."""
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(f"memory: a {type(given).__name__} is not an object of JSON; give a dict, or None")
+    try:
+        text = json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"memory: cannot be kept as JSON: {error}") from None
+    if len(text) > LARGEST_MEMORY:
+        raise PlanError(f"memory: {len(text)} characters of JSON, {LARGEST_MEMORY} are the most")
+    kept: Memory = json.loads(text)
+    return kept
 
 
 def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> Allocation:
@@ -158,8 +174,7 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
             partners.setdefault(job, set()).update(group.jobs)
     users: dict[int, list[int]] = {}
-    if plan.preempt is not None:
-        _enter_stayers(plan, view, users)
+    _enter_stayers(plan, view, users)
     for job, allocation in plan.allocations.items():
         for gpu in allocation.gpus:
             for other in users.setdefault(gpu, []):
@@ -186,13 +201,13 @@ def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
     """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
     for row, gpu in holders(plan, view):
         job = int(view.jobs.id[row])
-        gone = view.jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in (plan.preempt or ())
+        gone = view.jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in plan.preempt
         if not gone:
             users.setdefault(gpu, []).append(job)
 
 
 def _check_preempt(plan: Plan, row_of: RowOf, view: View) -> None:
-    for job in plan.preempt or ():
+    for job in plan.preempt:
         row = row_of.get(job)
         if row is None or view.jobs.phase[row] != Phase.ACTIVE:
             raise PlanError(f"job {job}: is to be preempted, but holds no GPUs that could be taken")
@@ -206,9 +221,7 @@ def _check_preempt(plan: Plan, row_of: RowOf, view: View) -> None:
 
 def _check_waiting(plan: Plan, view: View) -> None:
     known = set(view.jobs.id.tolist())
-    stay: set[int] = set()
-    if plan.preempt is not None:
-        stay = set(view.jobs.id[view.jobs.phase == Phase.ACTIVE].tolist()) - set(plan.preempt)
+    stay = set(view.jobs.id[view.jobs.phase == Phase.ACTIVE].tolist()) - set(plan.preempt)
     seen: set[int] = set()
     for waiting in plan.waiting:
         words = (waiting.reason.code, waiting.reason.text)

@@ -6,6 +6,7 @@ changes nothing, is recorded, and the allocations in force stay.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -17,13 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..policies import registry
+from ..policies.contract import Memory as PolicyMemory
 from ..policies.contract import Phase, Plan, Policy, View
 from ..policies.own import Loaded
 from .config import Config
 from .errors import StokerError
 from .forecast import estimate_starts
 from .foretelling import LOOKS, Foretelling
-from .guards import Actions, Limits, Memory, next_look, protect, reconcile
+from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check
@@ -69,7 +71,8 @@ class Rules:
     name: str  #: of the policy
     policy: Callable[[], Policy]  #: a new instance, as the pool's own is at work
     limits: Limits
-    memory: Memory
+    evictions: Evictions
+    memory: PolicyMemory = None  #: what the policy keeps in mind
 
 
 @dataclass(slots=True)
@@ -78,7 +81,8 @@ class _Pool:
 
     setting: Setting
     policy: Policy
-    memory: Memory  #: who gave way to whom
+    evictions: Evictions  #: who gave way to whom
+    memory: PolicyMemory  #: what the policy keeps in mind, as the newest decisions have it
     foretelling: Foretelling
     waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
     order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
@@ -152,7 +156,7 @@ class Scheduling:
                 pool = setting.pool
                 waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
                 foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
-                self._pools[pool] = _Pool(setting, _create(setting), self._remembered(pool), foretells, waiting)
+                self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._memory(setting), foretells, waiting)
             else:
                 state.coming = setting
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
@@ -164,6 +168,7 @@ class Scheduling:
         if coming is not None:
             self._flush(state)
             state.setting, state.policy, state.folded, state.inherited = coming, _create(coming), None, True
+            state.memory = None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""
@@ -204,7 +209,7 @@ class Scheduling:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
             plan = check(plan, seen.view)
-            actions = reconcile(seen.view, plan, self._limits, state.memory)
+            actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
             self._refused(state, blank, error)
@@ -218,20 +223,28 @@ class Scheduling:
             apply_seconds=time.perf_counter() - planned,
             deferred=dict(actions.deferred),
         )
+        if plan.memory != state.memory:
+            decision = replace(decision, memory=json.dumps(plan.memory))
         self._carry_out(state, replace(enactment, decision=decision))
+        state.memory = plan.memory
         state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
         state.inherited, state.asked_at = False, now
-        state.memory = state.memory.after(actions.stops, now, self._limits)
+        state.evictions = state.evictions.after(actions.stops, now, self._limits)
         again = min(
-            next_look(seen.view, plan, actions, self._limits, state.memory),
+            next_look(seen.view, plan, actions, self._limits, state.evictions),
             next_end(seen, enactment.renewals, enactment.stops, enactment.grants),
         )
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
 
-    def _remembered(self, pool: str) -> Memory:
+    def _memory(self, setting: Setting) -> PolicyMemory:
+        rows = self._store.rows("policy/memory", setting.pool, setting.config_id, setting.policy)
+        memory: PolicyMemory = json.loads(rows[0][0]) if rows else None
+        return memory
+
+    def _evictions(self, pool: str) -> Evictions:
         rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
-        return Memory({(victim, winner): ts for victim, winner, ts in rows})
+        return Evictions({(victim, winner): ts for victim, winner, ts in rows})
 
     def _enactment(self, state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> Enactment:
         """A plan's actions in terms of the tables: rows of the view become numbers and names."""
@@ -250,7 +263,7 @@ class Scheduling:
             for job, lease_end in actions.renewals
             if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
         )
-        if plan.preempt is not None and state.inherited:  # the ends of leases that another policy set are not this one's
+        if state.inherited:  # the ends of leases that another policy set are not this one's
             # But those of profiling runs are: without theirs they would measure for ever.
             leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE) & ~seen.profiling)
             stay = [
@@ -309,7 +322,7 @@ class Scheduling:
     def _fold(self, state: _Pool, decision: Decision) -> None:
         """A tick that changed nothing: count it in the row of the one before when that decided the same."""
         last = state.folded
-        same = last is not None and _gist(last) == _gist(decision)
+        same = last is not None and decision.memory is None and _gist(last) == _gist(decision)
         if last is None or not same:
             self._flush(state)
             number = self._store.write(enact, Enactment(decision)).decision
@@ -338,7 +351,9 @@ class Scheduling:
     def look(self, pool: str) -> Snapshot:
         """A pool as its policy would see it now, but for what the guards protect."""
         with self._store.read() as con:
-            return snapshot(con, pool, self._clock(), self._overheads)
+            seen = snapshot(con, pool, self._clock(), self._overheads)
+        state = self._pools.get(pool)
+        return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
 
     def rules(self, pool: str) -> Rules | None:
         """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
@@ -346,7 +361,7 @@ class Scheduling:
         if state is None:
             return None
         setting = state.coming or state.setting
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.memory)
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, None if state.coming else state.memory)
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""
@@ -364,7 +379,7 @@ class Scheduling:
         # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
         try:
             plan = check(_create(state.setting).plan(trial), trial)
-            actions = reconcile(trial, plan, self._limits, state.memory)
+            actions = reconcile(trial, plan, self._limits, state.evictions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
             return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"
         if new in plan.allocations:

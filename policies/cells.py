@@ -14,7 +14,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from .contract import Bools, Floats, Gpus, Ints
+from .contract import Bools, Floats, Gpus, Ints, View
 
 _NOWHERE = np.iinfo(np.int64).max
 _SMALL = 8  #: GPUs of the largest node that is kept as a number
@@ -80,16 +80,9 @@ class Grid:
         return needed > 1 and bool(np.sort(per_node)[-needed:].sum() >= n)
 
 
-_last: Grid | None = None
-
-
-def grid_of(gpus: Gpus) -> Grid:
-    """The grid of these GPUs; a simulation asks a million times for those of one object."""
-    global _last
-    last = _last
-    if last is None or last.gpus is not gpus:
-        _last = last = Grid(gpus)
-    return last
+def grid_of(view: View) -> Grid:
+    """The grid of a view's GPUs, that of the engine where it keeps count."""
+    return Grid(view.gpus) if view.free is None else view.free.grid
 
 
 def free_gpus(grid: Grid, open_gpus: Bools) -> Free:

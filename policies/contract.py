@@ -23,7 +23,6 @@ from .profiles import Profile
 
 if TYPE_CHECKING:
     from .cells import Free
-    from .standstill import Standstill
 
 __all__ = ["Bools", "Floats", "Ints", "Profile", "Strings"]
 
@@ -128,6 +127,10 @@ class Nodes:
         return len(self.id)
 
 
+#: What a policy keeps from one decision to the next: an object of JSON, None: nothing.
+Memory = Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What is known now of one pool."""
@@ -140,6 +143,7 @@ class View:
     profiles: Sequence[Profile] = ()  #: what is believed of models, see ``Jobs.profile``
     finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
     free: Free | None = None  #: the usable GPUs that nobody holds, where the engine keeps count; None: to be counted
+    memory: Memory = None  #: that of the plan before, as JSON gives it back; None: there was none, or it was another policy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +189,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The desired state. A schedulable job that is in ``allocations`` runs there; one that is not, waits.
+    """What changes, and no more: so a decision costs what it changes, not what runs.
 
-    Leaving out a job that holds GPUs asks for its preemption; naming it with other GPUs asks for a move.
-    Jobs in Phase.STOPPING are left out. ``allocations`` maps a job's id to its allocation.
-
-    A plan with ``preempt`` names only what changes: who holds GPUs keeps them as they are, to the end of its lease if that
-    has one, unless it is in ``allocations`` or in ``preempt``. So a decision costs what it changes, not what runs.
+    ``allocations`` maps a job's id to what it is to have. A job that waits starts there; one that runs goes on there, with the lease that
+    is given, and moves if these are other GPUs. Who holds GPUs and is named neither there nor in ``preempt`` keeps them as they are, to the
+    end of its lease if that has one. Jobs in Phase.STOPPING are never named. `plan_of` makes the plan of a whole state.
     """
 
     allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served
@@ -201,26 +203,30 @@ class Plan:
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
     gap: float | None = None  #: relative optimality gap, where a solver certifies one
     order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``
-    #: Running jobs to be suspended as far as others are to have their GPUs, all others stay; None: ``allocations`` is complete.
-    preempt: Collection[int] | None = None
+    preempt: Collection[int] = ()  #: running jobs to be suspended as far as others are to have their GPUs
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
-    #: Until when the policy need not be asked again while jobs only end, once the plan is carried out; None: not known. Where the plan
-    #: preempts, the plan of when all who stop have stopped is the starts of those whom it gives GPUs that are not free yet.
-    standstill: Standstill | None = None
+    memory: Memory = None  #: what the next view brings back. Name GPUs by their ids: rows change. What moves at every tick costs a write.
+
+
+def plan_of(view: View, allocations: Mapping[int, Allocation], **rest: Any) -> Plan:
+    """The plan of a whole state, for policies that think in such: who runs and is not in ``allocations`` is to be preempted.
+
+    ``rest``: the other fields of `Plan`.
+    """
+    running = view.jobs.id[view.jobs.phase == Phase.ACTIVE].tolist()
+    return Plan(allocations, preempt=[job for job in running if job not in allocations], **rest)
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A scheduling policy. One instance serves one pool; it may keep caches between calls, no facts.
+    """A scheduling policy. One instance serves one pool. It may keep caches, which may vanish between calls
+    without changing a decision; what must last goes out in ``Plan.memory`` and comes back in ``View.memory``.
 
     What a policy does not declare is as in the comments:
-    ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event. A simulation may set other ones.
+    ``interval``: seconds between rounds, for a policy that decides in rounds; None: at every event. One with a key ``round`` takes its
+    length from there, and a simulation with ``--interval`` sets that key.
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
-    ``only_resizes``: True: the same but for the sizes of jobs that may have more GPUs than they need; False.
-    ``starts_alone``: True: the only job that waits starts where `Placement.find` puts it, if it fits, so it need not be asked then; False.
-    ``ranking``: a method that says of `Jobs` as they come, of each by its own columns alone, where they stand (`serving.Ranking`) among
-    those that wait by this policy's plans; None: that is not known before it is asked.
     ``uses_history``: True: it reads ``View.finished_service``; False.
     ``deadlines_first``: True: jobs with deadlines, but those that can be put off, are served before those without, who are told; False.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.

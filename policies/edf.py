@@ -26,7 +26,6 @@ class Edf:
 
     name: ClassVar[str] = "edf"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
     deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from .contract import Allocation, Bools, Floats, Ints, Phase, Plan, Profile, Reason, View, Waiting
+from .contract import Allocation, Bools, Floats, Gpus, Ints, Phase, Plan, Profile, Reason, View, Waiting
 from .later import Later
 from .placement import Placement
 from .queues import AT_ONCE
@@ -319,27 +319,47 @@ class Division:
     rejected: Sequence[int] = ()  #: jobs of ``order`` whose deadline is given up
 
 
-class Rounds:
-    """A division stands for a round: whoever is asked between rounds repeats it, with new jobs waiting.
+ROUND = "round"  #: the key of a policy's memory under which `in_round` finds what `begin` has put there
 
-    So jobs that were stopped to be resized start where they were meant to, whatever the others did meanwhile, and a plan
-    that is carried out step by step is not thrown over half-way. Nothing is lost with it: without it a round begins early.
+
+def in_round(view: View, seconds: float) -> Plan | None:
+    """The plan of the round of so many seconds that goes on, None: a new one begins.
+
+    A division stands for a round: who is asked between rounds repeats it, with new jobs waiting. So jobs that were stopped to be resized
+    start where they were meant to, whatever the others did meanwhile, and a plan that is carried out step by step is not thrown over
+    half-way. Nothing is lost with the policy's memory: a round then begins early.
     """
+    standing = (view.memory or {}).get(ROUND)
+    # A multiple of the length may come out a last digit too low.
+    if standing is None or not standing["began"] <= view.now < standing["began"] + seconds - AT_ONCE:
+        return None
+    return replace(decide(Pool(view), _from_json(standing, view.gpus)), memory=view.memory)
 
-    def __init__(self) -> None:
-        self._began = np.inf
-        self._division: Division | None = None
 
-    def standing(self, view: View, seconds: float | None) -> Plan | None:
-        """The plan of the round of so many seconds that goes on, None: a new one begins."""
-        # A multiple of the length may come out a last digit too low.
-        if self._division is None or not self._began <= view.now < self._began + (seconds or 0.0) - AT_ONCE:
-            return None
-        return decide(Pool(view), self._division)
+def begin(pool: Pool, division: Division, **memory: Any) -> Plan:
+    """The plan of a division with which a round begins. ``memory``: what else the policy keeps in mind."""
+    standing = {"began": pool.view.now, **_to_json(division, pool.view.gpus)}
+    return replace(decide(pool, division), memory={ROUND: standing, **memory})
 
-    def begin(self, pool: Pool, division: Division) -> Plan:
-        self._began, self._division = pool.view.now, division
-        return decide(pool, division)
+
+def _to_json(division: Division, gpus: Gpus) -> dict[str, Any]:
+    return {
+        "given": [[job, [str(gpus.id[gpu]) for gpu in rows]] for job, rows in division.given.items()],
+        "order": list(division.order),
+        "batch_size": [list(one) for one in division.batch_size.items()],
+        "rejected": list(division.rejected),
+    }
+
+
+def _from_json(standing: Mapping[str, Any], gpus: Gpus) -> Division:
+    """Without the allocations of whom a GPU has left the pool since."""
+    row_of = {name: row for row, name in enumerate(gpus.id.tolist())}
+    return Division(
+        {job: tuple(row_of[name] for name in names) for job, names in standing["given"] if all(name in row_of for name in names)},
+        standing["order"],
+        dict(standing["batch_size"]),
+        standing["rejected"],
+    )
 
 
 def divide(

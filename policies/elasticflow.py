@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from .contract import Bools, Demand, Ints, Phase, Plan, View, tunable
-from .elastic import Curve, Curves, Pool, Rounds, divide, pack, start, water_fill
+from .elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
 from .placement import Placement
 from .timeline import Filling, Timeline, fill, follow, slot_end
 
@@ -38,8 +38,8 @@ class ElasticFlow:
 
     Of soft deadlines the last counts. A job is not rejected once it was admitted; if its deadline can no longer be met, because
     estimates were wrong, it goes on as the first of the best-effort jobs. GPUs of jobs that may not be resized now are counted as
-    free when those are done. Promises are kept in mind, not on disk: after a restart, and in a forecast, jobs that have run are taken to
-    have been admitted, with the GPUs that they hold as their plan, and jobs that have not run yet are judged once more.
+    free when those are done. Jobs that have run under another policy are taken to have been admitted, with the GPUs that they hold as
+    their plan.
 
     Works in rounds of 60 s, the least slot of the authors. Between rounds nothing is resized, started or rejected.
     """
@@ -53,29 +53,23 @@ class ElasticFlow:
         judged: int = tunable(
             100, "new jobs that are admitted or rejected in one round at most; the others wait for the next", low=1, high=100_000
         )
+        round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "elasticflow"
-    interval: ClassVar[float | None] = 60.0
-    only_resizes: ClassVar[bool] = True
     deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.interval = config.round
         self.curves = Curves(doubling=True, rising=True)
-        self.rounds = Rounds()
-        self._promises: dict[int, Timeline | None] = {}  #: GPUs planned for each job that was admitted, None: its deadline was lost
-        self._made = 0.0  #: when these plans begin
-
-    @property
-    def _slot(self) -> float:
-        return self.interval or 0.0
 
     def plan(self, view: View) -> Plan:
-        return self.rounds.standing(view, self.interval) or self._begin(Pool(view))
+        return in_round(view, self.interval) or self._begin(Pool(view))
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
-        promised, late, refused = self._admit(pool)
+        promises = _promises(view)
+        promised, late, refused = self._admit(pool, promises)
         wanted = {row: filling.now for row, filling in promised.items() if filling.now}
         asks = _has_deadline(view)[pool.rows]
         others = ~asks | np.isin(pool.rows, late)
@@ -87,40 +81,33 @@ class ElasticFlow:
         given, placement = self._pack(pool, wanted)
         _use_up(pool, placement, given, order)
         rejected = np.array(refused, dtype=np.int64)
-        return self.rounds.begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected))
+        promises |= dict.fromkeys(view.jobs.id[late].tolist())
+        promises |= {int(view.jobs.id[row]): filling.held.brief() for row, filling in promised.items()}
+        kept = [[job, plan and [plan.times.tolist(), plan.free.tolist()]] for job, plan in promises.items()]
+        return begin(pool, divide(pool, given, np.append(order, rejected), rejected=rejected), promises=kept)
 
-    def _admit(self, pool: Pool) -> tuple[dict[int, Filling], list[int], list[int]]:
+    def _admit(self, pool: Pool, promises: Promises) -> tuple[dict[int, Filling], list[int], list[int]]:
         """Fillings of all jobs whose deadlines are promised, rows of those that lose theirs, and of new jobs that cannot have theirs."""
-        jobs, now = pool.jobs, pool.view.now
+        jobs = pool.jobs
         rows = pool.rows[_has_deadline(pool.view)[pool.rows]]
-        at_hand = set(jobs.id.tolist())
-        passed, self._made = max(now - self._made, 0.0), now
-        self._promises = {job: plan and plan.after(passed) for job, plan in self._promises.items() if job in at_hand}
-        old = _has_run(pool.view)[rows] | np.isin(jobs.id[rows], list(self._promises))
-        admission, late = self._renew(pool, sorted(rows[old].tolist(), key=lambda row: (jobs.deadline[row], row)))
+        old = _has_run(pool.view)[rows] | np.isin(jobs.id[rows], list(promises))
+        admission, late = self._renew(pool, promises, sorted(rows[old].tolist(), key=lambda row: (jobs.deadline[row], row)))
         refused = [row for row in rows[~old][: self.config.judged].tolist() if not admission.admit(self._request(pool, row))]
-        fillings = admission.fillings()
-        self._promises |= dict.fromkeys(jobs.id[late].tolist())
-        self._promises |= {int(jobs.id[row]): filling.held.brief() for row, filling in fillings.items()}
-        return fillings, late, refused
+        return admission.fillings(), late, refused
 
-    def _renew(self, pool: Pool, rows: list[int]) -> tuple[_Admission, list[int]]:
+    def _renew(self, pool: Pool, promises: Promises, rows: list[int]) -> tuple[_Admission, list[int]]:
         """Take in jobs that were admitted before, and who of them is lost: by filling anew, or if that loses any, as it was planned."""
-        free = _free_over_time(pool, self.curves, self._slot)
-        admission = _Admission(free, self._slot)
+        free = _free_over_time(pool, self.curves, self.interval)
+        admission = _Admission(free, self.interval)
         requests = [self._request(pool, row) for row in rows]
         late = [request.row for request in requests if not admission.admit(request)]
-        plans = {row: plan for row in rows if (plan := self._planned(pool, row)) is not None}
+        plans = {row: plan for row in rows if (plan := _planned(pool, promises, row)) is not None}
         if plans.keys().isdisjoint(late):
             return admission, late
-        kept = _Admission(free, self._slot)
+        kept = _Admission(free, self.interval)
         others = [request for request in requests if request.row not in plans or not kept.keep(request, plans[request.row])]
         still_late = [request.row for request in others if not kept.admit(request)]
         return (kept, still_late) if len(still_late) < len(late) else (admission, late)
-
-    def _planned(self, pool: Pool, row: int) -> Timeline | None:
-        """What was planned for an admitted job, None: its deadline was lost. Of one that nothing is known of, what it holds."""
-        return self._promises.get(int(pool.jobs.id[row]), Timeline.of(int(pool.held[row]), []))
 
     def _request(self, pool: Pool, row: int) -> _Request:
         jobs, config = pool.jobs, self.config
@@ -157,6 +144,25 @@ class ElasticFlow:
         at = [int(np.searchsorted(curve.gpus, wanted.get(row, 0))) for row, curve in zip(rows, curves, strict=True)]
         ends = water_fill([curve.gpus for curve in curves], worth, at, left)
         wanted |= {row: n for row, curve, end in zip(rows, curves, ends, strict=True) if (n := int(curve.gpus[end]))}
+
+
+Promises = dict[int, Timeline | None]  #: GPUs planned for each job that was admitted, None: its deadline was lost
+
+
+def _promises(view: View) -> Promises:
+    """As the last round left them, of the jobs that are still there."""
+    memory = view.memory or {}
+    at_hand, passed = set(view.jobs.id.tolist()), max(view.now - memory[ROUND]["began"], 0.0) if memory else 0.0
+    return {
+        job: plan and Timeline(np.array(plan[0]), np.array(plan[1], dtype=np.int64)).after(passed)
+        for job, plan in memory.get("promises", ())
+        if job in at_hand
+    }
+
+
+def _planned(pool: Pool, promises: Promises, row: int) -> Timeline | None:
+    """What was planned for an admitted job, None: its deadline was lost. Of one that nothing is known of, what it holds."""
+    return promises.get(int(pool.jobs.id[row]), Timeline.of(int(pool.held[row]), []))
 
 
 class _Request(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .contract import Jobs, Plan, View, tunable
+from .contract import Plan, View, tunable
 from .serving import Ranking, serve
 
 
@@ -22,13 +22,9 @@ class Fifo:
 
     name: ClassVar[str] = "fifo"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        return serve(view, self.ranking)
-
-    def ranking(self, _: Jobs) -> Ranking:
-        return Ranking(blocking=not self.config.backfill)
+        return serve(view, Ranking(blocking=not self.config.backfill))

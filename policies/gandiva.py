@@ -45,7 +45,7 @@ class Gandiva:
         jobs = view.jobs
         pending = jobs.phase == Phase.PENDING
         if not pending.any():
-            return Plan({}, preempt=())
+            return Plan({})
         share = np.clip(jobs.run_time / np.maximum(view.now - jobs.submitted_at, AT_ONCE), 0.0, 1.0)
         first = _first_of_new_sizes(view, pending, share)
         over = self._has_had_its_slice(view)
@@ -92,7 +92,7 @@ def _turns(view: View, plan: Plan, pending: Bools, over: Bools, share: Floats) -
     """Who takes whose GPUs (rows): of each size the smallest shares those of the largest."""
     jobs = view.jobs
     waits = np.flatnonzero(pending & ~np.isin(jobs.id, list(plan.allocations)))
-    gives = np.flatnonzero(over & ~np.isin(jobs.id, [*plan.allocations, *(plan.preempt or ())]))
+    gives = np.flatnonzero(over & ~np.isin(jobs.id, [*plan.allocations, *plan.preempt]))
     turns: dict[int, int] = {}
     for size in np.intersect1d(jobs.gpus_min[waits], jobs.gpus_min[gives]).tolist():
         takers = waits[jobs.gpus_min[waits] == size]
@@ -124,7 +124,7 @@ def _with_turns(view: View, plan: Plan, turns: dict[int, int]) -> Plan:
     return replace(
         plan,
         allocations={**plan.allocations, **given},
-        preempt=[*(plan.preempt or ()), *out],
+        preempt=[*plan.preempt, *out],
         waiting=Later(waiting),
         order=Later(lambda: [*(job for job in map(int, plan.order) if job not in given), *out]),
     )

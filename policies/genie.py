@@ -48,7 +48,7 @@ class Genie:
         jobs = view.jobs
         pending = np.flatnonzero(jobs.phase == Phase.PENDING)
         if not len(pending):
-            return Plan({}, preempt=())
+            return Plan({})
         remaining = remaining_time(jobs, self.config.unknown)
         placement = Placement(view)
         slowness = self._slowness(view, placement)
@@ -139,7 +139,6 @@ def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement:
     unserved = order[~np.isin(order, list(given))]
     return Plan(
         allocations={int(jobs.id[row]): Allocation(gpus) for row, gpus in given.items()},
-        preempt=(),
         waiting=Later(lambda: lacking(view, unserved, placement)),
         order=jobs.id[unserved],
     )

@@ -25,7 +25,6 @@ class Hydra:
 
     name: ClassVar[str] = "hydra"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
     deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
@@ -34,4 +33,4 @@ class Hydra:
     def plan(self, view: View) -> Plan:
         remaining = remaining_time(view.jobs, self.config.unknown)
         key = ranks(~has_deadline(view.jobs), remaining)
-        return serve(view, Ranking(key=key, blocking=not self.config.backfill, steady=True))
+        return serve(view, Ranking(key=key, blocking=not self.config.backfill))

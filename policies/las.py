@@ -31,7 +31,6 @@ class Las:
 
     name: ClassVar[str] = "las"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -39,15 +38,15 @@ class Las:
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
         if not (jobs.phase == Phase.PENDING).any():
-            return Plan({}, preempt=())
-        plan = serve(view, self.ranking)
+            return Plan({})
+        plan = serve(view, self._ranking)
         return waking(plan, view.now, self._next_turn(jobs, plan))
 
-    def ranking(self, jobs: Jobs) -> Ranking:
+    def _ranking(self, jobs: Jobs) -> Ranking:
         attained = jobs.attained
         # So close to the quantum a running job has reached it, whatever the last digits of its service say.
         hold = np.maximum(self.config.quantum - AT_ONCE * service_rate(jobs), 0.0) - attained
-        return Ranking(key=attained, claim=-attained, hold=hold, displaceable="jobs that had more GPU-time", steady=True)
+        return Ranking(key=attained, claim=-attained, hold=hold, displaceable="jobs that had more GPU-time")
 
     def _next_turn(self, jobs: Jobs, plan: Plan) -> float:
         """Seconds until a job that runs has had a quantum more than the first in line of any size; inf: none will."""

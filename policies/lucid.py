@@ -60,7 +60,7 @@ class Lucid:
 
     def plan(self, view: View) -> Plan:
         if not (view.jobs.phase == Phase.PENDING).any():
-            return Plan({}, preempt=())
+            return Plan({})
         tick = _Tick(view, self.config)
         tick.profile()
         tick.serve()
@@ -174,7 +174,6 @@ class _Tick:
         job = self.jobs.id
         return Plan(
             allocations={int(job[row]): allocation for row, allocation in self.given.items()},
-            preempt=(),
             groups=[Group(PACKED, (int(job[first]), int(job[second]))) for first, second in self.groups],
             waiting=Later(self._waiting),
             order=Later(self._order),

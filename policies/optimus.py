@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Plan, View, tunable
-from .elastic import Curves, Pool, Rounds, divide, pack, start, water_fill
+from .elastic import Curves, Pool, begin, divide, in_round, pack, start, water_fill
 
 
 class Optimus:
@@ -33,20 +33,17 @@ class Optimus:
             1, "GPUs that may be added in one step, to get over numbers that gain nothing; 1: the paper's", low=1, high=64
         )
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
-        round: float = tunable(600.0, "seconds from one round to the next", low=1.0, high=86400.0)
+        round: float = tunable(600.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "optimus"
-    interval: float | None = 600.0  #: that of a configuration which says nothing of it
-    only_resizes: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.interval = config.round
         self.curves = Curves()
-        self.rounds = Rounds()
 
     def plan(self, view: View) -> Plan:
-        return self.rounds.standing(view, self.interval) or self._begin(Pool(view))
+        return in_round(view, self.interval) or self._begin(Pool(view))
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
@@ -58,7 +55,7 @@ class Optimus:
         at = water_fill([curve.gpus for curve in curves], worth, [0] * len(started), left, look_ahead=self.config.look_ahead)
         wanted = {row: int(curve.gpus[option]) for row, curve, option in zip(started, curves, at, strict=True)}
         given = pack(pool, wanted, lambda row, n: self.curves.of(pool, row).fewer(n), migrate=self.config.migrate)
-        return self.rounds.begin(pool, divide(pool, given, order))
+        return begin(pool, divide(pool, given, order))
 
     def _remaining(self, view: View) -> Floats:
         guess = np.maximum(self.config.unknown, view.jobs.run_time)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .cells import Free, free_gpus, grid_of
+from .cells import Free, Grid, free_gpus
 from .contract import Bools, Floats, Ints, Phase, View
 from .reach import Reach
 
@@ -36,7 +36,7 @@ class Placement:
         else:
             now = gpus.usable.copy()
             now[jobs.alloc_gpus] = False
-            self._now = free_gpus(grid_of(gpus), now)
+            self._now = free_gpus(Grid(gpus), now)
         # One set serves as both until they differ: most ticks have nothing that stops.
         self._soon = self._now
         phase = jobs.phase

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
-from .elastic import Curve, Curves, Pool, Rounds, divide, pack, sizes, water_fill
+from .elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
 from .exchange import exchange
 
 _NOTHING = 1e-3  #: added to every speedup, as the authors do, so that a job without GPUs has a finite claim
@@ -33,7 +33,7 @@ class Pollux:
     Not taken over: avoiding two distributed jobs on one node (gangs larger than a node are rare with buddy
     cells), sizing the cluster, and the limit to twice the GPUs that a job has had, for profiles are known before a job starts.
 
-    Works in rounds of 60 s, the paper's; 002 ch. 3.5.1 uses 300. Between rounds nothing is resized or started.
+    Works in rounds of 60 s, the paper's; 002 ch. 3.5.1 uses 300 (``round=300``). Between rounds nothing is resized or started.
     """
 
     @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Pollux:
         restart: float = tunable(30.0, "seconds of training that a change of GPUs is taken to cost", low=0.0, high=3600.0)
         adapt_batch_size: bool = tunable(True, "batch sizes are chosen too, of jobs that have a goodput model")
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
+        round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "pollux"
-    interval: ClassVar[float | None] = 60.0
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.interval = config.round
         self.goodputs = _Goodputs(config.adapt_batch_size)
-        self.rounds = Rounds()
-        self.next_round: float | None = None  #: when batch sizes are to be chosen anew, None: none is chosen
 
     def plan(self, view: View) -> Plan:
-        plan = self.rounds.standing(view, self.interval) or self._begin(Pool(view))
+        plan = in_round(view, self.interval) or self._begin(Pool(view))
         # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
-        return replace(plan, wake_at=self.next_round)
+        standing = (plan.memory or {})[ROUND]
+        return replace(plan, wake_at=standing["began"] + self.interval if standing["batch_size"] else None)
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view
@@ -69,8 +69,7 @@ class Pollux:
         wanted = {row: n for row, n in zip(rows.tolist(), chosen.tolist(), strict=True) if n}
         given = pack(pool, wanted, lambda row, n: self.goodputs.of(pool, row).fewer(n), migrate=self.config.migrate)
         batches = {row: batch for row, gpus in given.items() if (batch := self.goodputs.batch(pool, row, len(gpus))) is not None}
-        self.next_round = view.now + (self.interval or 0.0) if batches else None
-        return self.rounds.begin(pool, divide(pool, given, order, batch_size=batches))
+        return begin(pool, divide(pool, given, order, batch_size=batches))
 
     def _speedups(self, pool: Pool, rows: Ints) -> Floats:
         """A row a job and a column a number of GPUs from 0 on; NaN where the job cannot run."""

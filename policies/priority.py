@@ -27,7 +27,6 @@ class Priority:
 
     name: ClassVar[str] = "priority"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

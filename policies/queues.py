@@ -99,10 +99,7 @@ def waking(plan: Plan, now: float, wait: float) -> Plan:
 
     Microseconds are enough, and whoever works the moment out again later, from sums of other times, comes to the same.
     """
-    wake_at = round(now + max(wait, AT_ONCE), 6) if math.isfinite(wait) else None
-    if plan.standstill is not None:
-        plan.standstill.ends_before(math.inf if wake_at is None else wake_at - 2 * AT_ONCE)
-    return replace(plan, wake_at=wake_at)
+    return replace(plan, wake_at=round(now + max(wait, AT_ONCE), 6) if math.isfinite(wait) else None)
 
 
 def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:

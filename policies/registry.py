@@ -78,14 +78,17 @@ def anew(name: str) -> Iterator[own.Loaded]:
             raise
 
 
-def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = None) -> Policy:
+def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = None, *, interval: float | None = None) -> Policy:
     """A policy ready to plan, its configuration built from plain values; ValueError names the key and the remedy.
 
     ``policy``: its class, where one that was loaded earlier is meant.
+    ``interval``: seconds of a round, whatever ``values`` say, for a policy that has the key ``round``.
     """
     from .contract import make_config
 
     policy = policy or load(name)
+    if interval is not None and "round" in {field.name for field in dataclasses.fields(policy.Config)}:
+        values = {**values, "round": interval}
     config = make_config(policy.Config, values)
     try:
         return policy(config)

@@ -20,10 +20,8 @@ import numpy as np
 
 from .contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
 from .later import Later
-from .line import Line
 from .placement import Placement
 from .reasons import Why, waiting, why_unserved
-from .standstill import Standstill
 from .victims import Victims, displaceable, draining
 
 
@@ -42,9 +40,6 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
-    #: Along the order claims never rise, and while nothing else happens, until the plan's ``wake_at``, those who wait stay in it and no
-    #: claim exceeds a hold that it does not exceed now.
-    steady: bool = False
 
     def columns(self, jobs: int) -> tuple[Floats, Floats, Floats]:
         """Key, claim and hold of so many jobs, one each, with what stands for None; nobody gives way where nobody claims anything."""
@@ -58,7 +53,7 @@ def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
     """The plan of a ranking: only what changes is named. A function is asked for the ranking of the jobs only if it matters."""
     pending = (view.jobs.phase == Phase.PENDING).nonzero()[0]
     if not len(pending):
-        return Plan({}, preempt=())
+        return Plan({})
     placement = Placement(view)
     if len(pending) == 1 and (start := _alone(view.jobs, int(pending[0]), placement)) is not None:
         return start
@@ -70,7 +65,7 @@ def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
 def _alone(jobs: Jobs, row: int, placement: Placement) -> Plan | None:
     """The start of the only job that waits, when it fits as things are: nobody is before or after it, whatever the ranking."""
     gpus = placement.find(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row]))
-    return None if gpus is None else Plan({int(jobs.id[row]): Allocation(gpus)}, preempt=())
+    return None if gpus is None else Plan({int(jobs.id[row]): Allocation(gpus)})
 
 
 class _Queue:
@@ -122,9 +117,7 @@ class _Tick:
         self.given: dict[int, tuple[int, ...]] = {}  #: what starts or moves, by row
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
-        self.later: list[int] = []  #: those of ``given`` who cannot start yet, or whose GPUs are not free yet, in the order of service
         self.failed: set[tuple[int, float]] = set()  #: sizes (GPUs, memory) that find no room on as few nodes as they need
-        self.settled = placement.settled()  #: nobody was stopping at first
 
     def _possible(self, rows: Ints) -> Bools:
         """Which of these jobs the pool could ever hold."""
@@ -180,9 +173,7 @@ class _Tick:
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
         if not relaxed and (n, memory) in self.failed:
             return False
-        gpus, at_once = self.placement.find(n, memory=memory, relaxed=relaxed), row not in self.preempted
-        if gpus is None:
-            gpus, at_once = self._find_later(row, n, memory, relaxed), False
+        gpus = self.placement.find(n, memory=memory, relaxed=relaxed) or self._find_later(row, n, memory, relaxed)
         if gpus is None:
             if not relaxed:
                 self.failed.add((n, memory))
@@ -190,8 +181,6 @@ class _Tick:
             return False
         self.placement.take(gpus)
         self.given[row] = gpus
-        if not at_once:
-            self.later.append(row)
         return True
 
     def _find_later(self, row: int, n: int, memory: float, relaxed: bool) -> tuple[int, ...] | None:
@@ -235,45 +224,7 @@ class _Tick:
             preempt=[int(jobs.id[row]) for row in sorted(self.preempted - self.given.keys())],
             waiting=Later(lambda: waiting(jobs, self.unserved, self._why(), self.placement, self.ranking.displaceable)),
             order=Later(self._order),
-            standstill=self._standstill(),
         )
-
-    def _standstill(self) -> Standstill | None:
-        """Where it is easily shown: nothing is kept for anybody, all GPUs suit all jobs, and what follows on the stops is known."""
-        ranking = self.ranking
-        if not self.settled or self.jobs.protected is not None or ranking.relaxed is not None or np.count_nonzero(self.queue.memory):
-            return None
-        level = None
-        if ranking.claim is not None:
-            if ranking.blocking or not ranking.steady or not self._starts_follow():
-                return None
-            level = self.victims.level_of_gpus
-            for row, gpus in self.given.items():
-                level[list(gpus)] = self.hold[row]
-        ordered = ranking.steady or ranking.key is None
-        return Standstill(self.placement.soon(), level, self._line, ordered=ordered, blocking=ranking.blocking)
-
-    def _starts_follow(self) -> bool:
-        """Whether the plan of the moment at which those who are displaced have stopped is just the starts that wait for them.
-
-        Whoever fails in this plan fails in that one. What is free there and was not at its turn here belonged to jobs whose holds a later,
-        hence no stronger, claim exceeds, so it had been within its reach; and who starts at once holds what was free. That those who start
-        find the same GPUs is tried: room that is made later may suit them better.
-        """
-        if len(self.given) == 1:
-            return True
-        free = self.placement.soon().copy()
-        for row in self.later:
-            free.set(self.given[row], True)
-        for row in self.later:
-            if free.find(len(self.given[row]), None, False) != self.given[row]:
-                return False
-            free.set(self.given[row], False)
-        return True
-
-    def _line(self) -> Line:
-        rows = self.unserved[self._possible(self.unserved)]
-        return Line(self.key[rows], self.jobs.id[rows], self.jobs.gpus_min[rows], self.claim[rows], self.hold[rows])
 
     def _order(self) -> list[int]:
         return [int(job) for job in self.jobs.id[self.unserved]]

@@ -25,14 +25,13 @@ class Sjf:
 
     name: ClassVar[str] = "sjf"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        return serve(view, self.ranking)
+        return serve(view, self._ranking)
 
-    def ranking(self, jobs: Jobs) -> Ranking:
+    def _ranking(self, jobs: Jobs) -> Ranking:
         length = measured(total_time(jobs, self.config.unknown), jobs, self.config.measure)
-        return Ranking(key=length, blocking=not self.config.backfill, steady=True)
+        return Ranking(key=length, blocking=not self.config.backfill)

@@ -38,23 +38,21 @@ class Srtf:
 
     name: ClassVar[str] = "srtf"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, view: View) -> Plan:
-        plan = serve(view, self.ranking)
+        plan = serve(view, self._ranking)
         # What is known to be left only shrinks, so who runs only gains: time alone changes whose turn it is where something is unknown.
         return plan if all_known(view.jobs) else waking(plan, view.now, self._next_turn(view.jobs, plan))
 
-    def ranking(self, jobs: Jobs) -> Ranking:
+    def _ranking(self, jobs: Jobs) -> Ranking:
         left = measured(remaining_time(jobs, self.config.unknown), jobs, self.config.measure)
         return Ranking(
             key=left,
             claim=-left,
             hold=-self._when_held(jobs, left) / self.config.hysteresis,
-            steady=all_known(jobs),
             displaceable=f"jobs with more than {self.config.hysteresis:g} times its remaining {self.config.measure}",
         )
 

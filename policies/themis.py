@@ -59,7 +59,7 @@ class Themis:
         expired = active & (left <= 0)
         if not pending.any():
             # Nobody bids against them: they hold without end, and the first decision with a bidder sees where their terms end.
-            return Plan({int(jobs.id[row]): _held(view, row) for row in np.flatnonzero(expired).tolist()}, preempt=())
+            return Plan({int(jobs.id[row]): _held(view, row) for row in np.flatnonzero(expired).tolist()})
         position = self._positions(view, pending | expired, term)
         ranking = Ranking(
             key=position,
@@ -100,7 +100,7 @@ class Themis:
         given = {**plan.allocations}
         for row in np.flatnonzero(expired).tolist():
             job = int(ids[row])
-            if job not in given and job not in (plan.preempt or ()):
+            if job not in given and job not in plan.preempt:
                 given[job] = _held(view, row)
         rows = np.flatnonzero(np.isin(ids, list(given))).tolist()
         ends = {int(ids[row]): view.now + float(term[row]) for row in rows}

@@ -25,9 +25,6 @@ MOST_NODES = 2000
 GOOD_ENOUGH = 0.01  #: relative gap
 
 
-ROUND = 60.0  #: seconds
-
-
 class ThreeSigma:
     """Each cycle plans who starts when within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
 
@@ -51,21 +48,22 @@ class ThreeSigma:
             0.95, "probability of missing the deadline from which on an estimate counts as too high", low=0.0, high=1.0
         )
         unknown: float = tunable(3600.0, "seconds that a job of unknown length is taken to last, before any has ended", low=1.0, high=1e7)
+        round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
         time_limit: float = tunable(5.0, "seconds for the solver, after which a simple order takes its place", low=0.05, high=60.0)
 
     name: ClassVar[str] = "threesigma"
     rigid: ClassVar[bool] = True
     uses_history: ClassVar[bool] = True
-    interval: ClassVar[float | None] = ROUND
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.interval = config.round
 
     def plan(self, view: View) -> Plan:
         if not (view.jobs.phase == Phase.PENDING).any():
-            return Plan({}, preempt=())
-        cycle = _Cycle(view, self.config, self.interval or ROUND)
-        return cycle.plan() if cycle.anybody_could_start() else cycle.standstill()
+            return Plan({})
+        cycle = _Cycle(view, self.config, self.interval)
+        return cycle.plan() if cycle.anybody_could_start() else cycle.nobody()
 
 
 class Solution(NamedTuple):
@@ -92,10 +90,9 @@ class _Cycle:
         alive = self.has_deadline[self.pending] & (self.jobs.deadline[self.pending] >= self.view.now)
         return len(self.victims) > 0 and bool(alive.any())
 
-    def standstill(self) -> Plan:
+    def nobody(self) -> Plan:
         return Plan(
             {},
-            preempt=(),
             waiting=Later(lambda: lacking(self.view, self._in_order(self.pending), self.placement)),
             order=Later(lambda: [int(job) for job in self.jobs.id[self._in_order(self.pending)]]),
         )

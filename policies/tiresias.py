@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Floats, Jobs, Phase, Plan, View, tunable
+from .contract import Floats, Phase, Plan, View, tunable
 from .queues import Queues, Standing, ranks, waking
 from .serving import Ranking, serve
 from .skew import spreadable
@@ -47,7 +47,6 @@ class Tiresias:
 
     name: ClassVar[str] = "tiresias"
     rigid: ClassVar[bool] = True
-    starts_alone: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -57,7 +56,7 @@ class Tiresias:
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
         if not (jobs.phase == Phase.PENDING).any():
-            return Plan({}, preempt=())
+            return Plan({})
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
         # Of a queue's width the upper half is for those who run there and are not displaced by their equals; the lower half for
         # those who wait, and for who sinks among them. As in a list: who runs stands before who waits, who comes goes to the end.
@@ -69,15 +68,9 @@ class Tiresias:
             hold=-np.where(standing.entering, place, standing.queue + rank),
             displaceable="jobs of lower queues",
             relaxed=spreadable(view, self.config.pack_limit),
-            steady=not (self.uses_history or self.queues.starve_limit),
         )
         plan = serve(view, ranking)
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
-
-    def ranking(self, jobs: Jobs) -> Ranking:
-        """Of jobs that come: each goes to the end of its queue, and nobody is told to displace others before all are looked at."""
-        standing = self.queues.standing(jobs, 0.0, by_service=self.config.priority != "time")
-        return Ranking(key=(standing.queue + 1).astype(np.float64))
 
     def _rank(self, view: View, standing: Standing) -> Floats:
         """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""

@@ -15,7 +15,7 @@ from stoker.engine.sim.result import Result
 from stoker.engine.sim.simulator import Observer, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
-from stoker.policies.contract import Allocation, Group, Phase, Plan, Policy, View
+from stoker.policies.contract import Allocation, Group, Phase, Plan, Policy, View, plan_of
 
 Row = tuple[float, float, int]  #: submitted, duration, GPUs
 FREE = Costs()
@@ -56,7 +56,7 @@ class Timetable(Scripted):
                 users[gpu].add(job)
         groups = sorted({tuple(sorted(jobs)) for jobs in users.values() if len(jobs) > 1})
         wake_at = min((moment for moment in self.entries if moment > view.now), default=None)
-        return Plan(given, groups=[Group("packed", jobs) for jobs in groups], wake_at=wake_at)
+        return plan_of(view, given, groups=[Group("packed", jobs) for jobs in groups], wake_at=wake_at)
 
 
 def workload(rows: Sequence[Row], **columns: Any) -> Workload:
@@ -75,7 +75,7 @@ def run(
     """A simulation; a policy's name may be followed by its configuration: ``srtf,hysteresis=1``."""
     if isinstance(policy, str):
         name, *settings = policy.split(",")
-        policy = registry.create(name, dict(setting.split("=") for setting in settings))
+        policy = registry.create(name, dict(setting.split("=") for setting in settings), interval=options.get("interval"))
     jobs = jobs if isinstance(jobs, Workload) else workload(jobs)
     return simulate(jobs, Cluster.parse(nodes), policy, Options(costs=costs, **options), observer=observer)
 

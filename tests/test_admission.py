@@ -20,7 +20,7 @@ from stoker.engine.admission import Admission, simulation, start_up_seconds
 from stoker.engine.cli import forecasting
 from stoker.engine.durations import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
 from stoker.engine.errors import Conflict
-from stoker.engine.guards import Limits, Memory
+from stoker.engine.guards import Evictions, Limits
 from stoker.engine.scheduling import Rules
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.ongoing import STOPS_IN, OutOfTime, Watched, ends_from
@@ -40,7 +40,7 @@ NOTHING = Finished([], np.zeros(0), np.zeros(0))
 
 
 def rules(policy: str, limits: Limits = NO_LIMITS) -> Rules:
-    return Rules(policy, lambda: registry.create(policy, {}), limits, Memory())
+    return Rules(policy, lambda: registry.create(policy, {}), limits, Evictions())
 
 
 def everybody(view: View) -> Watched:
@@ -50,7 +50,7 @@ def everybody(view: View) -> Watched:
 def ends(view: View, policy: str = "fifo", left: Any = None, options: Options | None = None, **more: Any) -> list[float]:
     left = view.jobs.remaining if left is None else np.array(left, dtype=np.float64)
     made = registry.create(policy, {})
-    return ends_from(view, left, made, options or Options(), everybody(view), memory=Memory(), **more).tolist()
+    return ends_from(view, left, made, options or Options(), everybody(view), evictions=Evictions(), **more).tolist()
 
 
 def said(view: View, **columns: Any) -> Known:
@@ -95,7 +95,7 @@ class TestFromTheMiddle:
         view = make_view([2], [*holders, new], now=begun + since)
         watched = Watched(np.array([False, False, True]), np.zeros(3, dtype=bool))
         policy = registry.create("unisched", {"be_lease": 40.0})
-        found = ends_from(view, np.array([300.0, 300.0, 5.0]), policy, Options(), watched, memory=Memory())
+        found = ends_from(view, np.array([300.0, 300.0, 5.0]), policy, Options(), watched, evictions=Evictions())
         assert found[2] == pytest.approx(45 - since)
 
     def test_a_first_start_takes_its_time(self) -> None:
@@ -143,8 +143,10 @@ class TestFromTheMiddle:
         jobs = [Job(1, held=(0,), remaining=100, run_time=100, lease_time=100), Job(2, remaining=10, priority=5)]
         view, limits = make_view([1], jobs), Limits(min_run_time=0.0, cooldown=60.0)
         found = [
-            ends_from(view, view.jobs.remaining, registry.create("priority", {}), Options(limits=limits), everybody(view), memory=memory)[1]
-            for memory in (Memory(), Memory({(2, 1): NOW - 20.0}))
+            ends_from(
+                view, view.jobs.remaining, registry.create("priority", {}), Options(limits=limits), everybody(view), evictions=evictions
+            )[1]
+            for evictions in (Evictions(), Evictions({(2, 1): NOW - 20.0}))
         ]
         assert found == [10, 50]
 
@@ -156,7 +158,7 @@ class TestFromTheMiddle:
         """Job 3 is not asked for: the simulation need not come to its end."""
         view = make_view([1], [Job(1, remaining=10), Job(2, remaining=10), Job(3, remaining=10)])
         watched = Watched(np.array([True, False, False]), np.zeros(3, dtype=bool))
-        found = ends_from(view, view.jobs.remaining, registry.create("fifo", {}), Options(), watched, memory=Memory())
+        found = ends_from(view, view.jobs.remaining, registry.create("fifo", {}), Options(), watched, evictions=Evictions())
         assert found[0] == 10 and math.isnan(found[2])
 
     @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "las", "priority"])
@@ -189,7 +191,7 @@ class TestFromTheMiddle:
     def test_any_pool_can_be_gone_on_with(self, policy: str, view: View) -> None:
         left = np.nan_to_num(view.jobs.remaining, nan=100.0)
         made = registry.create(policy, {})
-        found = ends_from(view, left, made, Options(limits=Limits()), everybody(view), memory=Memory(), cpu_seconds=20.0)
+        found = ends_from(view, left, made, Options(limits=Limits()), everybody(view), evictions=Evictions(), cpu_seconds=20.0)
         ended = ~np.isnan(found)
         assert len(found) == len(view.jobs) and (found[ended] >= left[ended] - 1e-6).all()
 
@@ -379,7 +381,7 @@ class StubScheduling:
         return type("Seen", (), {"view": self.view, "ineligible": []})()
 
     def rules(self, pool: str) -> Rules:
-        return Rules("stub", self.policy, NO_LIMITS, Memory())
+        return Rules("stub", self.policy, NO_LIMITS, Evictions())
 
 
 class TestBounds:

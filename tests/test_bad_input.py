@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("bad-input")
 FOREIGN = """
 import sys
 from dataclasses import dataclass, field
-from stoker.policies.contract import Allocation, Plan, Reason, Waiting
+from stoker.policies.contract import Allocation, Plan, Reason, Waiting, plan_of
 
 class Base:
     @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def running(view):
 
 def with_first_waiting(view, gpus):
     waiting = [int(job) for row, job in enumerate(view.jobs.id) if view.jobs.phase[row] == 0]
-    return Plan(running(view) | {job: Allocation(gpus) for job in waiting[:1]})
+    return plan_of(view, running(view) | {job: Allocation(gpus) for job in waiting[:1]})
 
 def raises(self, view):
     raise RuntimeError("I am\\nbroken")

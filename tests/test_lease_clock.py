@@ -58,7 +58,7 @@ class Terms:
         rows = dict(zip(view.jobs.id.tolist(), itertools.count()))
         held = {job for job, end in ends.items() if math.isfinite(end)}
         wanted = [job for job in list(ends)[: len(view.gpus)] if job not in held or (job in self.renewed and ends[job] <= view.now)]
-        return Plan({job: Allocation((rows[job],), view.now + TERM) for job in wanted}, preempt=())
+        return Plan({job: Allocation((rows[job],), view.now + TERM) for job in wanted})
 
 
 class Woken:
@@ -278,7 +278,7 @@ class Short:
     def plan(self, view):
         pending = view.jobs.id[(view.jobs.phase == Phase.PENDING) & (view.jobs.gpus_min == 1)].tolist()
         free = sorted(set(range(len(view.gpus))) - set(view.jobs.alloc_gpus.tolist()))
-        return Plan({job: Allocation((gpu,), view.now + 0.6) for job, gpu in zip(pending, free)}, preempt=())
+        return Plan({job: Allocation((gpu,), view.now + 0.6) for job, gpu in zip(pending, free)})
 '''
 
 

@@ -87,7 +87,7 @@ def test_who_shares_already_may_go_on():
     view = make_view([1], [Job(1, held=(0,)), Job(2, held=(0,)), Job(3)])
     check(plan({1: (0,), 2: (0,)}), view)
     with pytest.raises(PlanError, match="job 3: has GPU n0/g0, which job 1 has too"):
-        check(plan({1: (0,), 3: (0,)}), view)
+        check(plan({1: (0,), 3: (0,)}, preempt=[2]), view)
 
 
 def test_a_running_job_keeps_what_is_left_of_its_gang():
@@ -109,6 +109,7 @@ def test_the_answer_is_plain_and_is_read_once():
         (Group("merged", (2, 1)),),
         gap=0.5,
         order=[5, 4],
+        preempt=frozenset(),
     )
     first = answer.allocations[2]
     assert {type(number) for number in (*answer.allocations, *first.gpus, *answer.order)} == {int}

@@ -12,6 +12,7 @@ from stoker.engine.scheduling import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.tasks import Tasks
 from stoker.engine.workflow import runners
+from stoker.engine.workflow.settings import PolicySetting, set_policy
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Allocation, Plan, Reason, Waiting
 
@@ -71,3 +72,62 @@ def test_an_error_of_the_store_is_not_the_policys(store, scheduling, monkeypatch
     monkeypatch.setattr(store, "write", full)
     with pytest.raises(StokerError, match="disk is full"):
         scheduling.tick("default")
+
+
+class Counts:
+    """Keeps in mind how often it was asked, up to ``most``, and tells it as the reason to wait."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def plan(self, view):
+        asked = min((view.memory or {"asked": 0})["asked"] + 1, self.most)
+        return Plan({}, [Waiting(Reason("counts", f"asked {asked}"), view.jobs.id)], memory={"asked": asked})
+
+
+def test_what_a_policy_keeps_in_mind_outlives_the_daemon(store, scheduling, monkeypatch):
+    monkeypatch.setattr(module, "_create", lambda setting: Counts(3))
+
+    def restarted():
+        made = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo")))
+        made.reload()
+        return made
+
+    for _ in range(3):
+        restarted().tick("default")
+    assert {reason for (reason,) in rows(store, "SELECT reason FROM waiting")} == {"asked 3"}
+    daemon = restarted()
+    assert daemon.foresee([JobSpec(name="c", recipe="toy")])[0][1] == "asked 3", "a dry run asks with the same memory"
+    assert daemon.rules("default").memory == {"asked": 3}, "and so does a forecast"
+    before = len(rows(store, "SELECT 1 FROM decisions"))
+    for _ in range(5):
+        daemon.tick("default")
+    assert len(rows(store, "SELECT 1 FROM decisions")) <= before + 1, "ticks that decide the same, with the same memory, share a row"
+    assert rows(store, "SELECT memory FROM decisions WHERE memory IS NOT NULL ORDER BY id") == [(f'{{"asked": {n}}}',) for n in (1, 2, 3)]
+
+
+def test_another_policy_does_not_get_the_memory_of_the_one_before(store, scheduling, monkeypatch):
+    monkeypatch.setattr(module, "_create", lambda setting: Counts(9))
+    made = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo")))
+    made.reload()
+    made.tick("default")
+    store.write(set_policy, PolicySetting("default", "srtf", 5.0, {}, "ann"))
+    made.reload()
+    assert made.rules("default").memory is None
+    made.tick("default")
+    assert {reason for (reason,) in rows(store, "SELECT reason FROM waiting")} == {"asked 1"}
+
+
+def test_the_newest_memory_outlives_the_retention_of_decisions(store, scheduling, monkeypatch):
+    monkeypatch.setattr(module, "_create", lambda setting: Counts(2))
+    scheduling._pools["default"].policy = Counts(2)
+    scheduling.tick("default")
+    scheduling.tick("default")
+    store.write(submit, SubmitRequest(Submission(jobs=[JobSpec(name="c", recipe="toy")], provenance=Provenance(argv=[], cwd="/")), "ann"))
+    scheduling.tick("default")
+    store.write(thin_out, None)
+    assert rows(store, "SELECT memory FROM decisions WHERE memory IS NOT NULL") == [('{"asked": 2}',)]
+
+
+def thin_out(tx, batch):
+    return [tx.purge("thin_decisions", tx.now + 1000.0) for _ in batch]

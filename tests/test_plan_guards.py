@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Limits, Memory, Start, Stop, next_look, protect, reconcile
+from stoker.engine.guards import Actions, Evictions, Limits, Start, Stop, next_look, protect, reconcile
 from stoker.engine.plan_check import PlanError, check
-from stoker.policies.contract import Allocation, Group, Phase, Plan
+from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
 
 FREE = Limits(min_run_time=0, cooldown=300)
 
 
-def act(jobs, allocations, *, nodes=(4,), limits=FREE, memory=None, unusable=(), groups=(), preempt=None):
+def act(jobs, allocations, *, nodes=(4,), limits=FREE, evictions=None, unusable=(), groups=(), preempt=None):
     view = make_view(nodes, jobs, unusable=unusable)
-    plan = Plan({job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}, groups=groups, preempt=preempt)
+    given = {job: Allocation(tuple(gpus)) for job, gpus in allocations.items()}
+    plan = plan_of(view, given, groups=groups) if preempt is None else Plan(given, groups=groups, preempt=preempt)
     if not unusable:
         plan = check(plan, view)
-    return reconcile(view, plan, limits, memory or Memory())
+    return reconcile(view, plan, limits, evictions or Evictions())
 
 
 def test_starts_on_free_gpus_and_renewals():
@@ -52,9 +53,9 @@ def test_what_a_guard_defers_is_looked_at_again_when_it_ends():
     """Nobody waits: 1 is to grow onto the GPU of 2, which has run for 59 of its 60 s."""
     limits = Limits(min_run_time=60)
     view = make_view((4,), [Job(1, gpus_max=2, held=(0,), lease_time=500), Job(2, held=(1,), lease_time=59)])
-    plan = check(Plan({1: Allocation((0, 1))}), view)
-    actions = reconcile(view, plan, limits, Memory())
-    assert actions.deferred and next_look(view, plan, actions, limits, Memory()) == NOW + 1
+    plan = check(Plan({1: Allocation((0, 1))}, preempt=[2]), view)
+    actions = reconcile(view, plan, limits, Evictions())
+    assert actions.deferred and next_look(view, plan, actions, limits, Evictions()) == NOW + 1
 
 
 def test_all_victims_or_none():
@@ -78,41 +79,41 @@ def test_the_budget_of_preemptions():
 
 def test_who_gave_way_may_have_the_place_that_the_other_leaves():
     """2 was stopped so that 1 could move to its GPU, and is to have the one that 1 moves from: 1 must not be kept from that."""
-    memory = Memory().after([Stop(2, "preempted", 1)], NOW - 5, FREE)
-    actions = act([Job(1, gpus_max=2, held=(0,)), Job(2)], {1: (1, 2), 2: (0,)}, memory=memory)
+    evictions = Evictions().after([Stop(2, "preempted", 1)], NOW - 5, FREE)
+    actions = act([Job(1, gpus_max=2, held=(0,)), Job(2)], {1: (1, 2), 2: (0,)}, evictions=evictions)
     assert actions.stops == [(1, "preempted", None)]
     assert actions.deferred == [(2, "gave way to job 1 less than 300 s ago and may not displace it yet")]
 
 
 def test_who_gave_way_does_not_take_it_back_within_the_cooldown():
-    memory = Memory().after([Stop(1, "preempted", 2)], NOW - 299, FREE)
+    evictions = Evictions().after([Stop(1, "preempted", 2)], NOW - 299, FREE)
     jobs = [Job(1), Job(2, held=(0,))]
-    assert act(jobs, {1: (0,)}, memory=memory) == Actions(
+    assert act(jobs, {1: (0,)}, evictions=evictions) == Actions(
         deferred=[(1, "gave way to job 2 less than 300 s ago and may not displace it yet")]
     )
-    late = Memory().after([Stop(1, "preempted", 2)], NOW - 300, FREE)
-    assert act(jobs, {1: (0,)}, memory=late).stops == [(2, "preempted", 1)]
+    late = Evictions().after([Stop(1, "preempted", 2)], NOW - 300, FREE)
+    assert act(jobs, {1: (0,)}, evictions=late).stops == [(2, "preempted", 1)]
 
 
 def test_no_cycle_over_several_jobs():
     # 1 gave way to 2, and 2 to 3; so 1 may not displace 3, while 4 may.
-    memory = Memory().after([Stop(1, "preempted", 2), Stop(2, "preempted", 3)], NOW - 10, FREE)
+    evictions = Evictions().after([Stop(1, "preempted", 2), Stop(2, "preempted", 3)], NOW - 10, FREE)
     jobs = [Job(1), Job(3, held=(0,)), Job(4)]
-    assert act(jobs, {1: (0,)}, memory=memory).stops == []
-    assert act(jobs, {4: (0,)}, memory=memory).stops == [(3, "preempted", 4)]
+    assert act(jobs, {1: (0,)}, evictions=evictions).stops == []
+    assert act(jobs, {4: (0,)}, evictions=evictions).stops == [(3, "preempted", 4)]
 
 
 def test_nobody_gives_way_to_the_same_job_twice():
     # Job 2 was not started in the room that 1 made for it; so 1, which runs again, does not make room again.
-    memory = Memory().after([Stop(1, "preempted", 2)], NOW - 10, FREE)
-    actions = act([Job(1, held=(0,)), Job(2)], {2: (0,)}, memory=memory)
+    evictions = Evictions().after([Stop(1, "preempted", 2)], NOW - 10, FREE)
+    actions = act([Job(1, held=(0,)), Job(2)], {2: (0,)}, evictions=evictions)
     assert actions == Actions(deferred=[(2, "job 1 gave way to it less than 300 s ago and does not do so again yet")])
 
 
-def test_memory_forgets():
-    memory = Memory().after([Stop(1, "preempted", 2), Stop(5, "preempted", None)], 0, FREE)
-    assert memory.gave_way == {(1, 2): 0}
-    assert memory.after([], 300, FREE).gave_way == {}
+def test_evictions_are_forgotten():
+    evictions = Evictions().after([Stop(1, "preempted", 2), Stop(5, "preempted", None)], 0, FREE)
+    assert evictions.gave_way == {(1, 2): 0}
+    assert evictions.after([], 300, FREE).gave_way == {}
 
 
 def test_a_move_waits_for_free_gpus():
@@ -158,7 +159,7 @@ def test_nobody_makes_way_for_a_move_that_is_not_done():
         (Stop(1, "preempted", 3), "gave way to job 3 less than 300 s ago and may not displace it yet"),
         (Stop(3, "preempted", 1), "job 3 gave way to it less than 300 s ago and does not do so again yet"),
     ):
-        assert stops([one, two, three], memory=Memory().after([stop], NOW - 10, FREE)) == [said]
+        assert stops([one, two, three], evictions=Evictions().after([stop], NOW - 10, FREE)) == [said]
 
 
 def test_a_chain_of_moves_is_done_from_its_end():
@@ -206,7 +207,7 @@ def test_a_lease_does_not_end_before_the_protection_does():
 
     def ends(lease_end):
         plan = check(Plan({job: Allocation((gpu,), lease_end) for gpu, job in enumerate((1, 2, 3))}), view)
-        actions = reconcile(view, plan, limits, Memory())
+        actions = reconcile(view, plan, limits, Evictions())
         return {done.job: done.lease_end for done in (*actions.starts, *actions.renewals)}
 
     assert ends(NOW + 1) == {1: NOW + 20, 2: NOW + 1, 3: NOW + 60}
@@ -218,7 +219,7 @@ def test_a_lease_does_not_end_once_the_budget_is_spent():
     jobs = [Job(1, held=(0,), lease_time=400, preemptions=3), Job(2, preemptions=3)]
     view = make_view((2,), jobs)
     plan = check(Plan({1: Allocation((0,), NOW + 90), 2: Allocation((1,), NOW + 90)}), view)
-    actions = reconcile(view, plan, Limits(max_preemptions=3), Memory())
+    actions = reconcile(view, plan, Limits(max_preemptions=3), Evictions())
     assert actions == Actions(starts=[Start(2, (1,), None)], renewals=[(1, None)])
 
 
@@ -233,7 +234,7 @@ def test_what_a_policy_is_told_is_protected_is_what_is_not_stopped(view):
         n = len(view.jobs.allocation(row))
         if len(free) >= n:
             move = Plan({int(view.jobs.id[row]): Allocation(tuple(free[:n]))})
-            assert bool(reconcile(view, move, limits, Memory()).stops) != bool(told.protected[row])
+            assert bool(reconcile(view, move, limits, Evictions()).stops) != bool(told.protected[row])
 
 
 @pytest.mark.parametrize("limits", [FREE, Limits(min_run_time=50, max_preemptions=2)])
@@ -246,7 +247,7 @@ def test_what_any_valid_plan_can_bring_about(limits, view, data):
         check(plan, view)
     except PlanError:
         return
-    actions = reconcile(view, plan, limits, Memory())
+    actions = reconcile(view, plan, limits, Evictions())
     jobs = view.jobs
     row = {job: number for number, job in enumerate(jobs.id.tolist())}
     held = {gpu: int(job) for job, gpus in zip(jobs.id, map(jobs.allocation, range(len(jobs))), strict=True) for gpu in gpus.tolist()}
@@ -296,7 +297,7 @@ def plans(draw, view):
             chosen = fits[:n]
         free = [g for g in free if g not in chosen]
         allocations[int(view.jobs.id[row])] = Allocation(tuple(chosen))
-    return Plan(allocations)
+    return plan_of(view, allocations)
 
 
 class Spiteful:
@@ -317,7 +318,7 @@ class Spiteful:
             if len(free) >= n:
                 allocations[int(jobs.id[row])] = Allocation(tuple(free[:n]))
                 free = free[n:]
-        return Plan(allocations)
+        return plan_of(view, allocations)
 
 
 @given(st.integers(0, 1000))
@@ -343,7 +344,7 @@ class TakingTurns:
 
     def plan(self, view):
         waiting = np.flatnonzero(view.jobs.phase == Phase.PENDING)
-        return Plan({int(view.jobs.id[waiting[0]]): Allocation((0,))} if len(waiting) else {})
+        return plan_of(view, {int(view.jobs.id[waiting[0]]): Allocation((0,))} if len(waiting) else {})
 
 
 def test_two_jobs_cannot_take_turns_faster_than_the_cooldown():

@@ -24,7 +24,7 @@ from stoker.policies.exchange import exchange
 from stoker.policies.goodput import Goodput, StepTime
 from stoker.policies.profiles import Profile, Throughput
 from stoker.policies.timeline import Timeline, fill, follow
-from views import GIB, NOW, Job, World, make_view, reasons, views, written_out
+from views import GIB, NOW, Job, Kept, World, make_view, reasons, views, written_out
 from views import given as given_gpus
 
 #: 1, 1.8, 2.4, 2.8, … times as fast on 1, 2, 3, 4, … GPUs: every further GPU helps less.
@@ -306,9 +306,8 @@ def test_elasticflow_keeps_a_promise_to_a_job_that_still_waits():
     # Of a job that has run and of which it knows nothing else, as after a restart, a policy takes what it holds for its plan.
     view = elastic_view([2], [Job(1, gpus_max=2, remaining=580, held=(0, 1), run_time=60), Job(2, gpus=2, remaining=300)],
                         profile=[1, -1], deadlines=[600, 660])  # fmt: skip
-    policy = registry.create("elasticflow", {})
-    policy._promises = {2: Timeline(np.array([0.0, 300.0, 600.0]), np.array([0, 2, 0]))}
-    assert list(policy.plan(view).rejected) == []
+    promised = {"round": {"began": NOW - 60}, "promises": [[2, [[0.0, 360.0, 660.0], [0, 2, 0]]]]}
+    assert list(registry.create("elasticflow", {}).plan(dataclasses.replace(view, memory=promised)).rejected) == []
 
 
 def test_elasticflow_stops_whom_it_preempts_for_a_job_that_grows():
@@ -532,7 +531,7 @@ def test_every_plan_is_valid_complete_and_deterministic(name, config, view):
 
 @pytest.mark.parametrize("name", ["optimus", "pollux", "elasticflow"])
 def test_a_round_stands_until_the_next(name):
-    policy = registry.create(name, {})
+    policy = Kept(registry.create(name, {}))
     jobs = [Job(1, gpus_max=4, remaining=9000), Job(2, gpus_max=4, remaining=5000)]
     first = given_gpus(policy.plan(elastic_view([8], jobs)))
     # A job that comes between rounds waits, and who had to stop for the division starts where it was meant to.
@@ -546,7 +545,7 @@ def test_a_round_stands_until_the_next(name):
 
 @pytest.mark.parametrize("name", ["optimus", "pollux", "elasticflow"])
 def test_a_round_lives_with_what_has_gone_out_of_use(name):
-    policy = registry.create(name, {})
+    policy = Kept(registry.create(name, {}))
     jobs = [Job(1, gpus_max=4, remaining=9000), Job(2, gpus_max=4, remaining=5000)]
     lost = given_gpus(policy.plan(elastic_view([8], jobs)))[1][0]
     view = elastic_view([8], jobs, now=NOW + 1, unusable=[lost])

@@ -31,7 +31,7 @@ def test_the_example_does_what_it_says(example):
     policy = registry.create(example, {"largest": 2})
     view = make_view([4], [Job(1, held=(3,)), Job(2, gpus=4), Job(3, gpus=2), Job(4), Job(5, gpus=2)])
     plan = policy.plan(view)
-    assert given_gpus(plan) == {1: (3,), 3: (0, 1), 4: (2,)}
+    assert given_gpus(plan) == {3: (0, 1), 4: (2,)}
     assert reasons(plan) == {2: "too-large", 5: "resources"}
     assert registry.describe_one(example)["config"][0]["name"] == "largest"
 

@@ -24,7 +24,7 @@ from stoker.policies.unisched.modelling import model, standing_of
 from stoker.policies.unisched.problem import Problem
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
-from views import GIB, NOW, Job, given, make_view, reasons, views
+from views import GIB, NOW, Job, Kept, given, make_view, reasons, views
 
 BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s
 END = BOUNDARY + 300.0
@@ -46,7 +46,7 @@ every_policy = pytest.mark.parametrize(("name", "config"), NAMES, ids=lambda val
 
 
 def make(name: str = "unisched", **config: Any) -> Policy:
-    return registry.create(name, config)
+    return Kept(registry.create(name, config))
 
 
 def plan(name: str, view: View, **config: Any) -> Plan:

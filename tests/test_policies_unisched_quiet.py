@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
+from stoker.engine.guards import Evictions as Gave
 from stoker.engine.guards import Limits, protect, reconcile
-from stoker.engine.guards import Memory as Gave
 from stoker.engine.plan_check import check
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.options import NO_LIMITS, Costs, Errors, Options
@@ -22,7 +22,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Policy
 from stoker.policies.unisched import policy as unisched
-from views import NOW, Job, given, make_view
+from views import NOW, Job, Kept, given, make_view
 
 CYCLE = 300.0
 END = 1_000_200.0  #: of the cycle that NOW is in
@@ -32,7 +32,7 @@ both = pytest.mark.parametrize("name", ["unisched", "chronus"])
 
 
 def make(name: str = "unisched", **config: Any) -> Policy:
-    return registry.create(name, config)
+    return Kept(registry.create(name, config))
 
 
 def run(workload: Workload, name: str, options: Options | None = None, nodes: tuple[int, ...] = (8,), **config: Any) -> Result:

@@ -29,7 +29,7 @@ class ProfilesFirst:
             if len(gpus) == (wanted if profile else gang):
                 free = free[len(gpus):]
                 given[int(jobs.id[row])] = Allocation(tuple(gpus), view.now + 300 if profile else None, profile=profile)
-        return Plan(given, preempt=())
+        return Plan(given)
 '''
 GANG = 3
 TOY = {

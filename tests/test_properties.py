@@ -41,7 +41,7 @@ from stoker.engine.workflow.control import Control, control
 from stoker.engine.workflow.settings import PolicySetting, set_policy
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.engine.workflow.watch import look_at_leases
-from stoker.policies.contract import Allocation, Group, Plan, Reason, View, Waiting
+from stoker.policies.contract import Allocation, Group, Plan, Reason, View, Waiting, plan_of
 from stoker.policies.contract import Phase as JobPhase
 from stores import reopened
 
@@ -830,7 +830,8 @@ def plans(draw: st.DrawFn, view: View) -> Plan | None:
             given |= set(chosen)
     groups = _spoil(flaw, allocations, view)
     left_out = [int(jobs.id[row]) for row in mine if int(jobs.id[row]) not in allocations]
-    return Plan(allocations, [Waiting(Reason("resources", "of no use now"), left_out)] if left_out else [], groups)
+    waiting = [Waiting(Reason("resources", "of no use now"), left_out)] if left_out else []
+    return plan_of(view, allocations, waiting=waiting, groups=groups)
 
 
 def _spoil(flaw: str, allocations: dict[int, Allocation], view: View) -> list[Group]:

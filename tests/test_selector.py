@@ -6,18 +6,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.policies.unisched.columns import make_columns, with_choice
+from stoker.policies.unisched.columns import make_columns
 from stoker.policies.unisched.dual import evaluate
-from stoker.policies.unisched.last import last_of
 from stoker.policies.unisched.patterns import patterns
 from stoker.policies.unisched.plain import solve_plain
-from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Guess, Limits, Problem, Solution, Warm, from_level
+from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
 from stoker.policies.unisched.schedule import Schedule
 from stoker.policies.unisched.selector import solve
 from stoker.policies.unisched.twins import find_twins
@@ -230,96 +228,8 @@ def test_the_same_problem_has_the_same_answer(problem: Problem) -> None:
         one, other = getattr(first, field.name), getattr(second, field.name)
         if field.name == "leases":
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-        elif field.name == "warm":
-            assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("cells", "slots", "work"))
         else:
             assert np.array_equal(one, other)
-
-
-@given(problems, problems, st.randoms(use_true_random=False))
-def test_a_stale_start_does_no_harm(last: Problem, problem: Problem, random: Random) -> None:
-    """The jobs of the cycle before are some of these, and others, with other options and deadlines."""
-    before, after = (np.array(random.sample(range(12), len(cycle)), dtype=np.int64) for cycle in (last, problem))
-    warm = solve(problem, warm=last_of(before, last, solve(last)).warm(after, problem))
-    assert_true(problem, warm)
-    assert warm.objective >= 0.99 * solve(problem).objective - 1e-6
-    assert warm.status == OPTIMAL
-
-
-@given(larger_problems, st.randoms(use_true_random=False))
-def test_any_guess_at_any_prices_does_no_harm(problem: Problem, random: Random) -> None:
-    """Also one that gives jobs the options of others, or deadlines that nobody has."""
-    guess = Guess(*(ints(*(random.randint(-1, 60) for _ in range(len(problem)))) for _ in range(2)))
-    prices = Warm(np.array([random.random() for _ in range(4)]), ints(2, 5), np.array([random.random(), 3.0]), guess)
-    solution = solve(problem, warm=prices)
-    assert_true(problem, solution)
-    assert solution.status == OPTIMAL or solution.gap > 0.01
-
-
-def test_a_choice_that_is_still_right_is_all_it_takes() -> None:
-    """The same problem begun with its own prices and choice needs no iteration and no core."""
-    for seed in range(3):
-        problem, ids = random_problem(60, 64, seed), np.arange(60)[::-1]
-        first = solve(problem, Limits(gap=0.02))
-        again = solve(problem, Limits(gap=0.02), last_of(ids, problem, first).warm(ids, problem))
-        assert (again.counts["iterations"], again.counts["core"]) == (0, 0)
-        assert again.status == OPTIMAL
-
-
-def test_the_last_choice_is_found_again_by_job() -> None:
-    """Job 7 has gone, jobs 8 and 12 came; job 5 has lost an option, job 9 its deadlines."""
-    whole_node, apart = whole(8, 4), (8, (8, 0, 0, 0), 5, 0.0)
-    nine, five, seven = (Job([whole_node, apart], [(4, 100.0), (9, 50.0)]) for _ in range(3))
-    before = make_problem([nine, five, seven], 24)
-    chosen = dataclasses.replace(solve(before), option=ints(0, 3, 4), tier=ints(1, 2, 4))
-    steps = [(3, 100.0), (8, 50.0)]
-    now = make_problem([Job([whole_node], steps), Job([apart, whole_node]), Job([apart], steps), Job([whole_node], steps)], 24)
-    guess = last_of(ints(9, 5, 7), before, chosen).warm(ints(8, 9, 5, 12), now).guess
-    assert guess is not None
-    assert guess.option.tolist() == [-1, 2, 3, -1]
-    assert guess.tier.tolist() == [-1, -1, 2, -1]
-
-
-def test_a_choice_of_nodes_of_another_size_is_no_guess() -> None:
-    problem = make_problem([Job([whole(1, 1)], now=1.0)], 8)
-    smaller = dataclasses.replace(problem, cells=ints(0, 0, 2)[None], option_cells=problem.option_cells[:, :3])
-    guess = last_of(ints(1), problem, solve(problem)).warm(ints(1), smaller).guess
-    assert guess is not None and guess.option.tolist() == [-1]
-
-
-def test_a_guess_of_alike_jobs_is_one_of_their_row() -> None:
-    alike = Job([whole(2, 1), whole(4, 1)], [(3, 9.0), (4, 5.0)])
-    twins = find_twins(make_problem([Job([whole(1, 1)], [(2, 5.0)]), alike, alike], 8), 0.0)
-    option, tier = twins.of_guess(Guess(ints(-1, 2, 4), ints(-1, -1, 4)))
-    assert (option.tolist(), tier.tolist()) == ([2, 2], [-1, 2])
-
-
-def test_a_guess_of_a_deadline_that_is_lost_is_a_column_of_nobody() -> None:
-    """Job 1 has too much to do for either of its deadlines; job 2, whose columns come next, has none."""
-    late = Job([whole(1, 9)], [(2, 5.0), (3, 4.0)])
-    columns = make_columns(make_problem([Job([whole(1, 1)], [(3, 5.0)]), late, Job([whole(1, 2)], now=1.0)], 8), 10)
-    assert columns.tier.max() == 0
-    assert with_choice(columns, ints(1), ints(1), columns.value).tolist() == []
-    assert columns.option[with_choice(columns, ints(0), ints(0), columns.value)].tolist() == [0]
-
-
-def test_nobody_of_a_last_cycle_is_a_start_too() -> None:
-    problem = random_problem(20, 24, 0)
-    nothing = make_problem([], 24)
-    warm = last_of(ints(), nothing, solve(nothing)).warm(np.arange(20), problem)
-    assert solve(problem, warm=warm).objective >= 0.99 * solve(problem).objective
-
-
-def test_prices_of_the_last_cycle_save_iterations() -> None:
-    colder = warmer = 0
-    for seed in range(4):
-        problem = random_problem(300, 64, seed)
-        limits = Limits(cores=(), exact=0)
-        first = solve(problem, limits)
-        again = solve(problem, limits, first.warm)
-        colder, warmer = colder + first.counts["iterations"], warmer + again.counts["iterations"]
-        assert again.bound <= first.bound * 1.002
-    assert warmer < colder
 
 
 @given(small_problems(most=10), st.lists(st.floats(0, 5), min_size=64, max_size=64))

@@ -42,7 +42,7 @@ class FirstComeProfiled(Scripted):
             if gpus is not None:
                 placement.take(gpus)
                 given[int(jobs.id[row])] = Allocation(gpus, view.now + self.lease, profile=True) if profile else Allocation(gpus)
-        return Plan(given, preempt=())
+        return Plan(given)
 
 
 class ProfilingTimetable(Timetable):

@@ -419,7 +419,7 @@ def leased(*until: float) -> Callable[[View], Plan]:
             return Plan({})
         later = [moment for moment in until if moment > view.now]
         if view.jobs.phase[0] == Phase.ACTIVE and not later:
-            return Plan({}, preempt=())  # as it is
+            return Plan({})  # as it is
         return Plan({0: Allocation((0,), lease_end=later[0] if later else None)})
 
     return decide

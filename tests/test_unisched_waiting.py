@@ -22,7 +22,7 @@ from stoker.policies.unisched.plain import solve_plain
 from stoker.policies.unisched.problem import Problem
 from stoker.policies.unisched.roles import Roles, roles_of
 from stoker.policies.unisched.selector import solve
-from views import NOW, Job, given, make_view, reasons, views
+from views import NOW, Job, Kept, given, make_view, reasons, views
 
 HOUR = 3600.0
 END = 1_000_200.0  #: of the cycle that NOW is in
@@ -94,12 +94,12 @@ def test_who_is_given_up_runs_on_what_is_left_for_a_best_effort_lease():
 
 
 def test_a_best_effort_lease_is_not_ended_early_for_a_deadline_that_is_given_up():
-    policy = registry.create("unisched", {"waiting_cost": 20.0})
+    policy = Kept(registry.create("unisched", {"waiting_cost": 20.0}))
     running = best_effort(1, 10, held=(0,), lease_end=END)
     policy.plan(make_view([1], [running]))
     waits = [best_effort(2), strict(3, 10, 50.0)]
     assert not policy.plan(make_view([1], [running, *waits], now=NOW + 10)).preempt
-    without = registry.create("unisched", {})
+    without = Kept(registry.create("unisched", {}))
     without.plan(make_view([1], [running]))
     assert without.plan(make_view([1], [running, *waits], now=NOW + 10)).preempt == [1]
 

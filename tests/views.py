@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Limits, Memory, protect, reconcile
+from stoker.engine.guards import Actions, Evictions, Limits, protect, reconcile
 from stoker.engine.plan_check import check, complete
-from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, Plan, Policy, Profile, View
+from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement import Placement
 
 NOW = 1_000_000.0
@@ -117,9 +119,25 @@ def make_jobs(jobs: Sequence[Job]) -> Jobs:
     )
 
 
+class Kept:
+    """A policy with the memory that its engine keeps for it from plan to plan."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.memory: Memory = None
+
+    def plan(self, view: View) -> Plan:
+        plan = self.policy.plan(dataclasses.replace(view, memory=self.memory))
+        self.memory = json.loads(json.dumps(plan.memory))
+        return plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
 def written_out(plan: Plan, view: View) -> Plan:
     """The same plan with every job that is to have GPUs in it."""
-    return dataclasses.replace(plan, allocations=complete(plan, view), preempt=None)
+    return dataclasses.replace(plan, allocations=complete(plan, view))
 
 
 def given(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -209,19 +227,22 @@ class World:
     seconds: float = 10.0  #: a tick
     progress: bool = False  #: jobs with a known length work and end
     now: float = NOW
-    memory: Memory = field(default_factory=Memory)
+    evictions: Evictions = field(default_factory=Evictions)
+    memory: Memory = None  #: the policy's
     finished: set[int] = field(default_factory=set)
     stops: int = 0
 
     def view(self) -> View:
-        return protect(make_view(self.nodes, list(self.jobs.values()), unusable=self.unusable, now=self.now), self.limits)
+        view = make_view(self.nodes, list(self.jobs.values()), unusable=self.unusable, now=self.now)
+        return dataclasses.replace(protect(view, self.limits), memory=self.memory)
 
     def tick(self, policy: Policy) -> Actions:
         view = self.view()
         plan = check(policy.plan(view), view)
-        actions = reconcile(view, plan, self.limits, self.memory)
+        self.memory = plan.memory
+        actions = reconcile(view, plan, self.limits, self.evictions)
         self.check_actions(actions)
-        self.memory = self.memory.after(actions.stops, self.now, self.limits)
+        self.evictions = self.evictions.after(actions.stops, self.now, self.limits)
         self._apply(actions)
         self._pass_time()
         return actions

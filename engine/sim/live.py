@@ -4,69 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Floats, Ints, Jobs
+from ...policies.contract import Bools, Floats, Ints, Jobs
 from ..guards import Protection
 from .columns import Column
-from .options import Options
+from .table import Table
 from .truth import EARLY, errors_stay, unlearnt
-from .workload import Workload
 
 
-class Rows(Protocol):
-    """What `Jobs` are cut from; see `Table`."""
-
-    @property
-    def workload(self) -> Workload: ...
-    @property
-    def options(self) -> Options: ...
-    @property
-    def deadline(self) -> Floats: ...
-    @property
-    def gap(self) -> Floats: ...
-    @property
-    def has_gaps(self) -> bool: ...
-    @property
-    def alloc_gpus(self) -> Ints: ...
-    @property
-    def alloc_start(self) -> Ints: ...
-    def columns(self) -> tuple[Ints, Floats]: ...
-    def tiers(self) -> tuple[Ints, Floats, Floats]: ...
+def _whole(column: int) -> Callable[[LiveJobs], Any]:
+    return lambda jobs: _shown(jobs._ints[column].copy())
 
 
-class _Made:
-    """A column that is made at the first look; after that it stands in the object itself, where Python looks first."""
-
-    def __init__(self, make: Callable[[LiveJobs], Any]) -> None:
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, jobs: LiveJobs, owner: type) -> Any:
-        made = jobs.__dict__[self._name] = self._make(jobs)
-        return made
+def _real(column: int) -> Callable[[LiveJobs], Any]:
+    return lambda jobs: _shown(jobs._floats[column].copy())
 
 
-def _made(make: Callable[[LiveJobs], Any]) -> Any:
-    return _Made(make)
-
-
-def _whole(column: int) -> Any:
-    return _Made(lambda jobs: _shown(jobs._ints[column].copy()))
-
-
-def _real(column: int) -> Any:
-    return _Made(lambda jobs: _shown(jobs._floats[column].copy()))
-
-
-def _constant(of: Callable[[Rows], Any]) -> Any:
+def _constant(of: Callable[[Table], Any]) -> Callable[[LiveJobs], Any]:
     """A column that stands as it is for all jobs of the workload."""
-    return _Made(lambda jobs: _shown(of(jobs._table)[jobs.id]))
+    return lambda jobs: _shown(of(jobs._table)[jobs._rows])
 
 
 def _shown(column: Any) -> Any:
@@ -78,105 +38,120 @@ def _shown(column: Any) -> Any:
 class LiveJobs(Jobs):
     """`Jobs` of a table at a moment. A policy looks at a few of the columns, so none is made before it is looked at."""
 
-    _table: Rows
+    __slots__ = ("_belief", "_floats", "_gap", "_ints", "_left", "_mistaken", "_now", "_rows", "_table", "_tiers", "_unlearnt")
+
+    _table: Table
     _now: float
     _ints: Ints
     _floats: Floats
+    _rows: Ints  #: of the workload
+    _gap: Floats  #: work beyond its own end up to its maximum of iterations
+    _left: Floats  #: work left; who holds no GPUs has no speed
+    _belief: Floats  #: believed work over true work, NaN: nothing is believed
+    _mistaken: Bools  #: whether errors of what is believed still stand
+    _unlearnt: Floats  #: share of the gap that is not known yet
+    _tiers: tuple[Ints, Floats, Floats]
 
-    def __init__(self, table: Rows, now: float) -> None:
+    def __init__(self, table: Table, now: float, protection: Protection | None = None) -> None:
+        """``protection``: what guards hold of these jobs."""
+        keep = object.__setattr__  # frozen, as every view
         ints, floats = table.columns()
-        self.__dict__.update(_table=table, _now=now, _ints=ints, _floats=floats)  # frozen, as every view
+        keep(self, "_table", table)
+        keep(self, "_now", now)
+        keep(self, "_ints", ints)
+        keep(self, "_floats", floats)
+        keep(self, "protected", None if protection is None else protection.protected)
+        keep(self, "protected_until", None if protection is None else protection.protected_until)
+        if protection is not None:
+            keep(self, "lease_end", protection.lease_end)
+
+    def __getattr__(self, name: str) -> Any:
+        """A column that nobody has looked at yet."""
+        make = _MAKE.get(name)
+        if make is None:
+            raise AttributeError(name)
+        made = make(self)
+        object.__setattr__(self, name, made)
+        return made
 
     def plain(self) -> Jobs:
         """The same with every column made; what `dataclasses.replace` can be used on."""
         return Jobs(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Jobs)})
 
-    def protect(self, given: Protection) -> None:
-        """What guards hold of these jobs; before anybody else has the view."""
-        self.__dict__.update(protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
 
-    id = _whole(Column.JOB)
-    phase = _whole(Column.PHASE)
-    gpus_min = _constant(lambda table: table.workload.gpus_min)
-    gpus_max = _constant(lambda table: table.workload.gpus_max)
-    priority = _constant(lambda table: table.workload.priority)
-    demand = _constant(lambda table: table.workload.demand)
-    preemptions = _whole(Column.PREEMPTIONS)
-    user = _constant(lambda table: table.workload.user)
-    model = _constant(lambda table: table.workload.model)
-    profile = _whole(Column.PROFILE)
-    submitted_at = _constant(lambda table: table.workload.submitted)
-    deadline = _constant(lambda table: table.deadline)
-    gpu_memory = _constant(lambda table: table.workload.gpu_memory)
-    lease_end = _real(Column.LEASE_END)
-    protected = _made(lambda jobs: None)
-    protected_until = _made(lambda jobs: None)
-    profile_gpus = _whole(Column.PROFILE_GPUS)
-    held = _whole(Column.HELD)
-    _gap = _constant(lambda table: table.gap)
-    alloc_start = _made(lambda jobs: jobs._table.alloc_start)
-    alloc_gpus = _made(lambda jobs: jobs._table.alloc_gpus)
-    tier_start = _made(lambda jobs: jobs._tiers[0])
-    tier_deadline = _made(lambda jobs: jobs._tiers[1])
-    tier_reward = _made(lambda jobs: jobs._tiers[2])
+def _left(jobs: LiveJobs) -> Floats:
+    trained = np.maximum(jobs._now - jobs._floats[Column.SINCE], 0.0)  # seconds in the present lease
+    left: Floats = jobs._floats[Column.LEFT] - trained * jobs._floats[Column.SPEED]
+    return left
 
-    @_made
-    def _tiers(self) -> Any:
-        return self._table.tiers()
 
-    @_made
-    def _left(self) -> Any:
-        """Work left; who holds no GPUs has no speed."""
-        trained = np.maximum(self._now - self._floats[Column.SINCE], 0.0)  # seconds in the present lease
-        return self._floats[Column.LEFT] - trained * self._floats[Column.SPEED]
+def _progress(jobs: LiveJobs) -> Floats:
+    """Share of the work that is done."""
+    progress: Floats = 1.0 - jobs._left / jobs._floats[Column.WORK]
+    return progress
 
-    @_made
-    def attained(self) -> Any:
-        return self._floats[Column.ATTAINED] + self.lease_time * self._ints[Column.HELD]
 
-    @_made
-    def run_time(self) -> Any:
-        return self._floats[Column.RAN] + self.lease_time
+def _remaining(jobs: LiveJobs) -> Floats:
+    left = jobs._left + jobs._gap * jobs._unlearnt if jobs._table.has_gaps else jobs._left
+    return left * jobs._belief
 
-    @_made
-    def lease_time(self) -> Any:
-        return (self._now - self._floats[Column.GRANTED]) * (self._ints[Column.HELD] > 0)
 
-    @_made
-    def remaining(self) -> Any:
-        left = self._left + self._gap * self._unlearnt if self._table.has_gaps else self._left
-        return left * self._belief
+def _remaining_most(jobs: LiveJobs) -> Floats:
+    return (jobs._left + jobs._gap) * jobs._belief if jobs._table.has_gaps else jobs.remaining
 
-    @_made
-    def remaining_most(self) -> Any:
-        return (self._left + self._gap) * self._belief if self._table.has_gaps else self.remaining
 
-    @_made
-    def uncertainty(self) -> Any:
-        errors = self._table.options.errors
-        early = EARLY * self._unlearnt * (self._gap > 0) if self._table.has_gaps else np.zeros(len(self))
-        known = np.sqrt((errors.duration**2 + errors.gaussian**2) * self._mistaken + early**2)
-        return np.where(np.isnan(self._floats[Column.BELIEF]), np.nan, known)
+def _uncertainty(jobs: LiveJobs) -> Floats:
+    errors = jobs._table.options.errors
+    early = EARLY * jobs._unlearnt * (jobs._gap > 0) if jobs._table.has_gaps else np.zeros(len(jobs))
+    known: Floats = np.sqrt((errors.duration**2 + errors.gaussian**2) * jobs._mistaken + early**2)
+    known[np.isnan(jobs._floats[Column.BELIEF])] = np.nan
+    return known
 
-    @_made
-    def overhead(self) -> Any:
-        costs = self._table.options.costs
-        return costs.suspend + costs.resume + costs.resume_per_gpu * (self.gpus_min - 1.0)
 
-    @_made
-    def _belief(self) -> Any:
-        """Believed work over true work, NaN: nothing is believed."""
-        belief = self._floats[Column.BELIEF]
-        return belief if math.isinf(self._table.options.errors.corrected) else np.where(self._mistaken | np.isnan(belief), belief, 1.0)
+def _overhead(jobs: LiveJobs) -> Floats:
+    costs = jobs._table.options.costs
+    return np.asarray(costs.suspend + costs.resume + costs.resume_per_gpu * (jobs.gpus_min - 1.0), dtype=np.float64)
 
-    @_made
-    def _mistaken(self) -> Any:
-        return errors_stay(self.run_time, self._table.options.errors)
 
-    @_made
-    def _unlearnt(self) -> Any:
-        return unlearnt(self.progress, self._table.options.errors)
+def _belief(jobs: LiveJobs) -> Floats:
+    belief = jobs._floats[Column.BELIEF]
+    return belief if math.isinf(jobs._table.options.errors.corrected) else np.where(jobs._mistaken | np.isnan(belief), belief, 1.0)
 
-    @_made
-    def progress(self) -> Any:
-        return 1.0 - self._left / self._floats[Column.WORK]
+
+_MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
+    "id": lambda jobs: jobs._rows if jobs._table.ids is None else _shown(jobs._table.ids[jobs._rows]),
+    "phase": _whole(Column.PHASE),
+    "gpus_min": _constant(lambda table: table.workload.gpus_min),
+    "gpus_max": _constant(lambda table: table.workload.gpus_max),
+    "priority": _constant(lambda table: table.workload.priority),
+    "demand": _constant(lambda table: table.workload.demand),
+    "preemptions": _whole(Column.PREEMPTIONS),
+    "user": _constant(lambda table: table.workload.user),
+    "model": _constant(lambda table: table.workload.model),
+    "profile": _whole(Column.PROFILE),
+    "submitted_at": _constant(lambda table: table.workload.submitted),
+    "deadline": _constant(lambda table: table.deadline),
+    "gpu_memory": _constant(lambda table: table.workload.gpu_memory),
+    "lease_end": _real(Column.LEASE_END),
+    "profile_gpus": _whole(Column.PROFILE_GPUS),
+    "alloc_start": lambda jobs: jobs._table.alloc_start,
+    "alloc_gpus": lambda jobs: jobs._table.alloc_gpus,
+    "tier_start": lambda jobs: jobs._tiers[0],
+    "tier_deadline": lambda jobs: jobs._tiers[1],
+    "tier_reward": lambda jobs: jobs._tiers[2],
+    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._ints[Column.HELD],
+    "run_time": lambda jobs: jobs._floats[Column.RAN] + jobs.lease_time,
+    "lease_time": lambda jobs: (jobs._now - jobs._floats[Column.GRANTED]) * (jobs._ints[Column.HELD] > 0),
+    "remaining": _remaining,
+    "remaining_most": _remaining_most,
+    "uncertainty": _uncertainty,
+    "overhead": _overhead,
+    "progress": _progress,
+    "_rows": _whole(Column.JOB),
+    "_tiers": lambda jobs: jobs._table.tiers(),
+    "_gap": _constant(lambda table: table.gap),
+    "_left": _left,
+    "_belief": _belief,
+    "_mistaken": lambda jobs: errors_stay(jobs.run_time, jobs._table.options.errors),
+    "_unlearnt": lambda jobs: unlearnt(_progress(jobs), jobs._table.options.errors),
+}

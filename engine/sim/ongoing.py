@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Policy, View
-from ..guards import Memory
+from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Plan, Policy, View
+from ...policies.contract import Memory as PolicyMemory
+from ..guards import Actions, Evictions
 from .agenda import NOBODY, Kind
 from .cluster import Cluster
 from .options import Options
@@ -59,18 +60,20 @@ def ends_from(
     options: Options,
     watched: Watched,
     *,
-    memory: Memory,
+    evictions: Evictions,
+    memory: PolicyMemory = None,
     cpu_seconds: float = math.inf,
     start_up: Floats | None = None,
 ) -> Floats:
     """When the jobs of ``view`` end, in seconds from its moment, a row a job; NaN: later than the simulation ran, or never.
 
     ``left``: seconds of work that each job has left in truth, on ``gpus_min`` GPUs; what the policy believes of it is
-    ``view.jobs.remaining`` at first, and stays as wrong. ``memory``: who gave way to whom, by the jobs' ids.
+    ``view.jobs.remaining`` at first, and stays as wrong. ``evictions``: who gave way to whom, by the jobs' ids.
+    ``memory``: what the policy keeps in mind.
     ``start_up``: seconds that the first start of each job takes; None: as in ``options``.
     Raises SimulationError when the policy fails, OutOfTime after ``cpu_seconds`` of this thread.
     """
-    simulation = _Ongoing(view, left, policy, options, watched, memory, time.thread_time() + cpu_seconds, start_up)
+    simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, time.thread_time() + cpu_seconds, start_up)
     try:
         simulation.run(None)
     except _Known:
@@ -97,7 +100,8 @@ class _Ongoing(Simulation):
         policy: Policy,
         options: Options,
         watched: Watched,
-        memory: Memory,
+        evictions: Evictions,
+        memory: PolicyMemory,
         cpu_until: float,
         start_up: Floats | None,
     ) -> None:
@@ -109,7 +113,9 @@ class _Ongoing(Simulation):
         self._cpu_until = cpu_until
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
         self.agenda.now = view.now
-        self.memory = _memory(memory, view)
+        self.evictions, self.memory = evictions, memory
+        self.table.ids = view.jobs.id
+        self._number = {job: number for number, job in enumerate(view.jobs.id.tolist())}
         self._start_up = self._starting = np.zeros(len(left))
         if start_up is not None:
             self._start_up = start_up
@@ -177,6 +183,21 @@ class _Ongoing(Simulation):
         end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])
         self.training.renew(job, max(end, view.now))
 
+    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
+        number = self._number
+        return (
+            replace(
+                plan,
+                allocations={number[job]: given for job, given in plan.allocations.items()},
+                rejected=[number[job] for job in plan.rejected],
+            ),
+            Actions(
+                starts=[start._replace(job=number[start.job]) for start in actions.starts],
+                stops=[stop._replace(job=number[stop.job]) for stop in actions.stops],
+                renewals=[renewal._replace(job=number[renewal.job]) for renewal in actions.renewals],
+            ),
+        )
+
     def _decide(self) -> None:
         if self._is_known():
             raise _Known
@@ -232,16 +253,4 @@ def _workload(view: View, left: Floats) -> Workload:
         batch_size=nothing,
         profile=nothing - 1 if jobs.profile is None else jobs.profile,
         profiles=view.profiles,
-    )
-
-
-def _memory(memory: Memory, view: View) -> Memory:
-    """The same of the simulation's jobs, which are rows of the view."""
-    row_of = {job: row for row, job in enumerate(view.jobs.id.tolist())}
-    return Memory(
-        {
-            (row_of[victim], row_of[winner]): moment
-            for (victim, winner), moment in memory.gave_way.items()
-            if victim in row_of and winner in row_of
-        }
     )

@@ -17,31 +17,26 @@ so that costs nothing and is no preemption. To other policies a job is unknown u
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...policies.cells import free_gpus, grid_of
-from ...policies.contract import Jobs, Phase, Plan, Policy, View
-from ...policies.serving import Ranking
-from ..guards import Actions, Memory, Start, next_look, protection, reconcile
+from ...policies.cells import Grid, free_gpus
+from ...policies.contract import Allocation, Phase, Plan, Policy, View
+from ...policies.contract import Memory as PolicyMemory
+from ..guards import Actions, Evictions, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
 from .agenda import NOBODY, Agenda, Kind
-from .arrivals import Arrivals, checked
 from .cluster import Cluster
 from .errors import SimulationError
 from .failures import Failures
-from .foreseen import Foreseen
 from .live import LiveJobs
 from .options import NO_LIMITS, Options
-from .plain import plain_actions
 from .recorder import Recorder
 from .result import Result
-from .said import in_a_line, says_of_its_plan
 from .table import Job, Table
 from .training import Training
 from .truth import Truth, beliefs
@@ -71,9 +66,6 @@ def simulate(
     Raises SimulationError when the policy raises or its plan is invalid.
     """
     began = time.perf_counter()
-    if options.interval is not None and getattr(policy, "interval", None) is not None:
-        with contextlib.suppress(AttributeError):  # of somebody's own class, which then is not told
-            policy.interval = options.interval  # type: ignore[attr-defined]  # what it divides for a round stands for as long
     simulation = Simulation(workload, cluster, policy, options, observer)
     simulation.run(progress)
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)
@@ -83,7 +75,6 @@ def simulate(
 class _Decided:
     """A decision, and what comes of it when it is in force."""
 
-    asked: Plan
     plan: Plan
     actions: Actions
     over: list[int]  #: jobs whose leases have run out and end with this plan
@@ -109,21 +100,19 @@ class Simulation:
         self.recorder = Recorder(workload, ~truth.fits())
         self.interval = options.interval if options.interval is not None else getattr(policy, "interval", None)
         self.uses_history = getattr(policy, "uses_history", False)
-        resizes = bool((workload.gpus_max > workload.gpus_min).any())
-        self.rigid = getattr(policy, "rigid", False) or (getattr(policy, "only_resizes", False) and not resizes)
+        self.rigid = getattr(policy, "rigid", False)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
-        self.plain = observer is None and not self.gpus.memory.any()  #: nobody looks at reasons, and every free GPU suits every job
         self.agenda = Agenda(len(workload))
-        self.free = free_gpus(grid_of(self.gpus), self.gpus.usable)
-        self.foreseen = self._foresight()
-        self.training = Training(self.table, truth, self.recorder, self.agenda, self.foreseen, options.costs, self.free, self.gpus.usable)
+        self.free = free_gpus(Grid(self.gpus), self.gpus.usable)
+        self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, which go on as nobody waited
         self.coming: _Decided | None = None  #: not in force yet
         self.failures = Failures(workload.key, until=options.until)
         self.limited = options.limits != NO_LIMITS
-        self.memory = Memory()
+        self.evictions = Evictions()
+        self.memory: PolicyMemory = None  #: what the policy keeps in mind
         self.arrivals = np.flatnonzero(~self.recorder.dropped)
         self.arrived = 0
         self.to_come = len(self.arrivals)  #: jobs that the policy has not seen yet
@@ -139,18 +128,6 @@ class Simulation:
     @property
     def now(self) -> float:
         return self.agenda.now
-
-    def _foresight(self) -> Foreseen:
-        costs, errors = self.options.costs, self.options.errors
-        alone = self.plain and not self.profiles and costs.commit <= 0 and says_of_its_plan(self.policy, "starts_alone")
-        return Foreseen(
-            self.workload.gpus_min.tolist(),
-            self.free,
-            alone=alone,
-            arrivals=Arrivals(self.table, self._rank) if alone and says_of_its_plan(self.policy, "ranking") else None,
-            proofs=self.interval is None and math.isinf(errors.corrected),  # else what is believed of a job jumps while it runs
-            stops_freely=not (costs.suspend or costs.lost_on_suspend),
-        )
 
     # The clock
 
@@ -209,7 +186,6 @@ class Simulation:
             kind, job = due
             self.events += 1
             self.handle[kind](job)
-            self.foreseen.happened(ends=kind == Kind.END, stops=kind == Kind.STOPPED)
         while submitted[self.arrived] <= now:
             self.events += 1
             self._arrive(int(self.arrivals[self.arrived]))
@@ -241,7 +217,6 @@ class Simulation:
         self.table.add(job, self.now, profile_gpus)
         self.waiting.add(job)
         self.recorder.come(self.now)
-        self.foreseen.came(job)
         self.to_come -= 1
         self.changed = True
 
@@ -295,41 +270,39 @@ class Simulation:
     # Decisions
 
     def view(self) -> View:
-        jobs = LiveJobs(self.table, self.now)
         service = self.recorder.finished_service() if self.uses_history else None
-        view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service, self.free)
-        if self.limited:
-            jobs.protect(protection(view, self.options.limits))
-        return view
+        jobs = LiveJobs(self.table, self.now)
+        view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service, self.free, self.memory)
+        if not self.limited:
+            return view
+        return replace(view, jobs=LiveJobs(self.table, self.now, protection(view, self.options.limits)))
 
     def _decide(self) -> None:
-        starts = self.foreseen.answer(self.now, self.waiting)
-        if starts is not None:
-            self._start_unasked(starts)
-            return
         view = self.view()
         asked = self._ask(view)
-        plain = plain_actions(asked, self.table, self.workload, self.free, self.training.on, guarded=self.limited) if self.plain else None
-        if plain is not None:
-            plan, actions = asked, plain
-        else:
-            try:
-                plan = check(asked, view, reasons=self.observer is not None)
-            except PlanError as error:
-                raise self._error(f"invalid plan: {error}; the plan: {in_a_line(asked)}") from None
-            actions = reconcile(view, plan, self.options.limits, self.memory)
+        try:
+            plan = check(asked, view, reasons=self.observer is not None)
+        except PlanError as error:
+            raise self._error(f"invalid plan: {error}; the plan: {_in_a_line(asked)}") from None
+        self.memory = plan.memory
+        actions = reconcile(view, plan, self.options.limits, self.evictions)
         if self.observer is not None:
             self.observer(view, plan, actions)
         self.changed = False
         if actions.stops:
-            self.memory = self.memory.after(actions.stops, self.now, self.options.limits)
+            self.evictions = self.evictions.after(actions.stops, self.now, self.options.limits)
         again = self._next_look(view, plan, actions)  # before the actions: the view is a window on the table
-        decided, delay = _Decided(asked, plan, actions, self._over(actions), again), self.options.costs.commit
+        plan, actions = self._by_number(plan, actions)
+        decided, delay = _Decided(plan, actions, self._over(actions), again), self.options.costs.commit
         if delay > 0:
             self.coming = decided
             self.agenda.put(self.now + delay, Kind.IN_FORCE, NOBODY)
         else:
             self._put_in_force(decided)
+
+    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
+        """The same of rows of the workload, which are the ids of its jobs."""
+        return plan, actions
 
     def _in_force(self, _: int) -> None:
         decided, self.coming = self.coming, None
@@ -340,26 +313,14 @@ class Simulation:
     def _put_in_force(self, decided: _Decided) -> None:
         actions = decided.actions
         self._carry_out(decided.plan, actions)
-        self.foreseen.said(decided.asked, actions, self.waiting)
         self._take_back(decided.over)
         self.agenda.void(NOBODY)
         if decided.again > self.now:
             self.agenda.put(decided.again, Kind.WAKE, NOBODY)
-        if actions.stops and not self.foreseen.follows:  # as the daemon looks again at once: what was free all along may suit somebody now
+        if actions.stops:  # as the daemon looks again at once: what was free all along may suit somebody now
             self.agenda.put(self.now, Kind.WAKE, NOBODY)
         idle = not (self.acted or self.to_come) and math.isinf(self.agenda.next())
         self.fruitless = self.fruitless + 1 if idle or self._only_wakes() else 0
-
-    def _start_unasked(self, starts: list[Start]) -> None:
-        for start in starts:
-            self._start(start)
-        self.changed, self.acted = False, bool(starts)
-        if starts:
-            self.fruitless = 0
-        if not self.waiting:
-            self.agenda.void(NOBODY)  # nobody's turn can come
-        if self.lapsed or self.spared:
-            self._end_leases()
 
     def _ask(self, view: View) -> Plan:
         start = time.perf_counter()
@@ -371,17 +332,11 @@ class Simulation:
         self.decisions += 1
         return plan
 
-    def _rank(self, jobs: Jobs) -> Ranking:
-        try:
-            return checked(self.policy.ranking(jobs), len(jobs))  # type: ignore[attr-defined]
-        except (Exception, SystemExit) as error:
-            raise self._error(f"ranking(): {type(error).__name__}: {error}") from error
-
     def _next_look(self, view: View, plan: Plan, actions: Actions) -> float:
         """When to ask again even if nothing happens: as the daemon does."""
         if not self.limited:
             return math.inf if plan.wake_at is None else plan.wake_at
-        return next_look(view, plan, actions, self.options.limits, self.memory)
+        return next_look(view, plan, actions, self.options.limits, self.evictions)
 
     def _only_wakes(self) -> bool:
         return not (self.acted or self.to_come or len(self.waiting) < len(self.table))
@@ -431,7 +386,6 @@ class Simulation:
             if self._has_run_out(number):
                 self._suspend(number)
                 self.acted = True
-                self.foreseen.doubt()
 
     def _suspend(self, number: int) -> None:
         self.in_vain = 0 if self.training.suspend(self.table.of(number)) > 0 else self.in_vain + 1
@@ -447,3 +401,12 @@ class Simulation:
 
     def _error(self, what: str) -> SimulationError:
         return SimulationError(f"policy {self.policy.name} at {self.now:g} s: {what}")
+
+
+def _in_a_line(plan: object) -> str:
+    """A plan in a line: what it gives, as far as that can be read."""
+    allocations = getattr(plan, "allocations", None)
+    if not isinstance(allocations, Mapping):
+        return repr(plan)[:200]
+    given = [f"{job}: {allocation.gpus if isinstance(allocation, Allocation) else allocation}" for job, allocation in allocations.items()]
+    return "{" + ", ".join(given[:10]) + (", …" if len(given) > 10 else "") + "}"

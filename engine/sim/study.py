@@ -98,7 +98,7 @@ def run_study(study: Study, processes: int, progress: Progress) -> Generator[Out
 
 def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcome:
     try:
-        policy = registry.create(run.choice.policy, run.choice.config)
+        policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
         return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress))
     except SimulationError as error:

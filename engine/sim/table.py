@@ -63,6 +63,7 @@ class Table:
         self.deadline = workload.last_deadline()  #: one a job, inf: it has none
         self.gap = workload.most - workload.duration  #: work beyond its own end up to its maximum of iterations, one a job
         self.has_gaps = bool(self.gap.any())
+        self.ids: Ints | None = None  #: of all jobs, as views have them; None: their numbers
         self.at_hand: dict[int, Job] = {}  #: by number
         self._touched: set[int] = set()  #: numbers of those who have come, changed or gone since the last View
         self._numbers: list[int] = []  #: of the job in each row, ascending
@@ -108,11 +109,8 @@ class Table:
         return ints, ints.view(np.float64)
 
     def tiers(self) -> tuple[Ints, Floats, Floats]:
-        return self.tiers_of(np.array(self._numbers, dtype=np.int64))
-
-    def tiers_of(self, jobs: Ints) -> tuple[Ints, Floats, Floats]:
-        """``tier_start``, ``tier_deadline`` and ``tier_reward`` of `Jobs`, of these (numbers of the workload)."""
-        w = self.workload
+        """``tier_start``, ``tier_deadline`` and ``tier_reward`` of `Jobs`."""
+        w, jobs = self.workload, np.array(self._numbers, dtype=np.int64)
         starts = np.zeros(len(jobs) + 1, dtype=np.int64)
         if not self._has_tiers:
             return starts, w.tier_deadline, w.tier_reward
@@ -122,19 +120,6 @@ class Table:
         return starts, w.tier_deadline[rows], w.tier_reward[rows]
 
     # The columns
-
-    def as_they_come(self, numbers: slice) -> tuple[Ints, Floats]:
-        """All columns of jobs that have just come."""
-        w = self.workload
-        work = w.duration[numbers]
-        ints = np.zeros((Column.COUNT, len(work)), dtype=np.int64)
-        floats = ints.view(np.float64)
-        ints[Column.JOB] = np.arange(numbers.start, numbers.start + len(work))
-        ints[Column.PHASE], ints[Column.PROFILE] = Phase.PENDING, w.profile[numbers]
-        floats[Column.LEFT], floats[Column.WORK] = work, np.maximum(work, _LEAST_WORK)
-        floats[Column.LEASE_END], floats[Column.BELIEF] = np.inf, self._belief[numbers]
-        ints.flags.writeable = floats.flags.writeable = False
-        return ints, floats
 
     def _refresh(self) -> None:
         """Rows of those who have come or changed, between those of who is as before."""

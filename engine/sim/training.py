@@ -11,7 +11,6 @@ from ...policies.cells import Free
 from ...policies.contract import Bools, Phase
 from ..guards import Start
 from .agenda import Agenda, Kind
-from .foreseen import Foreseen
 from .options import Costs
 from .recorder import Recorder
 from .table import Job, Table
@@ -23,10 +22,8 @@ _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last dig
 class Training:
     """``free`` and ``usable``: GPUs that nobody holds, and those that are in use at all."""
 
-    def __init__(
-        self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, foreseen: Foreseen, costs: Costs, free: Free, usable: Bools
-    ) -> None:
-        self._table, self._truth, self._recorder, self._agenda, self._foreseen = table, truth, recorder, agenda, foreseen
+    def __init__(self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, usable: Bools) -> None:
+        self._table, self._truth, self._recorder, self._agenda = table, truth, recorder, agenda
         self._costs, self._free = costs, free
         self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
         self._out_of_use = frozenset(np.flatnonzero(~usable).tolist())
@@ -181,7 +178,6 @@ class Training:
         if self._out_of_use:
             gpus = [gpu for gpu in gpus if gpu not in self._out_of_use]
         self._free.set(gpus, True)
-        self._foreseen.freed(gpus)
 
     def _part(self, number: int, gpus: list[int]) -> None:
         """It leaves GPUs that it shared, or some of which it did."""
@@ -190,7 +186,6 @@ class Training:
         left = [gpu for gpu in gpus if not self.on[gpu]]
         self._recorder.share(self._agenda.now, len(left) - len(gpus))
         self._open(left)
-        self._foreseen.doubt()  # who is left alone on GPUs can be displaced
         for other in sorted(self._partners.pop(number)):
             self._partners[other].discard(number)
             if not self._partners[other]:

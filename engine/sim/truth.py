@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ...policies.cells import grid_of
+from ...policies.cells import Grid
 from ...policies.contract import Bools, Floats, Gpus, Profile
 from .options import Costs, Errors
 from .workload import Workload
@@ -69,7 +69,7 @@ class Truth:
         self._workload, self._costs, self._seed = workload, costs, seed
         self._node = gpus.node.tolist()
         self._gangs, self._profiles = workload.gpus_min.tolist(), workload.profile.tolist()
-        self._grid = grid_of(gpus)
+        self._grid = Grid(gpus)
         self._knows_warm = costs.warm_start != costs.cold_start  # else it makes no difference
         self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
         self._rate = cache(_rate)

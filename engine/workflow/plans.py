@@ -31,6 +31,7 @@ class Decision:
     error: str | None = None
     deferred: Mapping[int, str] = field(default_factory=dict)
     number: int | None = None
+    memory: str | None = None  #: in JSON what the policy keeps in mind from now on; None: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequen
     }
     row |= {name: getattr(decision, name) for name in (
         "pool", "policy", "config_id", "ts", "jobs_seen", "status", "gap", "view_seconds", "plan_seconds", "apply_seconds",
-        "outcome", "error")}  # fmt: skip
+        "outcome", "error", "memory")}  # fmt: skip
     tx.insert("decisions", [{**row, "plan": json.dumps(plan)}])
 
 

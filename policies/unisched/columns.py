@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
-from .problem import Problem, Warm
+from .problem import Problem
 
 NONE = -1
 _GROWTH = 1.15  #: of one priced span of time to the next, once there are too many deadlines for one each
@@ -178,32 +178,3 @@ def _capacity(problem: Problem, ends: Ints) -> Ints:
     taken = np.concatenate([[0], np.cumsum(problem.busy[1:])])
     room: Ints = (ends - 1) * problem.capacity - taken[np.minimum(ends - 1, len(taken) - 1)]
     return room
-
-
-def with_choice(columns: Columns, option: Ints, tier: Ints, reduced: Floats) -> Ints:
-    """The columns of these options and deadlines, as far as there are such; running now or not, as is worth more at the prices."""
-    steps = int(np.append(columns.tier, tier).max(initial=0)) + 2  # also of deadlines at which no column aims any more
-    keys = np.append((columns.option * steps + columns.tier + 1) * 2 + columns.now, np.iinfo(np.int64).max)  # ascending
-    worth = np.append(reduced, -np.inf)
-    later, now = (_found(keys, (option * steps + tier + 1) * 2 + at_once) for at_once in (0, 1))
-    chosen = np.where(worth[now] >= worth[later], now, later)
-    return chosen[chosen < len(columns)]
-
-
-def _found(keys: Ints, wanted: Ints) -> Ints:
-    """Where each is among the keys, the last place for what is not there."""
-    places = np.searchsorted(keys, wanted)
-    return np.where(keys[places] == wanted, places, len(keys) - 1)
-
-
-def from_warm(columns: Columns, warm: Warm | None) -> Floats:
-    """(cells + spans,) multipliers to start with: those of the last cycle, one slot earlier, each for the end nearest to its own."""
-    start = np.zeros(len(columns.room))
-    if warm is None:
-        return start
-    cells = min(columns.cells, len(warm.cells))
-    start[:cells] = warm.cells[:cells]
-    if len(columns.ends):
-        nearest = np.abs(columns.ends[None, :] - (warm.slots[:, None] - 1)).argmin(axis=1)
-        np.add.at(start, columns.cells + nearest, warm.work)
-    return start

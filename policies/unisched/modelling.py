@@ -79,7 +79,7 @@ def model(view: View, roles: Roles, standing: Standing, config: UniSchedConfig, 
 class _Modelling:
     def __init__(self, view: View, roles: Roles, standing: Standing, config: UniSchedConfig, open_gpus: Bools) -> None:
         self.view, self.jobs, self.roles, self.standing, self.config = view, view.jobs, roles, standing, config
-        self.open, self.grid = open_gpus, grid_of(view.gpus)
+        self.open, self.grid = open_gpus, grid_of(view)
         self.capacity = int(np.count_nonzero(open_gpus))
         memory, self.large_enough = _memory_classes(view, open_gpus)
         self.rows = self._rows(np.array([np.count_nonzero(gpus) for gpus in self.large_enough])[memory])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -19,23 +17,10 @@ from ..later import Later
 from ..placement import Placement
 from ..reasons import lacking
 from .config import STATIC, UniSchedConfig
+from .cycle import Cycle
 from .modelling import Standing
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
 from .room import movers, shares
-
-
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """What was decided at the beginning of a cycle, by job (id); it does not change when rows do."""
-
-    ends: float  #: when the next cycle begins
-    chosen: Mapping[int, bool] = field(default_factory=dict)  #: jobs that are to run, and whether on more nodes than they need
-    planned: frozenset[int] = frozenset()  #: jobs that are to run later and still meet a deadline
-    refused: frozenset[int] = frozenset()  #: jobs whose deadlines cannot be met beside the others'
-    hurried: frozenset[int] = frozenset()  #: jobs for which everything was decided anew within the cycle
-    status: str = "ok"
-    gap: float | None = None
-
 
 STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free together")
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,9 +16,9 @@ from ..deadlines import has_deadline, next_deadline
 from ..feasible import holdable_in
 from ..placement import Placement
 from .config import QUICK, SRTF, STATIC, THOROUGH, UniSchedConfig
-from .last import Last, last_of
+from .cycle import Cycle, kept, last_cycle
 from .modelling import Model, Standing, model, standing_of
-from .placing import Cycle, place
+from .placing import place
 from .problem import TIMEOUT, Limits, Solution
 from .quiet import counted_ends, given_ends, is_quiet, passed_over, without_end
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, loses_its_slack, roles_of
@@ -49,41 +50,39 @@ class UniSched:
 
     def __init__(self, config: UniSchedConfig) -> None:
         self.config = config
-        self._cycle: Cycle | None = None
-        self._last: Last | None = None
-        self._quiet = False  #: by the last plan nobody need be asked when the next cycle begins
 
     def plan(self, view: View) -> Plan:
-        cycle = self._going_on(view)
+        before = last_cycle(view.memory)
+        cycle = self._going_on(view, before)
         if not len(view.jobs):
-            self._quiet = False
-            return Plan({}, preempt=())
+            return Plan({}, memory=None if cycle is None else kept(replace(cycle, quiet=False)))
         aside, roles, endless = self._set_aside(view), roles_of(view, self.config), without_end(view)
         ends = counted_ends(view, roles, self.config, endless)
         standing = standing_of(view, aside, ends=ends)
         if cycle is None:
-            decided, cycle = True, self._begin(view, roles, standing, aside)
+            decided, cycle = True, self._begin(view, roles, standing, aside, before)
         elif decided := bool(hurried := self._hurried(view, roles, cycle)):
             standing = standing_of(view, aside, roles.role != Role.PROFILER, ends)
-            cycle = replace(self._begin(view, roles, standing, aside), hurried=cycle.hurried | hurried)
-        self._cycle, self._quiet = cycle, is_quiet(view, aside)
+            cycle = replace(self._begin(view, roles, standing, aside, before), hurried=cycle.hurried | hurried)
+        cycle = replace(cycle, quiet=is_quiet(view, aside))
         plan = self._answer(view, roles, standing, aside, cycle, decided=decided)
-        if not self._quiet and endless.any():
+        if not cycle.quiet and endless.any():
             plan = replace(plan, allocations={**plan.allocations, **given_ends(view, standing, ends, endless)})
-        return plan
+        memory = kept(cycle)
+        return replace(plan, memory=view.memory if memory == view.memory else memory)
 
     def _answer(self, view: View, roles: Roles, standing: Standing, aside: Bools, cycle: Cycle, *, decided: bool) -> Plan:
         waits = bool((view.jobs.phase == Phase.PENDING).any())
         if not (waits or standing.expired.any() or standing.leaving.any()):
-            return Plan({}, preempt=(), wake_at=None if self._quiet else cycle.ends)
-        plan = place(view, roles, standing, cycle, self.config, aside, endless=self._quiet)
+            return Plan({}, wake_at=None if cycle.quiet else cycle.ends)
+        plan = place(view, roles, standing, cycle, self.config, aside, endless=cycle.quiet)
         return replace(plan, status=cycle.status, gap=cycle.gap) if decided else plan
 
-    def _going_on(self, view: View) -> Cycle | None:
-        """The cycle that the view is in, None: a new one begins."""
-        cycle, length = self._cycle, self.config.be_lease
-        if self._quiet and cycle is not None and view.now >= cycle.ends - AT_ONCE and (later := passed_over(cycle, view, length)):
-            cycle = self._cycle = later
+    def _going_on(self, view: View, cycle: Cycle | None) -> Cycle | None:
+        """The cycle that the view is in, if it is the last one, or goes on as that did; None: a new one begins."""
+        length = self.config.be_lease
+        if cycle is not None and cycle.quiet and view.now >= cycle.ends - AT_ONCE and (later := passed_over(cycle, view, length)):
+            cycle = later
         if cycle is None or not cycle.ends - length - AT_ONCE <= view.now < cycle.ends - AT_ONCE:
             return None
         return cycle
@@ -120,7 +119,7 @@ class UniSched:
             aside[:] = False
         return aside
 
-    def _begin(self, view: View, roles: Roles, standing: Standing, aside: Bools) -> Cycle:
+    def _begin(self, view: View, roles: Roles, standing: Standing, aside: Bools, before: Cycle | None) -> Cycle:
         """Decide a cycle. Cycles begin at multiples of their length, so that leases of all jobs run out together."""
         length = self.config.be_lease
         ends = (math.floor(view.now / length + AT_ONCE) + 1) * length
@@ -128,20 +127,16 @@ class UniSched:
             return Cycle(ends, dict.fromkeys(walk(view, roles, standing, self._may_run(view, standing), (), aside), False))
         asked = model(view, roles, standing, self.config, view.gpus.usable & ~aside)
         limits = replace(EFFORTS[self.config.effort], gap=self.config.gap, seconds=self.config.time_limit, clock=time.perf_counter)
-        ids = view.jobs.id[asked.rows]
-        solution = solve(asked.problem, limits, None if self._last is None else self._last.warm(ids, asked.problem))
-        self._last = last_of(ids, asked.problem, solution)
+        solution = solve(asked.problem, limits)
         chosen, planned, refused = self._read(view, asked, solution)
         if self.config.best_effort == SRTF:
             rest = self._may_run(view, standing)
             rest = rest[roles.role[rest] == Role.BEST_EFFORT]
             shortest_first = rest[np.argsort(-best_effort_reward(roles, self.config)[rest], kind="stable")]
             chosen |= dict.fromkeys(walk(view, roles, standing, shortest_first, chosen, aside), False)
-        if solution.status == TIMEOUT and self._cycle is not None:
-            # What the cycle before has chosen is a good start for one that could not be finished (end of 5.3.3.4).
-            here = set(view.jobs.id.tolist())
-            kept = {job: apart for job, apart in self._cycle.chosen.items() if job in here}
-            return Cycle(ends, kept | chosen, planned, refused, status="fallback", gap=solution.gap)
+        if solution.status == TIMEOUT and before is not None:
+            chosen = _beside(before.chosen, chosen, view, roles)
+            return Cycle(ends, chosen, planned, refused, status="fallback", gap=solution.gap)
         return Cycle(ends, chosen, planned, refused, status=solution.status, gap=solution.gap)
 
     @staticmethod
@@ -156,3 +151,15 @@ class UniSched:
         chosen = {job: bool(wide) for job, wide in zip(ids[solution.now].tolist(), apart[solution.now].tolist(), strict=True)}
         aims = solution.tier >= 0
         return chosen, frozenset(ids[aims & ~solution.now].tolist()), frozenset(ids[~aims & ~solution.now].tolist())
+
+
+def _beside(before: Mapping[int, bool], chosen: Mapping[int, bool], view: View, roles: Roles) -> dict[int, bool]:
+    """What the cycle before has chosen, as this one could not be finished (end of 5.3.3.4), and what of this one has room beside it."""
+    wants = dict(zip(view.jobs.id.tolist(), roles.wants.tolist(), strict=True))
+    both = {job: apart for job, apart in before.items() if job in wants}
+    room = int(np.count_nonzero(view.gpus.usable)) - sum(wants[job] for job in both)
+    for job, apart in chosen.items():
+        if job not in both and wants[job] <= room:
+            both[job] = apart
+            room -= wants[job]
+    return both

@@ -137,24 +137,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What each job of a problem may be given, as another cycle has chosen. It is a start and no more: much of it may be out of date."""
-
-    option: Ints  #: (n,) entry of the problem's options, -1: nothing
-    tier: Ints  #: (n,) entry of the problem's deadlines, -1: none
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """What the next cycle starts from: the prices of GPUs, and what was chosen."""
-
-    cells: Floats  #: (classes * levels,) reward for a GPU of slot 0, by row of (5.14)
-    slots: Ints  #: (rows,) ends, in slots, of the spans of time that were priced
-    work: Floats  #: (rows,) reward for a GPU for one slot before that end
-    guess: Guess | None = None  #: of the problem that is to be solved; None: nothing is known of its jobs
-
-
-@dataclass(frozen=True, slots=True)
 class Solution:
     """What runs, where, and for what. Jobs are rows of the problem."""
 
@@ -166,7 +148,6 @@ class Solution:
     bound: float  #: no schedule has a larger objective
     gap: float  #: (bound - objective) / bound
     status: str
-    warm: Warm
     seconds: float  #: by the clock of the limits
     counts: dict[str, int] = field(default_factory=dict)  #: columns, rows, iterations, core, exact, filled
     phases: dict[str, float] = field(default_factory=dict)  #: seconds of columns, dual, greedy, core, exact, fill

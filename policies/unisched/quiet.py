@@ -13,8 +13,8 @@ import numpy as np
 from ..arrays import Bools, Floats
 from ..contract import Allocation, Phase, View
 from .config import UniSchedConfig
+from .cycle import Cycle
 from .modelling import Standing, lease_ends, misplaced
-from .placing import Cycle
 from .roles import AT_ONCE, Role, Roles
 
 

@@ -11,19 +11,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
-from .columns import NONE, Columns, from_warm, make_columns, with_choice
+from .columns import NONE, Columns, make_columns
 from .core import choose, make_core
 from .dual import descend, evaluate
 from .exact import choose_exactly
 from .greedy import fill, realise, within_rows
-from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, Warm
+from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution
 from .schedule import Schedule
 from .twins import Twins, find_twins
 
 _TIES = 1e-7  #: of the largest value: prices so low that they only make equal choices take what uses least
-_FAVOUR = 0.02  #: of its value: how much better than its price the last choice of a job is taken to be
-_MANY = 20  #: times the columns of a core: with more it costs less to choose one at the last prices than to lower these
-_NEAR, _FAR = 0.02, 0.1  #: how far below the bound the dual first aims, from prices of the last cycle and from none
+_FAR = 0.1  #: how far below the bound the dual first aims
 
 
 @dataclass
@@ -66,7 +64,7 @@ class _Search:
             self.best = schedule
 
 
-def solve(problem: Problem, limits: Limits = Limits(), warm: Warm | None = None) -> Solution:  # noqa: B008 - frozen
+def solve(problem: Problem, limits: Limits = Limits()) -> Solution:  # noqa: B008 - frozen
     """The best schedule found within the limits, with a bound of all schedules. Never fails: giving nothing is a schedule too."""
     began = limits.clock()
     twins = find_twins(problem, None if limits.alike is None else limits.alike * limits.gap)
@@ -80,68 +78,32 @@ def solve(problem: Problem, limits: Limits = Limits(), warm: Warm | None = None)
         search.offer(np.repeat(chosen, columns.copies[chosen]), reduced)
         search.mark("greedy")
     if not search.done:
-        multipliers, reduced = _search(search, multipliers, warm, twins)
+        reduced = _search(search, multipliers)
     over = search.over()
     schedule, search.counts["filled"] = fill(search.best, reduced, search.over)
     search.mark("fill")
-    cells = columns.cells
-    prices = Warm(multipliers[:cells], columns.ends, multipliers[cells:])
-    return _answer(problem, twins, search, schedule, prices, limits, TIMEOUT if over else FEASIBLE)
+    return _answer(problem, twins, search, schedule, limits, TIMEOUT if over else FEASIBLE)
 
 
-def _search(search: _Search, multipliers: Floats, warm: Warm | None, twins: Twins) -> tuple[Floats, Floats]:
-    """Begun with the last cycle's or with nothing: prices, a schedule at these, and growing cores, until the gap is small enough."""
+def _search(search: _Search, multipliers: Floats) -> Floats:
+    """Prices, a schedule at these, and growing cores, until the gap is small enough; what columns are worth at these prices."""
     columns, limits = search.columns, search.limits
-    if warm is not None:
-        multipliers = np.maximum(multipliers, from_warm(columns, warm))
-        reduced = _start(search, multipliers, warm, twins)
-        if limits.cores and len(columns) > _MANY * limits.cores[0][0] and not search.done and not search.over():
-            _choose_core(search, reduced, *limits.cores[0], tries=1)
-        if search.done:
-            return multipliers, reduced
-    level = _FAR if warm is None else _NEAR
-    dual = descend(columns, multipliers, level, limits.iterations, search.best.value / (1 - limits.gap), search.over)
+    dual = descend(columns, multipliers, _FAR, limits.iterations, search.best.value / (1 - limits.gap), search.over)
     search.counts["iterations"] = dual.iterations
-    search.bound, multipliers = min(search.bound, dual.bound), dual.multipliers
-    _, reduced, chosen = evaluate(columns, multipliers)
+    search.bound = min(search.bound, dual.bound)
+    _, reduced, chosen = evaluate(columns, dual.multipliers)
     search.mark("dual")
     if not search.done:
         search.offer(within_rows(columns, np.repeat(chosen, columns.copies[chosen]), reduced), reduced)
         search.mark("greedy")
     for size, share in limits.cores:
         if search.done or search.over():
-            return multipliers, reduced
+            return reduced
         _choose_core(search, reduced, size, share, limits.tries)
     if not search.done and not search.over():
         _exactly(search)
         search.mark("exact")
-    return multipliers, reduced
-
-
-def _start(search: _Search, multipliers: Floats, warm: Warm, twins: Twins) -> Floats:
-    """At the last prices, which are nearly right, a schedule in which the last choice decides what they leave open."""
-    columns = search.columns
-    bound, reduced, chosen = evaluate(columns, multipliers)
-    search.bound, favoured = min(search.bound, bound), reduced
-    if warm.guess is None:
-        chosen = np.repeat(chosen, columns.copies[chosen])
-    else:
-        guessed = with_choice(columns, *twins.of_guess(warm.guess), reduced)
-        favoured = reduced.copy()
-        favoured[guessed] += _FAVOUR * columns.value[guessed]
-        chosen = _preferred(columns, chosen, guessed, reduced, favoured)
-    search.offer(within_rows(columns, chosen, favoured), favoured)
-    search.mark("start")
     return reduced
-
-
-def _preferred(columns: Columns, chosen: Ints, guessed: Ints, reduced: Floats, favoured: Floats) -> Ints:
-    """For each copy what was guessed, unless the best column of its job is worth more in spite of the favour."""
-    best = np.zeros(int(columns.job.max(initial=-1)) + 1)
-    best[columns.job[chosen]] = reduced[chosen]
-    kept = guessed[favoured[guessed] >= best[columns.job[guessed]]]
-    others = columns.copies[chosen] - np.bincount(columns.job[kept], minlength=len(best))[columns.job[chosen]]
-    return np.concatenate([kept, np.repeat(chosen, np.maximum(others, 0))])
 
 
 def _choose_core(search: _Search, reduced: Floats, size: int, share: float, tries: int) -> None:
@@ -175,7 +137,7 @@ def _ties(columns: Columns) -> Floats:
     return _TIES * float(columns.value.max(initial=0.0)) / np.maximum(columns.room, 1.0)
 
 
-def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule, warm: Warm, limits: Limits, otherwise: str) -> Solution:
+def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule, limits: Limits, otherwise: str) -> Solution:
     """``otherwise``: the status where the gap is too wide."""
     columns = search.columns
     n = len(problem)
@@ -199,7 +161,7 @@ def _answer(problem: Problem, twins: Twins, search: _Search, schedule: Schedule,
     }  # fmt: skip
     return Solution(
         option, now, tier, tuple(leases), objective, bound, 1 - objective / bound if bound > 0 else 0.0,
-        OPTIMAL if objective >= bound * (1 - limits.gap) else otherwise, warm, limits.clock() - search.began, counts, search.phases,
+        OPTIMAL if objective >= bound * (1 - limits.gap) else otherwise, limits.clock() - search.began, counts, search.phases,
     )  # fmt: skip
 
 

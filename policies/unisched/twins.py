@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..arrays import Floats, Ints
-from .columns import NONE
-from .problem import Guess, Problem
+from .problem import Problem
 
 _NOTHING = np.iinfo(np.int64).min  #: the step of a reward of 0
 
@@ -27,12 +26,6 @@ class Twins:
     option_shift: Ints  #: (n,) what turns an option of the problem into that of the job
     tier_shift: Ints  #: (n,) the same of deadlines
     excess: float  #: how far at most, relatively, a reward of the problem is above that of a job
-
-    def of_guess(self, guess: Guess) -> tuple[Ints, Ints]:
-        """Options and deadlines of the problem, of the jobs of which something was guessed."""
-        some = np.flatnonzero(guess.option != NONE)
-        tier = guess.tier[some]
-        return guess.option[some] - self.option_shift[some], np.where(tier == NONE, NONE, tier - self.tier_shift[some])
 
 
 def find_twins(problem: Problem, tolerance: float | None) -> Twins:
