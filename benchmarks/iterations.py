@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from common import arguments, machine, milliseconds, progress, show
 from stoker.policies.contract import Floats
-from stoker.policies.curves import IterationEstimate, estimate_iterations
+from stoker.policies.estimate.learning_curves import IterationEstimate, estimate_iterations
 
 SHARES = (0.2, 0.4, 0.6, 0.8)
 FALLING = {"deepspeech2", "yolov3"}  #: word error rate, loss

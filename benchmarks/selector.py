@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.policies.unisched.patterns import patterns
-from stoker.policies.unisched.plain import solve_plain
-from stoker.policies.unisched.problem import Limits, Problem, Solution
-from stoker.policies.unisched.selector import solve
+from stoker.policies.unisched.solver.patterns import patterns
+from stoker.policies.unisched.solver.plain import solve_plain
+from stoker.policies.unisched.solver.problem import Limits, Problem, Solution
+from stoker.policies.unisched.solver.selector import solve
 
 HORIZON = 24
 OPTIONS = 6

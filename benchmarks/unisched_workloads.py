@@ -25,7 +25,7 @@ from stoker.engine.traces.sampling import DAY, HOUR, Choice
 from stoker.engine.traces.synth import from_nothing, sample
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
 from stoker.policies.contract import Profile
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 
 PHILLY, ITP, MADE_UP = "philly", "itp", "made-up"
 SLO, MIX1, MIX2, PUBLISHED = "slo", "mix1", "mix2", "published"

@@ -123,7 +123,7 @@ KINDS: dict[str, type[StokerError]] = {
 
 def nearest(word: str, known: object) -> str:
     """' (did you mean X?)' when a known name is near ``word``, else ''."""
-    from ..policies.names import meant
+    from ..policies.nearest import meant
 
     near = meant(word, [str(name) for name in known])  # type: ignore[attr-defined]
     return f" (did you mean {near!r}?)" if near else ""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..policies.curves import IterationEstimate, estimate_iterations
+from ..policies.estimate.learning_curves import IterationEstimate, estimate_iterations
 from .overheads import Overheads
 from .sqlfiles import sql
 from .store.store import Committed, Store

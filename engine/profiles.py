@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..policies.contract import Ints
-from ..policies.profiles import Profile, Throughput
+from ..policies.estimate.throughput import Profile, Throughput
 from .columns import Array, Columns, Groups, floats
 
 _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ..policies.contract import Bools, Floats, Ints, Phase, View
-from ..policies.placement import Placement
+from ..policies.placement.consolidated import Placement
 from .durations import Durations
 from .forecast import estimate_starts
 from .sim.ongoing import OutOfTime, Watched

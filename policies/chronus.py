@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import tunable
-from .unisched.config import CONSOLIDATED, ESTIMATED, JOINT, MAXIMUM, SRTF, STATIC, UNIFIED, UniSchedConfig
-from .unisched.policy import UniSched
+from .unisched.settings import CONSOLIDATED, ESTIMATED, JOINT, MAXIMUM, SRTF, STATIC, UNIFIED, UniSchedConfig
+from .unisched.unisched import UniSched
 
 
 class Chronus(UniSched):

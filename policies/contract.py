@@ -8,23 +8,19 @@ code. All arrays of a table have one row a job (or GPU, or node); times are seco
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from .arrays import Bools, Floats, Ints, Strings
-from .names import meant
-from .profiles import Profile
+from .config import tunable
+from .estimate.throughput import Profile
+from .placement.cells import Free
 
-if TYPE_CHECKING:
-    from .cells import Free
-
-__all__ = ["Bools", "Floats", "Ints", "Profile", "Strings"]
+__all__ = ["Bools", "Floats", "Ints", "Profile", "Strings", "tunable"]
 
 
 class Phase:
@@ -238,59 +234,3 @@ class Policy(Protocol):
     def __init__(self, config: Any) -> None: ...
 
     def plan(self, view: View) -> Plan: ...
-
-
-def tunable(default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
-    """A field of a policy's Config with its meaning and range, from which search spaces are read.
-
-    The type is the annotation of the field: bool, int, float or str (with ``choices``).
-    """
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
-
-
-def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
-    """Build and check a Config from plain values; ValueError names the key, what was wrong and the remedy."""
-    fields = {f.name: f for f in dataclasses.fields(config_type)}
-    for key in values:
-        if key not in fields:
-            near = meant(key, fields)
-            hint = f"did you mean {near!r}?" if near else f"known keys: {', '.join(fields) or 'none'}"
-            raise ValueError(f"{key}: unknown configuration key; {hint}")
-    return config_type(**{key: _coerce(fields[key], value) for key, value in values.items()})
-
-
-def _truth(value: Any) -> bool:
-    return {"true": True, "false": False}[str(value).lower()]
-
-
-def _whole(value: Any) -> int:
-    """Also of ``10.0`` and ``"1e1"``, but of nothing that would lose its fraction."""
-    number = _number(value)
-    if not number.is_integer():
-        raise ValueError
-    return int(value) if isinstance(value, int) else int(number)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):  # an int to Python, a slip to people
-        raise ValueError
-    return float(value)
-
-
-_READERS: Mapping[type, Callable[[Any], Any]] = {bool: _truth, int: _whole, float: _number}
-_KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
-
-
-def _coerce(spec: dataclasses.Field[Any], value: Any) -> Any:
-    kind: type = type(spec.default)
-    try:
-        value = _READERS.get(kind, kind)(value)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise ValueError(f"{spec.name}: {value!r} is not {_KINDS.get(kind, f'a {kind.__name__}')}") from None
-    low, high, choices = (spec.metadata.get(key) for key in ("low", "high", "choices"))
-    number = isinstance(value, int | float)
-    if number and (math.isnan(value) or (low is not None and value < low) or (high is not None and value > high)):
-        raise ValueError(f"{spec.name}: {value!r} is outside its range {low} to {high}")
-    if choices and value not in choices:
-        raise ValueError(f"{spec.name}: {value!r} is not one of {', '.join(map(str, choices))}")
-    return value

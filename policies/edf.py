@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import Floats, Jobs, Plan, View
-from .deadlines import next_deadline
-from .queues import AT_ONCE, after, waking
-from .serving import Ranking, serve
+from .queues.laxity import next_deadline
+from .queues.levels import AT_ONCE, after, waking
+from .queues.serving import Ranking, serve
 
 
 class Edf:

@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from .contract import Bools, Demand, Ints, Phase, Plan, View, tunable
-from .elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
-from .placement import Placement
-from .timeline import Filling, Timeline, fill, follow, slot_end
+from .placement.consolidated import Placement
+from .queues.elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, start, water_fill
+from .queues.timeline import Filling, Timeline, fill, follow, slot_end
 
 _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until it has
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import Plan, View, tunable
-from .serving import Ranking, serve
+from .queues.serving import Ranking, serve
 
 
 class Fifo:

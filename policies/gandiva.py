@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Allocation, Bools, Floats, Phase, Plan, Reason, View, Waiting, tunable
-from .later import Later
-from .queues import AT_ONCE, after
-from .serving import Ranking, serve
-from .victims import occupants
+from .placement.victims import occupants
+from .queues.later import Later
+from .queues.levels import AT_ONCE, after
+from .queues.serving import Ranking, serve
 
 _TURN = Reason("turn", "waits for its next time slice: jobs of its size take turns on the GPUs")
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Allocation, Floats, Ints, Jobs, Phase, Plan, Profile, View, tunable
-from .deadlines import has_deadline, next_deadline, ranks
-from .estimates import remaining_time
-from .later import Later
-from .placement import Placement
-from .queues import AT_ONCE, waking
-from .reasons import lacking
+from .estimate.lengths import remaining_time
+from .placement.consolidated import Placement
+from .queues.later import Later
+from .queues.laxity import has_deadline, next_deadline, ranks
+from .queues.levels import AT_ONCE, waking
+from .queues.reasons import lacking
 
 
 class Genie:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import Plan, View, tunable
-from .deadlines import has_deadline, ranks
-from .estimates import remaining_time
-from .serving import Ranking, serve
+from .estimate.lengths import remaining_time
+from .queues.laxity import has_deadline, ranks
+from .queues.serving import Ranking, serve
 
 
 class Hydra:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Demand, Phase, Plan, View, tunable
-from .elastic import Curves, Pool, decide, divide, pack
-from .queues import AT_ONCE, waking
+from .queues.elastic import Curves, Pool, decide, divide, pack
+from .queues.levels import AT_ONCE, waking
 
 
 class Infless:

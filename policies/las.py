@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Jobs, Phase, Plan, View, tunable
-from .queues import AT_ONCE, after, service_rate, waking
-from .serving import Ranking, serve
+from .queues.levels import AT_ONCE, after, service_rate, waking
+from .queues.serving import Ranking, serve
 
 
 class Las:

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Allocation, Bools, Floats, Group, Ints, Phase, Plan, Reason, View, Waiting, tunable
-from .estimates import remaining_time
-from .feasible import holdable_in
-from .later import Later
-from .packing import PACKED, Sharing, sharing_scores, utilisation_and_memory
-from .placement import Placement
-from .reasons import lacking
+from .estimate.lengths import remaining_time
+from .placement.consolidated import Placement
+from .placement.feasible import holdable_in
+from .placement.packing import PACKED, Sharing, sharing_scores, utilisation_and_memory
+from .queues.later import Later
+from .queues.reasons import lacking
 
 #: A job is not packed with one that will need less than half its service: the short one would be slowed for all its life (the
 #: time-aware choice of pairs in Lucid's released code).

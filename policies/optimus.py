@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Plan, View, tunable
-from .elastic import Curves, Pool, begin, divide, in_round, pack, start, water_fill
+from .queues.elastic import Curves, Pool, begin, divide, in_round, pack, start, water_fill
 
 
 class Optimus:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
-from .elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
-from .exchange import exchange
+from .queues.elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
+from .queues.exchange import exchange
 
 _NOTHING = 1e-3  #: added to every speedup, as the authors do, so that a job without GPUs has a finite claim
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Plan, View, tunable
-from .serving import Ranking, serve
+from .queues.serving import Ranking, serve
 
 
 class Priority:

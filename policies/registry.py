@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import own
-from .names import meant
+from .nearest import meant
 
 if TYPE_CHECKING:
     from .contract import Policy
@@ -35,7 +35,7 @@ POLICIES: dict[str, str] = {
     "threesigma": "threesigma:ThreeSigma",
     "themis": "themis:Themis",
     "tiresias": "tiresias:Tiresias",
-    "unisched": "unisched.policy:UniSched",
+    "unisched": "unisched.unisched:UniSched",
 }
 _loaded: dict[str, own.Loaded] = {}  #: people's own, each as it was loaded last
 _loading = threading.RLock()
@@ -84,7 +84,7 @@ def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = N
     ``policy``: its class, where one that was loaded earlier is meant.
     ``interval``: seconds of a round, whatever ``values`` say, for a policy that has the key ``round``.
     """
-    from .contract import make_config
+    from .config import make_config
 
     policy = policy or load(name)
     if interval is not None and "round" in {field.name for field in dataclasses.fields(policy.Config)}:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contract import Jobs, Plan, View, tunable
-from .estimates import MEASURES, TIME, measured, total_time
-from .serving import Ranking, serve
+from .estimate.lengths import MEASURES, TIME, measured, total_time
+from .queues.serving import Ranking, serve
 
 
 class Sjf:

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Jobs, Phase, Plan, View, tunable
-from .estimates import MEASURES, TIME, all_known, measured, remaining_time
-from .queues import AT_ONCE, after, waking
-from .serving import Ranking, serve
+from .estimate.lengths import MEASURES, TIME, all_known, measured, remaining_time
+from .queues.levels import AT_ONCE, after, waking
+from .queues.serving import Ranking, serve
 
 #: A guess counts as it was at the start of the lease until it has grown by so much: with a hysteresis of 1 two unknown jobs would take
 #: turns at every moment.

@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Allocation, Bools, Floats, Phase, Plan, View, tunable
-from .estimates import remaining_time
-from .fairness import finish_time_fairness
-from .queues import AT_ONCE, ENTERING, after, ranks
-from .serving import Ranking, serve
-from .skew import spreadable
+from .estimate.lengths import remaining_time
+from .placement.skew import spreadable
+from .queues.fairness import finish_time_fairness
+from .queues.levels import AT_ONCE, ENTERING, after, ranks
+from .queues.serving import Ranking, serve
 
 #: Seconds, the least of ``lease_term``. A gang of 32 GPUs takes 33 s to be suspended and resumed (002 ch. 5.3.2.3): in a lease no longer
 #: than that it gets nothing done, and two of them would take turns for ever.

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from .contract import Bools, Floats, Ints, Jobs, Phase, Plan, Reason, View, Waiting, tunable
-from .deadlines import has_deadline, ranks
-from .durations import remaining_samples
-from .estimates import remaining_time
-from .feasible import holdable_in
-from .later import Later
-from .placement import Placement
-from .reasons import lacking
-from .serving import Ranking, serve
+from .estimate.distributions import remaining_samples
+from .estimate.lengths import remaining_time
+from .placement.consolidated import Placement
+from .placement.feasible import holdable_in
+from .queues.later import Later
+from .queues.laxity import has_deadline, ranks
+from .queues.reasons import lacking
+from .queues.serving import Ranking, serve
 
 #: A search ends after so many nodes, the same on every machine; the limit in seconds is for the worst case only.
 MOST_NODES = 2000

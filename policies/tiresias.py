@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Phase, Plan, View, tunable
-from .queues import Queues, Standing, ranks, waking
-from .serving import Ranking, serve
-from .skew import spreadable
+from .placement.skew import spreadable
+from .queues.levels import Queues, Standing, ranks, waking
+from .queues.serving import Ranking, serve
 
 
 class Tiresias:

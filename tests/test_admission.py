@@ -33,7 +33,7 @@ from stoker.engine.start_ups import COMMAND, RECIPE, StartUps
 from stoker.engine.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 from views import NOW, Job, make_view, views
 
 NOTHING = Finished([], np.zeros(0), np.zeros(0))

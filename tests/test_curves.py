@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterations import SHARES, Answer, Curve, ask, pollux
-from stoker.policies import curve_fit
 from stoker.policies.arrays import Floats, Ints
-from stoker.policies.curve_families import FAMILIES, Family
-from stoker.policies.curve_fit import Observed, fit
-from stoker.policies.curves import IterationEstimate, estimate_iterations
+from stoker.policies.estimate import curve_fit
+from stoker.policies.estimate.curve_families import FAMILIES, Family
+from stoker.policies.estimate.curve_fit import Observed, fit
+from stoker.policies.estimate.learning_curves import IterationEstimate, estimate_iterations
 
 INTERVAL = 50
 LENGTH = 6000  #: iterations

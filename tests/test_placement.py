@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.policies.cells import Cells, Grid, States
-from stoker.policies.placement import Placement
+from stoker.policies.placement.cells import Cells, Grid, States
+from stoker.policies.placement.consolidated import Placement
 from views import GIB, Job, make_view
 
 
@@ -175,7 +175,8 @@ def test_consolidation_friendly_jobs_fill_a_pool_without_a_gap(sizes):
 def test_small_nodes_are_placed_as_large_ones(data):
     """Both ways of keeping what is free choose the same GPUs, whatever has been taken and given back."""
     nodes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
-    grid = Grid(make_view(nodes).gpus)
+    gpus = make_view(nodes).gpus
+    grid = Grid(gpus.node, gpus.index)
     is_open = np.array(data.draw(st.lists(st.booleans(), min_size=sum(nodes), max_size=sum(nodes))))
     states, cells = States.of(grid, is_open), Cells.of(grid, is_open)
     for _ in range(3):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from stoker.engine.guards import Limits, protect
 from stoker.engine.plan_check import check
 from stoker.policies import registry
-from stoker.policies.contract import Phase, make_config
-from stoker.policies.placement import Placement
+from stoker.policies.config import make_config
+from stoker.policies.contract import Phase
+from stoker.policies.placement.consolidated import Placement
 from views import (
     GIB,
     Job,

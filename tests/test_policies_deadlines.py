@@ -18,9 +18,9 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase, Profile
-from stoker.policies.deadlines import has_deadline, laxity, next_deadline, ranks, reward
-from stoker.policies.durations import SAMPLES, Durations, ratios, remaining_samples
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.distributions import SAMPLES, Durations, ratios, remaining_samples
+from stoker.policies.estimate.throughput import Throughput
+from stoker.policies.queues.laxity import has_deadline, laxity, next_deadline, ranks, reward
 from stoker.policies.threesigma import GOOD_ENOUGH, Program, expected_reward, solve
 from views import (
     NOW,

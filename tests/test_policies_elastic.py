@@ -19,11 +19,11 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Phase
-from stoker.policies.elastic import Curve, Pool, pack, water_fill
-from stoker.policies.exchange import exchange
-from stoker.policies.goodput import Goodput, StepTime
-from stoker.policies.profiles import Profile, Throughput
-from stoker.policies.timeline import Timeline, fill, follow
+from stoker.policies.estimate.goodput import Goodput, StepTime
+from stoker.policies.estimate.throughput import Profile, Throughput
+from stoker.policies.queues.elastic import Curve, Pool, pack, water_fill
+from stoker.policies.queues.exchange import exchange
+from stoker.policies.queues.timeline import Timeline, fill, follow
 from views import GIB, NOW, Job, Kept, World, make_view, reasons, views, written_out
 from views import given as given_gpus
 

@@ -19,7 +19,7 @@ from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Profile
 from stoker.policies.lucid import estimated_service
-from stoker.policies.packing import JUMBO, MEDIUM, TINY, sharing_scores
+from stoker.policies.placement.packing import JUMBO, MEDIUM, TINY, sharing_scores
 from views import (
     GIB,
     NOW,

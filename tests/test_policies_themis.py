@@ -17,8 +17,8 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Profile
-from stoker.policies.estimates import remaining_time
-from stoker.policies.fairness import finish_time_fairness
+from stoker.policies.estimate.lengths import remaining_time
+from stoker.policies.queues.fairness import finish_time_fairness
 from views import NOW, Job, World, accounts_for_all, leaves_alone, make_jobs, make_view, reasons, views, written_out
 from views import given as given_gpus
 

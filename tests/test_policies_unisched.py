@@ -19,11 +19,11 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Policy, Profile, View
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 from stoker.policies.unisched.modelling import model, standing_of
-from stoker.policies.unisched.problem import Problem
 from stoker.policies.unisched.roles import roles_of
 from stoker.policies.unisched.room import movers, shares
+from stoker.policies.unisched.solver.problem import Problem
 from views import GIB, NOW, Job, Kept, given, make_view, reasons, views
 
 BOUNDARY = 999_900.0  #: the cycle that NOW is in began here and lasts 300 s

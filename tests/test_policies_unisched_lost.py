@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stoker.policies import registry
 from stoker.policies.contract import Plan, View
-from stoker.policies.deadlines import next_deadline
+from stoker.policies.queues.laxity import next_deadline
 from stoker.policies.unisched.roles import UNLIKELY, profiling_reward, roles_of
 from views import NOW, Job, given, make_view, reasons
 

@@ -21,7 +21,7 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Policy
-from stoker.policies.unisched import policy as unisched
+from stoker.policies.unisched import unisched
 from views import NOW, Job, Kept, given, make_view
 
 CYCLE = 300.0

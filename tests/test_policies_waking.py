@@ -15,7 +15,7 @@ from stoker.engine.sim.options import Errors
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Plan, Policy, Profile, View
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 
 LINEAR = Profile("linear", Throughput([1, 2, 4], [1.0, 2.0, 4.0]))
 NONE, SOFT, STRICT = Demand.BEST_EFFORT, Demand.SOFT, Demand.STRICT

@@ -16,7 +16,7 @@ from stoker.engine.plan_check import LARGEST_MEMORY, PlanError, check
 from stoker.engine.sim.options import Costs
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Memory, Plan, Policy, View
-from stoker.policies.profiles import Profile, Throughput
+from stoker.policies.estimate.throughput import Profile, Throughput
 from views import Job, make_view
 
 CONCAVE = Profile("concave", Throughput([1, 2, 3, 4], [1.0, 1.8, 2.4, 2.8]))

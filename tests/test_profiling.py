@@ -25,7 +25,7 @@ from stoker.engine.workflow.plans import Decision, Enactment, enact
 from stoker.engine.workflow.speeds import fold
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Phase
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 from stoker.runners import script
 from stoker.runners.feeds import Part
 from stoker.runners.speed import Profiling, Times, Watch, standard_error, terms

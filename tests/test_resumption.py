@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.policies.resumption import best_effort_suspensions, execution_time, suspensions
+from stoker.policies.estimate.resumption import best_effort_suspensions, execution_time, suspensions
 
 
 def printed_sum(n: int, m: int) -> Fraction:

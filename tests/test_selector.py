@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.policies.unisched.columns import make_columns
-from stoker.policies.unisched.dual import evaluate
-from stoker.policies.unisched.patterns import patterns
-from stoker.policies.unisched.plain import solve_plain
-from stoker.policies.unisched.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
-from stoker.policies.unisched.schedule import Schedule
-from stoker.policies.unisched.selector import solve
-from stoker.policies.unisched.twins import find_twins
+from stoker.policies.unisched.solver.choices import make_columns
+from stoker.policies.unisched.solver.dual import evaluate
+from stoker.policies.unisched.solver.patterns import patterns
+from stoker.policies.unisched.solver.plain import solve_plain
+from stoker.policies.unisched.solver.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
+from stoker.policies.unisched.solver.schedule import Schedule
+from stoker.policies.unisched.solver.selector import solve
+from stoker.policies.unisched.solver.twins import find_twins
 
 NODE = 8
 PROOF = 240.0  #: seconds for the reference; all of these are proved in a few

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from stoker.policies.unisched.patterns import ENUMERATED, Pattern, all_patterns, patterns
-from stoker.policies.unisched.problem import from_level
+from stoker.policies.unisched.solver.patterns import ENUMERATED, Pattern, all_patterns, patterns
+from stoker.policies.unisched.solver.problem import from_level
 
 SIZES = [*range(1, ENUMERATED + 1)]
 

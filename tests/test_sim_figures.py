@@ -12,7 +12,7 @@ from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.result import Bars, Fates, Result, Usage
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies.contract import Demand, Profile
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
 
 NAN = float("nan")
 

@@ -43,7 +43,7 @@ from stoker.engine.sim.result import Usage
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.store.store import Store
 from stoker.engine.workflow.simulations import NewRun, add_run
-from stoker.policies.names import meant
+from stoker.policies.nearest import meant
 
 #: On two GPUs, first in, first out: a ends at 100, b (both GPUs) at 150, c behind it at 160.
 TRACE = "job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n"

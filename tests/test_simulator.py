@@ -36,7 +36,7 @@ from stoker.engine.sim.result import Result
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Demand, Floats, Group, Phase, Plan, View, plan_of
-from stoker.policies.profiles import Profile, Throughput
+from stoker.policies.estimate.throughput import Profile, Throughput
 
 SAMPLE = 1_500  #: jobs that are simulated
 LONG = 3_000_000  #: jobs of a recursion; its average is then some 0.5 % from its mean

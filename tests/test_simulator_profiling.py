@@ -17,8 +17,8 @@ from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.workload import Workload
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
-from stoker.policies.placement import Placement
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.throughput import Throughput
+from stoker.policies.placement.consolidated import Placement
 
 GANG = [(0.0, 100.0, 4)]
 COSTS = Costs(profiling=30.0, cold_start=5.0, suspend=3.0, resume=7.0, lost_on_suspend=2.0)

@@ -13,8 +13,8 @@ from stoker.engine.sim.agenda import Agenda, Kind
 from stoker.engine.sim.options import Costs, Errors
 from stoker.engine.sim.truth import beliefs
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
-from stoker.policies.goodput import Goodput, StepTime
-from stoker.policies.profiles import Throughput
+from stoker.policies.estimate.goodput import Goodput, StepTime
+from stoker.policies.estimate.throughput import Throughput
 
 SRTF = "srtf,hysteresis=1"
 LONG_THEN_SHORT = [(0.0, 100.0, 1), (20.0, 10.0, 1)]  # on one GPU: job 1 displaces job 0 at 20, which has 80 left

@@ -16,12 +16,12 @@ from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Plan, View
-from stoker.policies.deadlines import has_deadline
+from stoker.policies.queues.laxity import has_deadline
 from stoker.policies.unisched.modelling import model, standing_of
-from stoker.policies.unisched.plain import solve_plain
-from stoker.policies.unisched.problem import Problem
 from stoker.policies.unisched.roles import Roles, roles_of
-from stoker.policies.unisched.selector import solve
+from stoker.policies.unisched.solver.plain import solve_plain
+from stoker.policies.unisched.solver.problem import Problem
+from stoker.policies.unisched.solver.selector import solve
 from views import NOW, Job, Kept, given, make_view, reasons, views
 
 HOUR = 3600.0

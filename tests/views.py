@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.engine.guards import Actions, Evictions, Limits, protect, reconcile
 from stoker.engine.plan_check import check, complete
 from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Nodes, Phase, Plan, Policy, Profile, View
-from stoker.policies.placement import Placement
+from stoker.policies.placement.consolidated import Placement
 
 NOW = 1_000_000.0
 GIB = float(2**30)

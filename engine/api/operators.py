@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
-from ...policies.contract import make_config
+from ...policies.config import make_config
 from ..adhoc.desk import Question
 from ..errors import NotFound, UsageError, nearest
 from ..rows import objects

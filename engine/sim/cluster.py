@@ -11,7 +11,7 @@ from ...policies.contract import Gpus, Nodes
 
 _PART = re.compile(r"(\d+)x(\d+)")
 MOST_GPUS = 100_000
-MOST_OF_A_NODE = 512  #: what a buddy cell's score can count (policies/placement.py)
+MOST_OF_A_NODE = 512  #: what a buddy cell's score can count (policies/placement/consolidated.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...policies.cells import Grid, free_gpus
 from ...policies.contract import Allocation, Phase, Plan, Policy, View
 from ...policies.contract import Memory as PolicyMemory
+from ...policies.placement.cells import Grid, free_gpus
 from ..guards import Actions, Evictions, Start, next_look, protection, reconcile
 from ..plan_check import PlanError, check
 from .agenda import NOBODY, Agenda, Kind
@@ -103,7 +103,7 @@ class Simulation:
         self.rigid = getattr(policy, "rigid", False)
         self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
         self.agenda = Agenda(len(workload))
-        self.free = free_gpus(Grid(self.gpus), self.gpus.usable)
+        self.free = free_gpus(Grid(self.gpus.node, self.gpus.index), self.gpus.usable)
         self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ...policies import registry
-from ...policies.contract import make_config
-from ...policies.names import meant
+from ...policies.config import make_config
+from ...policies.nearest import meant
 from .cluster import Cluster
 from .errors import SimulationError
 from .options import Options

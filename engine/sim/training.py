@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...policies.cells import Free
 from ...policies.contract import Bools, Phase
+from ...policies.placement.cells import Free
 from ..guards import Start
 from .agenda import Agenda, Kind
 from .options import Costs

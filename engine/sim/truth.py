@@ -13,8 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from ...policies.cells import Grid
 from ...policies.contract import Bools, Floats, Gpus, Profile
+from ...policies.placement.cells import Grid
 from .options import Costs, Errors
 from .workload import Workload
 
@@ -69,14 +69,14 @@ class Truth:
         self._workload, self._costs, self._seed = workload, costs, seed
         self._node = gpus.node.tolist()
         self._gangs, self._profiles = workload.gpus_min.tolist(), workload.profile.tolist()
-        self._grid = Grid(gpus)
+        self._grid = Grid(gpus.node, gpus.index)
         self._knows_warm = costs.warm_start != costs.cold_start  # else it makes no difference
         self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
         self._rate = cache(_rate)
 
     def fits(self) -> Bools:
         """Jobs that the cluster can hold, one a job."""
-        fits: Bools = self._workload.gpus_min <= len(self._grid.gpus)
+        fits: Bools = self._workload.gpus_min <= len(self._grid.node)
         return fits
 
     def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0) -> float:

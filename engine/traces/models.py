@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ...policies.goodput import Goodput, StepTime
-from ...policies.profiles import Profile, Throughput
+from ...policies.estimate.goodput import Goodput, StepTime
+from ...policies.estimate.throughput import Profile, Throughput
 
 if TYPE_CHECKING:
     from .trace import TraceJob

@@ -8,14 +8,14 @@ from functools import cache, cached_property
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
-from ..cells import grid_of
 from ..contract import Phase, View
-from ..deadlines import next_deadline
-from ..resumption import execution_time
-from .config import JOINT, SRTF, STATIC, UniSchedConfig
-from .patterns import patterns
-from .problem import Problem, from_level
+from ..estimate.resumption import execution_time
+from ..placement.consolidated import grid_of
+from ..queues.laxity import next_deadline
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
+from .settings import JOINT, SRTF, STATIC, UniSchedConfig
+from .solver.patterns import patterns
+from .solver.problem import Problem, from_level
 
 #: How many times longer a job takes on more nodes than it needs where that makes no difference: a hair, so that fewer are preferred.
 ALIKE = 1.0 + 1e-9

@@ -12,15 +12,15 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints, among
 from ..contract import Allocation, Phase, Plan, Reason, View, Waiting
-from ..deadlines import next_deadline, ranks
-from ..later import Later
-from ..placement import Placement
-from ..reasons import lacking
-from .config import STATIC, UniSchedConfig
+from ..placement.consolidated import Placement
+from ..queues.later import Later
+from ..queues.laxity import next_deadline, ranks
+from ..queues.reasons import lacking
 from .cycle import Cycle
 from .modelling import Standing
 from .roles import AT_ONCE, Role, Roles, best_effort_reward, profiling_reward
 from .room import movers, shares
+from .settings import STATIC, UniSchedConfig
 
 STARTS = Reason("starting", "is chosen to run; starts when enough GPUs are free together")
 PLANNED = Reason("planned", "is planned for a later lease: its deadline can still be met, and until then others gain more by the GPUs")

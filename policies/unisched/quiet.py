@@ -12,10 +12,10 @@ import numpy as np
 
 from ..arrays import Bools, Floats
 from ..contract import Allocation, Phase, View
-from .config import UniSchedConfig
 from .cycle import Cycle
 from .modelling import Standing, lease_ends, misplaced
 from .roles import AT_ONCE, Role, Roles
+from .settings import UniSchedConfig
 
 
 def is_quiet(view: View, aside: Bools) -> bool:

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints
 from ..contract import Jobs, Phase, View
-from ..deadlines import has_deadline, next_deadline, reward
-from ..resumption import execution_time
-from .config import MAXIMUM, UniSchedConfig
+from ..estimate.resumption import execution_time
+from ..queues.laxity import has_deadline, next_deadline, reward
+from .settings import MAXIMUM, UniSchedConfig
 
 AT_ONCE = 1e-6  #: seconds within which two moments are one, for the rounding of sums of lease lengths
 UNLIKELY = 0.05  #: a deadline that is less likely than this is given up

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Bools, Ints, among
 from ..contract import View
-from ..placement import Placement
+from ..placement.consolidated import Placement
 from .modelling import Standing
 from .roles import Roles
 

@@ -1,0 +1,88 @@
+"""Two jobs on the same GPUs: how well a job shares, and whom it may join (Lucid, ASPLOS 2023, section 3.3).
+
+Lucid sorts jobs by how fast they go on average beside others: at 95 % of their speed or more, at 85 % or more, slower. The
+sharing scores of two jobs on the same GPUs are added up and held to a limit. Pairs are seldom measured, so here a job's
+utilisation of the GPU alone tells its class.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..contract import Bools, Floats, Ints, View
+from .victims import occupants
+
+TINY, MEDIUM, JUMBO = 0, 1, 2  #: sharing scores
+PACKED = "packed"  #: the kind of `contract.Group`
+
+
+def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:
+    """``TINY`` up to a utilisation of ``tiny``, ``JUMBO`` from ``jumbo`` on and where nothing is known."""
+    scores = np.full(len(utilisation), JUMBO, dtype=np.int64)
+    scores[utilisation < jumbo] = MEDIUM
+    scores[utilisation <= min(tiny, jumbo)] = TINY
+    return scores
+
+
+def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
+    """Shares of a GPU's compute and memory that each job uses, NaN where nothing is known."""
+    if view.jobs.profile is None or not view.profiles:
+        unknown = np.full(len(view.jobs), np.nan)
+        return unknown, unknown
+    # The last row stands for jobs without a profile, whose row is -1.
+    utilisation = np.array([profile.utilisation for profile in view.profiles] + [np.nan])
+    memory = np.array([profile.memory for profile in view.profiles] + [np.nan])
+    return utilisation[view.jobs.profile], memory[view.jobs.profile]
+
+
+class Sharing:
+    """Whom waiting jobs may join on their GPUs, kept up to date while a plan is made. Arrays have one row a job.
+
+    A pair has gangs of one size, no larger than a node (Lucid's released code shares none that needs more), and its memory is known to
+    fit: a job that runs out of memory takes its partner with it.
+    There are never three on one GPU: they are far slower and gain next to nothing (section 3.3).
+    """
+
+    def __init__(
+        self, view: View, scores: Ints, memory: Floats, most_score: int, most_memory: float, largest_node: int, barred: Bools
+    ) -> None:
+        """``largest_node``: GPUs of it; ``barred``: running jobs that nobody may join."""
+        self.view, self.scores, self.memory = view, scores, memory
+        self.most_score, self.most_memory, self.largest_node = most_score, most_memory, largest_node
+        self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
+        self.open = occupants(view) & ~barred & (view.jobs.held == view.jobs.gpus_min)
+        self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
+        owner = view.jobs.holder
+        np.minimum.at(self.bytes, owner, self._bytes(view.jobs.alloc_gpus))
+        self.open[owner[~view.gpus.usable[view.jobs.alloc_gpus]]] = False
+
+    def shares(self, rows: Ints) -> Bools:
+        """Jobs that could have a partner at all."""
+        able: Bools = (self.scores[rows] <= self.most_score) & (self.memory[rows] < self.most_memory)  # False for NaN
+        able &= self.view.jobs.gpus_min[rows] <= self.largest_node
+        return able
+
+    def starts(self, row: int, gpus: tuple[int, ...]) -> None:
+        """A job that the plan starts alone may be joined as well."""
+        self.gpus[row] = gpus
+        self.open[row] = True
+        self.bytes[row] = self._bytes(np.array(gpus)).min()
+
+    def partner(self, row: int, among: Bools) -> int | None:
+        """Of the jobs ``among`` the one with the least sharing score that ``row`` may join, the earliest of equals."""
+        jobs = self.view.jobs
+        fits = self.open & among & (jobs.gpus_min == jobs.gpus_min[row])
+        fits &= self.scores + self.scores[row] <= self.most_score
+        fits &= self.memory + self.memory[row] <= self.most_memory
+        fits &= jobs.gpu_memory + jobs.gpu_memory[row] <= self.bytes
+        partners = np.flatnonzero(fits)
+        return int(partners[np.argmin(self.scores[partners])]) if len(partners) else None
+
+    def join(self, row: int, partner: int) -> tuple[int, ...]:
+        """The GPUs of the pair; neither can be joined again."""
+        self.open[[row, partner]] = False
+        return self.gpus[partner] if partner in self.gpus else tuple(self.view.jobs.allocation(partner).tolist())
+
+    def _bytes(self, gpus: Ints) -> Floats:
+        memory = self.view.gpus.memory[gpus]
+        return np.where(memory > 0, memory, np.inf)

@@ -1,0 +1,157 @@
+"""Who must go so that a gang can start: the fewest, weakest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ..contract import Bools, Floats, Ints, Phase, View
+from .consolidated import Placement
+from .reach import Reach
+
+
+def occupants(view: View) -> Bools:
+    """Running jobs, one row a job, that hold their GPUs alone: who shares a GPU frees nothing by leaving it."""
+    jobs = view.jobs
+    alone: Bools = (jobs.phase == Phase.ACTIVE) & (jobs.held > 0)
+    holders = np.bincount(jobs.alloc_gpus, minlength=1)
+    if holders[holders.argmax()] > 1:  # `max` costs several times as much
+        alone[jobs.holder[holders[jobs.alloc_gpus] > 1]] = False
+    return alone
+
+
+def movable(view: View) -> Bools:
+    """Of these, one row a job, those that may be stopped now."""
+    jobs = view.jobs
+    return occupants(view) if jobs.protected is None else occupants(view) & ~jobs.protected
+
+
+def displaceable(view: View, hold: Floats) -> Victims:
+    """The jobs that may be stopped now, weakest hold first."""
+    return Victims(view, np.where(movable(view), hold, np.inf))
+
+
+def draining(view: View, weaker: Bools) -> Victims:
+    """Those of ``weaker`` jobs that may be stopped now or later, the soonest first.
+
+    In this order what a gang waits for can only come sooner from tick to tick, however many jobs start elsewhere.
+    """
+    jobs = view.jobs
+    rows = (occupants(view) & weaker).nonzero()[0]
+    until = np.full(len(jobs), np.inf) if jobs.protected_until is None else jobs.protected_until
+    soonest = np.lexsort((jobs.id[rows], -jobs.lease_time[rows], np.maximum(until[rows], view.now)))
+    return Victims.in_turn(view, rows[soonest])
+
+
+class Victims:
+    """Running jobs that are to go in the order of their ``level``, one a job, the most recently started first among equals.
+
+    inf: it stays, or has been displaced or kept for somebody. None of the others shares a GPU.
+    """
+
+    def __init__(self, view: View, level: Floats) -> None:
+        self.jobs, self._pool = view.jobs, len(view.gpus)
+        self.level = level
+        self.level_of_gpus = self._by_gpu(level)
+        self._reaches: dict[float, tuple[int, Reach]] = {}  #: by memory, with the placement's version
+
+    @classmethod
+    def in_turn(cls, view: View, rows: Sequence[int] | Ints) -> Victims:
+        """These rows, one after the other."""
+        level = np.full(len(view.jobs), np.inf)
+        level[rows] = np.arange(len(rows))
+        return cls(view, level)
+
+    def _by_gpu(self, level: Floats) -> Floats:
+        """Levels of jobs as those of their GPUs; inf of all others."""
+        levels = np.full(self._pool, np.inf)
+        levels[self.jobs.alloc_gpus] = level.repeat(self.jobs.held)
+        return levels
+
+    @cached_property
+    def _owner_of(self) -> Ints:
+        """Row of the job on each GPU; -1: there is none."""
+        owner = np.full(self._pool, -1, dtype=np.int64)
+        owner[self.jobs.alloc_gpus] = self.jobs.holder
+        return owner
+
+    def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
+        """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps.
+
+        ``claim``: levels that it exceeds.
+        """
+        last = self.least(placement, n, memory)
+        if not last < claim:
+            return []
+        doomed = (self.level <= last).nonzero()[0].tolist()
+        if len(doomed) > 1:
+            doomed = self._spare(placement, n, memory, self._in_order(self._owners(self._target(placement, n, memory, last))))
+        self._goes(doomed)
+        return doomed
+
+    def least(self, placement: Placement, n: int, memory: float) -> float:
+        """The level up to which all have to go so that a gang of ``n`` can start; -inf: nobody has to, inf: not even all suffice."""
+        version, reach = self._reaches.get(memory, (None, None))
+        if reach is None or version != placement.version:
+            reach = placement.reach(self.level_of_gpus, memory=memory)
+            self._reaches[memory] = placement.version, reach
+        return reach.least(n)
+
+    def target(self, placement: Placement, n: int, memory: float) -> tuple[int, ...] | None:
+        """The GPUs that a gang of ``n`` would get if the first that suffice went, or None when all do not."""
+        last = self.least(placement, n, memory)
+        return None if last == math.inf else self._target(placement, n, memory, last)
+
+    def _target(self, placement: Placement, n: int, memory: float, last: float) -> tuple[int, ...]:
+        """The same where those up to level ``last`` have to go, of whom the equals of the last one may suffice in part."""
+        goes = self.level < last
+        equals = self._in_order((self.level == last).nonzero()[0].tolist())
+        if len(equals) > 1:
+            equals = equals[: self._fewest(placement, n, memory, goes, equals)]
+        goes[equals] = True
+        trial = placement.copy()
+        trial.release_soon(self.jobs.alloc_gpus[goes.repeat(self.jobs.held)].tolist())
+        target = trial.find_soon(n, memory=memory)
+        assert target is not None, "Reach promised room that find_soon does not see"
+        return target
+
+    def keep(self, target: tuple[int, ...]) -> None:
+        """Leave the holders of ``target`` to the job that waits for it."""
+        self._goes(self._owners(target))
+
+    def _fewest(self, placement: Placement, n: int, memory: float, goes: Bools, equals: list[int]) -> int:
+        """How many of ``equals``, in this order, have to go besides all who go before them."""
+        level = np.where(goes, -np.inf, np.inf)
+        level[equals] = np.arange(len(equals))
+        return int(placement.reach(self._by_gpu(level), memory=memory).least(n)) + 1
+
+    def _owners(self, target: tuple[int, ...]) -> list[int]:
+        return list({owner for owner in self._owner_of[list(target)].tolist() if owner >= 0 and self.level[owner] < np.inf})
+
+    def _in_order(self, rows: list[int]) -> list[int]:
+        if len(rows) < 2:
+            return rows
+        jobs = self.jobs
+        return sorted(rows, key=lambda row: (self.level[row], jobs.lease_time[row], -jobs.id[row]))
+
+    def _goes(self, rows: list[int]) -> None:
+        self.level[rows] = np.inf
+        for row in rows:
+            self.level_of_gpus[self.jobs.allocation(row)] = np.inf
+        self._reaches.clear()
+
+    def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
+        """Drop victims that are not needed, strongest first; what remains is minimal."""
+        for row in reversed(doomed):
+            fewer = [other for other in doomed if other != row]
+            if fewer and self._suffice(fewer, placement, n, memory):
+                doomed = fewer
+        return doomed
+
+    def _suffice(self, rows: list[int], placement: Placement, n: int, memory: float) -> bool:
+        level = np.full(len(self.jobs), np.inf)
+        level[rows] = 0.0
+        return placement.reach(self._by_gpu(level), memory=memory).least(n) < math.inf

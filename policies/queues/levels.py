@@ -1,0 +1,119 @@
+"""Discretised queues (Tiresias, NSDI 2019, sec. 3; 002 ch. 6.6.3): a job sinks as it is served and is lifted when it starves.
+
+Everything is read from the view, so a decision is the same whoever made the one before it, and a replay makes it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..arrays import among
+from ..contract import Bools, Floats, Ints, Jobs, Phase, Plan
+
+AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so what is so close to it has reached it
+ENTERING = 1.0  #: seconds of service for which a job counts as entering its queue
+
+
+def service_rate(jobs: Jobs) -> Floats:
+    """GPU-seconds a second with which a job is served, or would be."""
+    held = jobs.held
+    return np.where(held > 0, held, jobs.gpus_min).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where jobs stand, one row a job."""
+
+    level: Floats  #: service that counts for the queue, in the unit of the thresholds
+    rate: Floats  #: how fast the level of a job grows while it runs
+    queue: Ints  #: 0 is the highest
+    entering: Bools  #: has just sunk into its queue
+    starving: Bools  #: has waited too long for what it was given, so it is in the highest queue
+
+
+class Queues:
+    """``len(thresholds) + 1`` queues: a job whose level has reached ``thresholds[k]`` is below queue ``k``.
+
+    A job that has waited ``starve_limit`` times as long as it has run is lifted to the highest queue; for as long as the lease
+    lasts that it gets there, its service is counted from the start of that lease. 0: nobody is lifted. (Gu et al., sec. 3, count
+    both from when it was last lifted, and not the wait before the first start; the view tells only the sums over its life.)
+
+    A job counts as entering its queue for `ENTERING` seconds, in which whoever is asked when `next_change` says so sees it. Where decisions
+    wait for rounds (``--interval``) that moment is mostly missed: who has sunk keeps its GPUs, as if it had stood in its queue for long,
+    until somebody of a higher queue takes them. Schedulers that work in rounds move who sank to the end of its queue at whatever
+    round sees it; the view does not tell who sank since the last one.
+    """
+
+    def __init__(self, thresholds: Sequence[float], starve_limit: float = 0.0) -> None:
+        self.thresholds = np.sort(np.asarray(thresholds, dtype=np.float64))
+        self.starve_limit = starve_limit
+        self._floor = np.concatenate(([-np.inf], self.thresholds))
+        self._ceiling = np.concatenate((self.thresholds, [np.inf]))
+
+    def standing(self, jobs: Jobs, now: float, *, by_service: bool) -> Standing:
+        """``by_service``: levels are GPU-seconds, else seconds."""
+        rate = service_rate(jobs) if by_service else np.ones(len(jobs))
+        level = jobs.attained if by_service else jobs.run_time
+        starving = np.zeros(len(jobs), dtype=bool)
+        if self.starve_limit > 0:
+            waited = now - jobs.submitted_at - jobs.run_time + AT_ONCE
+            starving = (jobs.run_time > 0) & (waited >= self.starve_limit * jobs.run_time)
+            before = jobs.run_time - jobs.lease_time
+            lifted = (before > 0) & (waited >= self.starve_limit * before)
+            anew = np.where(jobs.phase == Phase.ACTIVE, jobs.lease_time * rate, 0.0)
+            level = np.where(lifted, np.minimum(anew, level), level)
+        reached = np.searchsorted(self.thresholds, level + AT_ONCE * rate, side="right")
+        # A running job that would starve the moment it was stopped is not let sink: it would come back at once.
+        queue = np.where(starving, 0, reached)
+        return Standing(level, rate, queue, level < self._floor[queue] + ENTERING * rate, starving)
+
+    def room(self, standing: Standing) -> Floats:
+        """How much service is left to each job until it sinks, inf in the last queue."""
+        room: Floats = self._ceiling[standing.queue] - standing.level
+        return room
+
+    def next_change(self, jobs: Jobs, now: float, standing: Standing, plan: Plan) -> float:
+        """Seconds until a job that runs by ``plan`` sinks to where one that waits can displace it, or one is lifted; inf: never."""
+        runs, waits = after(jobs, plan)
+        if not waits.any():
+            return math.inf
+        # Who sinks into a queue above all that wait gives way to nobody.
+        leaves = np.maximum(standing.queue, standing.queue[waits].min() - 1)
+        sinks = runs & ~standing.starving
+        left = (self._ceiling[leaves[sinks]] - standing.level[sinks]) / standing.rate[sinks]
+        soonest = float(left.min(initial=math.inf))
+        if self.starve_limit > 0:
+            waited = now - jobs.submitted_at - jobs.run_time
+            starves = (self.starve_limit * jobs.run_time - waited)[waits & (standing.queue > 0)]
+            recovers = (waited / self.starve_limit - jobs.run_time)[runs & standing.starving] + 2 * AT_ONCE
+            soonest = min(soonest, float(starves.min(initial=math.inf)), float(recovers.min(initial=math.inf)))
+        return soonest
+
+
+def waking(plan: Plan, now: float, wait: float) -> Plan:
+    """The plan, to be made anew in ``wait`` seconds, which is when time next changes whose turn it is; inf: never.
+
+    Microseconds are enough, and whoever works the moment out again later, from sums of other times, comes to the same.
+    """
+    return replace(plan, wake_at=round(now + max(wait, AT_ONCE), 6) if math.isfinite(wait) else None)
+
+
+def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
+    """Who runs and who waits when a plan that names only changes has been carried out."""
+    runs = jobs.phase == Phase.ACTIVE
+    if plan.preempt:
+        runs &= ~among(jobs.id, plan.preempt)
+    if plan.allocations:
+        runs |= among(jobs.id, plan.allocations)
+    return runs, ~runs & (jobs.phase != Phase.STOPPING)
+
+
+def ranks(values: Floats) -> Floats:
+    """Position of each value in ascending order, from 0; equals in the order in which they stand."""
+    rank = np.empty(len(values))
+    rank[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return rank
