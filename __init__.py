@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 __all__ = ["checkpoint_dir", "report", "should_stop"]
 
 if TYPE_CHECKING:
-    from .runners.script import checkpoint_dir, report, should_stop
+    from .runners.worker.script import checkpoint_dir, report, should_stop
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from .runners import script
+        from .runners.worker import script
 
         return getattr(script, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

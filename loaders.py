@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .runners.loaders.staged import staged
     from .runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
     from .runners.loaders.tuner import Step
-    from .runners.loaders.tuning.contract import Controller, Decision, Knob, Observation, StageReading, Unit
+    from .runners.loaders.tuning.controller import Controller, Decision, Knob, Observation, StageReading, Unit
 
 __all__ = [
     "Autotuned",

@@ -170,7 +170,7 @@ class Daemon:
 
     def start_runner(self, slots: int) -> subprocess.Popen[bytes]:
         """A real agent with CPU slots."""
-        return self.spawn("stoker.runners.agent", "--home", str(self.home.path), "--node", "bench", "--slots", str(slots))
+        return self.spawn("stoker.runners.host.agent", "--home", str(self.home.path), "--node", "bench", "--slots", str(slots))
 
     def spawn(self, module: str, *args: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_") or name == "STOKER_CACHE"}

@@ -2,10 +2,11 @@
 
     python benchmarks/intune_simulated.py [--quick] [--seeds 3] [--controllers rate autotune …] [--out DIRECTORY] [--json]
 
-Nothing here is measured on hardware: pipeline, machine and model are simulated (runners/loaders/tuning/simulated.py), with costs that
-are chosen after the paper's words, which prints none. So ratios depend on these costs: compare controllers with one another, not with
-the paper's cluster. A window is 5 s. All begin with an even division of the cores, but for unoptimised. The controllers of ours (rate,
-dqn, rate+dqn) run under the memory guard as they do live, the others as their authors ship them; the last table has all both ways.
+Nothing here is measured on hardware: pipeline, machine and model are simulated (runners/loaders/tuning/simulation/simulated.py), with
+costs that are chosen after the words of the paper, which prints none. So ratios depend on these costs: compare controllers with one
+another, not with the cluster of the paper. A window is 5 s. All begin with an even division of the cores, but for unoptimised. The
+controllers of ours (rate, dqn, rate+dqn) run under the memory guard as they do live, the others as their authors ship them; the last
+table has all both ways.
 
 Columns: throughput over that of unoptimised in the same windows; CPU use; fed, the share of the model's demand; regret, the share of the
 throughput of the best values (found by search on the simulator) that was not had; converged, seconds after a change from which on
@@ -25,7 +26,7 @@ from intune_simulated_plots import over_time, scaling
 from intune_simulated_runs import Key, Run, Scenario, of_batch, of_cores, of_length, of_random, resized, runs, shifted
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from stoker.runners.loaders.tuning.registry import NAMES
+from stoker.runners.loaders.tuning.known_controllers import NAMES
 
 SIMULATED = "simulated"
 OURS = ("rate", "dqn", "rate+dqn")

@@ -22,11 +22,11 @@ import torch
 from common import arguments, machine, progress, show
 from PIL import Image
 from stoker.engine.spec.model import PipelineOptions, Reuse
-from stoker.runners.batches import Order
-from stoker.runners.feeds import ReuseFeed, Source
-from stoker.runners.loading import Loading
-from stoker.runners.piped import Plan
 from stoker.runners.recipes.jpegs import Sample, load
+from stoker.runners.train.batch_feeds import ReuseFeed, Source
+from stoker.runners.train.batches import Order
+from stoker.runners.train.feed_choice import Loading
+from stoker.runners.train.piped import Plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate

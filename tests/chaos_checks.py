@@ -13,9 +13,9 @@ import duckdb
 from chaos_load import Accepted, Ledger
 from stoker.engine.home import Home
 from stoker.engine.states import FINAL, State, legal
-from stoker.runners import processes
-from stoker.runners.rundir import ENV_TAG, RunDir
-from stoker.runners.tail import Acked
+from stoker.runners.host import processes
+from stoker.runners.host.report_tail import Acked
+from stoker.runners.host.rundir import ENV_TAG, RunDir
 
 #: how jobs of each kind end, unless they are cancelled; those that wait for others are judged by these
 EXPECTED = defaultdict(lambda: State.COMPLETED, {"doomed": State.FAILED, "slow": State.FAILED})

@@ -23,8 +23,8 @@ from stoker.engine.errors import StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.store.acknowledged import Acknowledged
-from stoker.runners import processes
-from stoker.runners.rundir import RunDir
+from stoker.runners.host import processes
+from stoker.runners.host.rundir import RunDir
 
 CONFIG = """
 [policy]
@@ -184,7 +184,11 @@ class Chaos:
         for pid in processes.pids():
             with contextlib.suppress(OSError, ValueError):
                 *_, module, run, _ = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                if module == "stoker.runners.supervisor" and Path(run).is_relative_to(self.home.path) and (known := processes.stat(pid)):
+                if (
+                    module == "stoker.runners.host.supervisor"
+                    and Path(run).is_relative_to(self.home.path)
+                    and (known := processes.stat(pid))
+                ):
                     lease, _, node_rank = Path(run).name.removeprefix("run-").partition(".")
                     found.append((RunDir(self.home.path, int(Path(run).parent.name), int(lease), int(node_rank or 0)), known.process))
         return found

@@ -71,7 +71,7 @@ def warm_server() -> None:
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory without an end, for pipelines of this process: how large it has grown with other tests refuses them no worker."""
-    from stoker.runners.loaders import machine  # with torch, which most tests do without
+    from stoker.runners.loaders.readings import machine  # with torch, which most tests do without
 
     used = machine.memory
     monkeypatch.setattr(machine, "_tree", machine._Tree())  # what was read before may be of processes that have ended

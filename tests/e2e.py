@@ -142,7 +142,7 @@ class RunnerProcess(_Process):
     def __init__(self, home: Home, node: str = "here", slots: int = 2, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.node = node
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *arguments]
-        super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.agent", *options], env)
+        super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
 
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""
@@ -155,8 +155,8 @@ class RunnerProcess(_Process):
 
 def end_workers(home: Home) -> None:
     """Kill every worker that was started for this home, with its supervisor: both carry or watch its tag."""
-    from stoker.runners import processes
-    from stoker.runners.rundir import RunDir
+    from stoker.runners.host import processes
+    from stoker.runners.host.rundir import RunDir
 
     for run in RunDir.find(home.path):
         if (run.path / "exit.json").exists():
@@ -260,6 +260,6 @@ def rank_of(jobs: Jobs) -> int | None:
             command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"stoker.runners.worker" in command and run in environment and any(word.startswith(b"RANK=") for word in environment):
+        if b"stoker.runners.worker.worker" in command and run in environment and any(word.startswith(b"RANK=") for word in environment):
             return int(path.name)
     return None

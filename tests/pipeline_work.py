@@ -19,7 +19,7 @@ import torch
 if TYPE_CHECKING:  # no worker process needs these
     import pytest
     from stoker.runners.loaders.pipeline import Pipeline
-    from stoker.runners.loaders.processes import ProcessPool
+    from stoker.runners.loaders.workers.worker_processes import ProcessPool
 
 
 def same(value: Any) -> Any:
@@ -248,7 +248,7 @@ def consumed(pipeline: Pipeline, moves: Sequence[tuple[int, bool]], most: float 
 def has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool of the stage "udf" gives one, and no more."""
     from stoker.engine.errors import StokerError
-    from stoker.runners.loaders.processes import ProcessPool
+    from stoker.runners.loaders.workers.worker_processes import ProcessPool
 
     acquire, asked = ProcessPool.acquire, []
 

@@ -22,10 +22,11 @@ from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
-from stoker.runners import agent, processes, rundir, supervisor, tail
-from stoker.runners.devices import CpuSlots
-from stoker.runners.rundir import RunDir
-from stoker.runners.runs import Phase, Run
+from stoker.runners.host import agent, processes, rundir, supervisor
+from stoker.runners.host import report_tail as tail
+from stoker.runners.host.gpus import CpuSlots
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.host.runs import Phase, Run
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -179,7 +180,7 @@ class Host:
         self.agents: list[subprocess.Popen[str]] = []
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "stoker.runners.agent", "--home", str(self.home), "--node", "n1", "--slots", "2", *options]
+        command = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(self.home), "--node", "n1", "--slots", "2", *options]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.agents.append(process)
         return process

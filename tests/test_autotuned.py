@@ -19,9 +19,9 @@ import torch
 from pipeline_work import burns, nothing_left
 from stoker.engine.errors import UsageError
 from stoker.loaders import Autotuned, Batch, Decision, Map, Observation, Pipeline, Prefetch, Source, autotuned
-from stoker.runners import cores
 from stoker.runners.loaders import autotuned as module
-from stoker.runners.loaders.faults import Ended
+from stoker.runners.loaders.workers.faults import Ended
+from stoker.runners.worker import cores
 from torch.utils.data import DataLoader, Dataset
 
 pytestmark = pytest.mark.usefixtures("roomy")

@@ -16,7 +16,7 @@ from stoker.engine.errors import UsageError
 from stoker.runners.loaders.autotuned import Autotuned, autotuned
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Map, Source
-from stoker.runners.loaders.tuning.contract import Decision, Observation
+from stoker.runners.loaders.tuning.controller import Decision, Observation
 from stoker.runners.loaders.tuning.guard import Guard, GuardOptions
 from torch.utils.data import DataLoader, Dataset
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuner import Step, Tuner
-from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit, Values
+from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit, Values
 
 KNOBS = (Knob("read", Unit.WORKERS, 1, 64), Knob("udf", Unit.WORKERS, 1, 64), Knob("prefetch", Unit.MIB, 1, 512))
 

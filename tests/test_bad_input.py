@@ -539,7 +539,7 @@ def test_a_revoked_token_is_refused_at_once(live: Live) -> None:
 
 
 def test_a_runner_of_another_version_is_turned_away(live: Live) -> None:
-    code = "import sys, stoker.runners.agent as agent; agent.VERSION = 99; sys.exit(agent.main(sys.argv[1:]))"
+    code = "import sys, stoker.runners.host.agent as agent; agent.VERSION = 99; sys.exit(agent.main(sys.argv[1:]))"
     options = ["--home", str(live.home.path), "--node", "newer", "--slots", "1"]
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Reuse
-from stoker.runners import script
-from stoker.runners.batches import Interrupted, Loader, Order, Positions
-from stoker.runners.feeds import Source
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
-from stoker.runners.loading import Loading
+from stoker.runners.train.batch_feeds import Source
+from stoker.runners.train.batches import Interrupted, Loader, Order, Positions
+from stoker.runners.train.feed_choice import Loading
+from stoker.runners.worker import script
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(lambda pair: (pair[0] * 8 + pair[1], 8))  #: samples, batch size
 RANKS = st.integers(1, 4)

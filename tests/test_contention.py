@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from pipeline_work import burns, nothing_left, same
-from stoker.runners.loaders import contention
 from stoker.runners.loaders.autotuned import autotuned
-from stoker.runners.loaders.contention import Contention, Looks, waits_in
-from stoker.runners.loaders.passes import Pass
 from stoker.runners.loaders.pipeline import Pipeline
+from stoker.runners.loaders.readings import contention
+from stoker.runners.loaders.readings.contention import Contention, Looks, waits_in
 from stoker.runners.loaders.stages import Map, Source
+from stoker.runners.loaders.workers.passes import Pass
 
 LONG = 60.0
 SEEN = pytest.mark.skipif(not contention._FUTEX or not waits_in(threading.get_native_id()), reason="system calls are not to be seen")

@@ -27,10 +27,10 @@ from stoker.engine.errors import Unreachable
 from stoker.engine.home import Home
 from stoker.engine.identity import Process, alive, boot_id
 from stoker.engine.protocol import Assignment
-from stoker.runners import processes
-from stoker.runners.rundir import RunDir
-from stoker.runners.runs import Run
-from stoker.runners.supervisor import write_exit
+from stoker.runners.host import processes
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.host.runs import Run
+from stoker.runners.host.supervisor import write_exit
 
 BODY = {"provenance": {"argv": ["test"], "cwd": "/"}}
 #: one of each kind of damage

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Assignment, Assignments
-from stoker.runners import agent as agents
-from stoker.runners import devices, processes
-from stoker.runners.devices import CpuSlots, NvmlGpus, Reading, Wanted
-from stoker.runners.health import Health
-from stoker.runners.launch import CannotStart, prepare, read_env_file
-from stoker.runners.rundir import RunDir
-from stoker.runners.runs import Phase, Run
-from stoker.runners.supervisor import register, write_exit
-from stoker.runners.telemetry import Telemetry, Worker, is_quiet
+from stoker.runners.host import agent as agents
+from stoker.runners.host import gpus as devices
+from stoker.runners.host import processes
+from stoker.runners.host.gpus import CpuSlots, NvmlGpus, Reading, Wanted
+from stoker.runners.host.health import Health
+from stoker.runners.host.launch import CannotStart, prepare, read_env_file
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.host.runs import Phase, Run
+from stoker.runners.host.supervisor import register, write_exit
+from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
 
 GIB = 1 << 30
 
@@ -454,16 +455,16 @@ def test_snapshot_is_where_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "argv"),
     [
-        ({}, "-P -m stoker.runners.worker"),
+        ({}, "-P -m stoker.runners.worker.worker"),
         (
             {"gpus": ("a", "b")},
-            "-P -m stoker.runners.gang --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
-            " --no-python PYTHON -P -m stoker.runners.worker",
+            "-P -m stoker.runners.worker.gang --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
+            " --no-python PYTHON -P -m stoker.runners.worker.worker",
         ),
         (
             {"gpus": ("a", "b"), "world_size": 4, "nodes": 2, "node_rank": 1, "rendezvous": "10.0.0.5:2345"},
-            "-P -m stoker.runners.gang --nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 2345 --nproc-per-node 2"
-            " --no-python PYTHON -P -m stoker.runners.worker",
+            "-P -m stoker.runners.worker.gang --nnodes 2 --node-rank 1 --master-addr 10.0.0.5 --master-port 2345 --nproc-per-node 2"
+            " --no-python PYTHON -P -m stoker.runners.worker.worker",
         ),
     ],
 )

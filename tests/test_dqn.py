@@ -16,17 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
-from stoker.runners.loaders.tuning import pretrain
-from stoker.runners.loaders.tuning.agent import STAY, STEPS, Agent, Choice, Learning, Trail
-from stoker.runners.loaders.tuning.contract import Controller, Decision, Observation, Values, reward
-from stoker.runners.loaders.tuning.dqn import Dqn, DqnOptions, RateDqn, RateDqnOptions
-from stoker.runners.loaders.tuning.features import LAYOUTS, WIDTHS, WORST, Encoder, Rows
-from stoker.runners.loaders.tuning.fixed import Uniform
-from stoker.runners.loaders.tuning.oracle import oracle
-from stoker.runners.loaders.tuning.pilot import FIRST, taken
-from stoker.runners.loaders.tuning.presets import criteo, random_pipeline
-from stoker.runners.loaders.tuning.registry import create
-from stoker.runners.loaders.tuning.simulated import Machine, SimulatedPipeline, Stage
+from stoker.runners.loaders.tuning.controller import Controller, Decision, Observation, Values, reward
+from stoker.runners.loaders.tuning.controllers import pretrain
+from stoker.runners.loaders.tuning.controllers.dqn import Dqn, DqnOptions, RateDqn, RateDqnOptions
+from stoker.runners.loaders.tuning.controllers.features import LAYOUTS, WIDTHS, WORST, Encoder, Rows
+from stoker.runners.loaders.tuning.controllers.fixed import Uniform
+from stoker.runners.loaders.tuning.controllers.pilot import FIRST, taken
+from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Agent, Choice, Learning, Trail
+from stoker.runners.loaders.tuning.known_controllers import create
+from stoker.runners.loaders.tuning.simulation.named_pipelines import criteo, random_pipeline
+from stoker.runners.loaders.tuning.simulation.oracle import oracle
+from stoker.runners.loaders.tuning.simulation.simulated import Machine, SimulatedPipeline, Stage
 
 steady = settings(max_examples=30)
 UP, DOWN = STEPS.index(5), STEPS.index(-5)

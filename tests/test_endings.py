@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stoker.runners.endings import judge
+from stoker.runners.host.endings import judge
 
 RULE = "=" * 60
 

@@ -19,7 +19,7 @@ PARTS = ("engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
 MAY_IMPORT = {
-    "": ("runners.script",),
+    "": ("runners.worker.script",),
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
     "policies": ("policies",),
@@ -61,7 +61,7 @@ LIBRARIES = {
     "torch": ("runners",),
     "safetensors": ("runners",),
     "tokenizers": ("runners",),
-    "pynvml": ("runners.devices", "engine.cli.checks"),
+    "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
 }
 
@@ -128,9 +128,9 @@ def test_imports_go_in_the_right_direction(name: str) -> None:
     [
         ("policies.fifo", "from ..engine.store.store import Store", "engine.store.store"),
         ("policies.fifo", "def f():\n    from .. import engine", "engine"),
-        ("runners.agent", "from ..engine.store import store", "engine.store.store"),
+        ("runners.host.agent", "from ...engine.store import store", "engine.store.store"),
         ("runners.recipes", "from ...engine import daemon", "engine.daemon"),
-        ("engine.daemon", "from ..runners.agent import main", "runners.agent"),
+        ("engine.daemon", "from ..runners.host.agent import main", "runners.host.agent"),
         ("engine.cli.top", "from ..store.store import Store", "engine.store.store"),
         ("engine.store.store", "import os\nif os.name:\n    from ..daemon import run", "engine.daemon"),
     ],

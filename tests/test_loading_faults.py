@@ -11,12 +11,14 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
-from stoker.runners import batches, piped, rng, script, worker
-from stoker.runners.feeds import Source
-from stoker.runners.loaders.processes import WorkerProcess
 from stoker.runners.loaders.stages import Working
-from stoker.runners.ranks import Ranks
-from stoker.runners.training import Task, Trainer
+from stoker.runners.loaders.workers.worker_processes import WorkerProcess
+from stoker.runners.train import batches, piped, rng
+from stoker.runners.train.batch_feeds import Source
+from stoker.runners.train.task import Task
+from stoker.runners.train.trainer import Trainer
+from stoker.runners.worker import script, worker
+from stoker.runners.worker.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 REUSE = Reuse(repeat=2, switch=Switch(on="fraction", fraction=0.5))

@@ -9,15 +9,17 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import PipelineOptions, Reuse, Stop, Switch
-from stoker.runners import piped, redrawn, rng, script
-from stoker.runners.checkpoint import Checkpoints
-from stoker.runners.loaders import sizes
+from stoker.runners.host.rundir import PREEMPTED_EXIT
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loading import Loading
-from stoker.runners.ranks import Ranks
-from stoker.runners.rundir import PREEMPTED_EXIT
-from stoker.runners.speed import Profiling
-from stoker.runners.training import Task, Trainer
+from stoker.runners.loaders.readings import sizes
+from stoker.runners.train import piped, redrawn, rng
+from stoker.runners.train.checkpoint import Checkpoints
+from stoker.runners.train.feed_choice import Loading
+from stoker.runners.train.profiling_run import Profiling
+from stoker.runners.train.task import Task
+from stoker.runners.train.trainer import Trainer
+from stoker.runners.worker import script
+from stoker.runners.worker.ranks import Ranks
 from test_training import Job, assert_same
 
 pytestmark = pytest.mark.usefixtures("roomy")  # for what is trained in this process

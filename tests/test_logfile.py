@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.logfile import CHUNK, TAIL, Piece, Place, read_log
-from stoker.runners.logs import RotatingLog
+from stoker.runners.host.lease_log import RotatingLog
 
 
 @pytest.fixture

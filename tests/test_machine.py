@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stoker.runners import cores, script
-from stoker.runners.loaders import machine
+from stoker.runners.loaders.readings import machine
+from stoker.runners.worker import cores, script
 
 MIB = 1 << 20
 

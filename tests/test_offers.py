@@ -20,8 +20,8 @@ from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, StokerError, UsageError
 from stoker.engine.home import Home
 from stoker.engine.protocol import LONGEST_NAME, MOST_VALUES, MOST_WORDS, VERSION
-from stoker.runners.rundir import RunDir
-from stoker.runners.tail import read
+from stoker.runners.host.report_tail import read
+from stoker.runners.host.rundir import RunDir
 
 pytestmark = pytest.mark.xdist_group("offers")
 
@@ -188,7 +188,7 @@ def test_a_runner_has_nothing_to_tell_of_anothers_gpu(client: Client) -> None:
 #: an agent that lacks our own look at the names, and may offer one GPU by any id
 UNCHECKED = """
 import sys, re
-import stoker.runners.agent as agent, stoker.runners.devices as devices
+import stoker.runners.host.agent as agent, stoker.runners.host.gpus as devices
 from stoker.engine.protocol import GpuInfo
 agent._require_names = lambda *_: None
 class One(devices.CpuSlots):
@@ -202,7 +202,7 @@ sys.exit(agent.main(sys.argv[1:]))
 
 
 def started(home: Home, node: str | bytes, *options: str, gpu: str | None = None) -> subprocess.CompletedProcess[bytes]:
-    program = ["-m", "stoker.runners.agent"] if gpu is None else ["-c", UNCHECKED, gpu]
+    program = ["-m", "stoker.runners.host.agent"] if gpu is None else ["-c", UNCHECKED, gpu]
     command = [sys.executable, *program, "--home", str(home.path), "--node", node, "--slots", "1", *options]
     return subprocess.run(command, capture_output=True, check=False, timeout=120)
 

@@ -28,9 +28,9 @@ from stoker.engine.errors import StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process, alive, stat
 from stoker.engine.store.store import Store, self_check
-from stoker.runners import agent as agents
-from stoker.runners import processes
-from stoker.runners.devices import NvmlGpus
+from stoker.runners.host import agent as agents
+from stoker.runners.host import processes
+from stoker.runners.host.gpus import NvmlGpus
 from test_devices import GIB, FakeNvml
 
 pytestmark = pytest.mark.xdist_group("pains")

@@ -22,13 +22,14 @@ import pytest
 import torch
 from pipeline_work import Broken, FailsAt, burns, double, nothing_left, same, uneven
 from stoker.engine.errors import StokerError, UsageError
-from stoker.runners.loaders import machine, readings
-from stoker.runners.loaders.faults import Ended, StageError
-from stoker.runners.loaders.meters import Stopwatch
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.sizes import ITEM, nbytes
+from stoker.runners.loaders.readings import machine
+from stoker.runners.loaders.readings import window as readings
+from stoker.runners.loaders.readings.meters import Stopwatch
+from stoker.runners.loaders.readings.sizes import ITEM, nbytes
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
-from stoker.runners.loaders.tuning.contract import Knob, Unit
+from stoker.runners.loaders.tuning.controller import Knob, Unit
+from stoker.runners.loaders.workers.faults import Ended, StageError
 
 LONG = 30.0  #: seconds; nothing here takes so long unless it hangs
 

@@ -25,14 +25,14 @@ from pipeline_work import (
     with_own,
 )
 from stoker.engine.errors import UsageError
-from stoker.runners.loaders.chains import Carried, Chain, Unread
-from stoker.runners.loaders.channel import SKIP, Bound, Channel, Item
-from stoker.runners.loaders.faults import Drained, Leave, Misplaced, StageError
 from stoker.runners.loaders.feeds import Carrying, Singles
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source, Stage
-from stoker.runners.loaders.threads import ChainHand, ThreadHand
-from stoker.runners.loaders.tuning.contract import with_along
+from stoker.runners.loaders.tuning.controller import with_along
+from stoker.runners.loaders.workers.chains import Carried, Chain, Unread
+from stoker.runners.loaders.workers.channel import SKIP, Bound, Channel, Item
+from stoker.runners.loaders.workers.faults import Drained, Leave, Misplaced, StageError
+from stoker.runners.loaders.workers.threads import ChainHand, ThreadHand
 
 SAMPLES = 61
 

@@ -29,14 +29,14 @@ from pipeline_work import (
     with_process,
 )
 from stoker.engine.errors import StokerError
-from stoker.runners.loaders.chains import Group
-from stoker.runners.loaders.channel import SKIP, Item
-from stoker.runners.loaders.faults import Drained, StageError
 from stoker.runners.loaders.feeds import Dealing
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import ProcessPool, WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source, Stage
-from stoker.runners.loaders.tuning.contract import with_along
+from stoker.runners.loaders.tuning.controller import with_along
+from stoker.runners.loaders.workers.chains import Group
+from stoker.runners.loaders.workers.channel import SKIP, Item
+from stoker.runners.loaders.workers.faults import Drained, StageError
+from stoker.runners.loaders.workers.worker_processes import ProcessPool, WorkerProcess
 
 SAMPLES = 61
 

@@ -31,15 +31,15 @@ from pipeline_work import (
     uneven,
 )
 from stoker.engine.errors import StokerError, UsageError
-from stoker.runners.loaders import passes
-from stoker.runners.loaders.chains import Chain
-from stoker.runners.loaders.channel import Item
-from stoker.runners.loaders.faults import StageError, Stopped
 from stoker.runners.loaders.kinds import Kinds
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import ProcessPool, WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
-from stoker.runners.loaders.threads import ThreadHand
+from stoker.runners.loaders.workers import passes
+from stoker.runners.loaders.workers.chains import Chain
+from stoker.runners.loaders.workers.channel import Item
+from stoker.runners.loaders.workers.faults import StageError, Stopped
+from stoker.runners.loaders.workers.threads import ThreadHand
+from stoker.runners.loaders.workers.worker_processes import ProcessPool, WorkerProcess
 
 LONG = 60.0
 

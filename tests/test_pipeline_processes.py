@@ -39,11 +39,11 @@ from pipeline_work import (
     unsendable,
 )
 from stoker.engine.errors import StokerError, UsageError
-from stoker.runners.loaders import ipc
-from stoker.runners.loaders.faults import StageError
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
+from stoker.runners.loaders.workers import ipc
+from stoker.runners.loaders.workers.faults import StageError
+from stoker.runners.loaders.workers.worker_processes import WorkerProcess
 
 LONG = 60.0
 

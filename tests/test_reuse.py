@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
-from stoker.runners.batches import Order
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loaders.reuse.dealing import deal
+from stoker.runners.train.batches import Order
 
 GENEROUS = 1 << 40
 

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
-from stoker.runners import rng
 from stoker.runners.loaders.autotuned import autotuned
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.reuse.wrapper import ReusingLoader, reuse
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
+from stoker.runners.train import rng
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 

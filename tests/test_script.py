@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import stoker
 from stoker.engine.protocol import Record
-from stoker.runners import script
+from stoker.runners.worker import script
 
 
 @pytest.fixture

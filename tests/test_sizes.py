@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stoker.runners.loaders import sizes
-from stoker.runners.loaders.sizes import nbytes
+from stoker.runners.loaders.readings import sizes
+from stoker.runners.loaders.readings.sizes import nbytes
 
 
 @dataclass

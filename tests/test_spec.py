@@ -130,7 +130,7 @@ def test_a_posted_block_of_a_command_is_refused() -> None:
 
 
 def test_the_tuners_of_a_spec_are_those_of_the_registry() -> None:
-    from stoker.runners.loaders.tuning import registry
+    from stoker.runners.loaders.tuning import known_controllers as registry
 
     assert set(get_args(Tuner)) == set(registry.NAMES)
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from stoker.engine import identity
 from stoker.engine.identity import Process
-from stoker.runners import endings, processes
-from stoker.runners.rundir import ENV_TAG, RunDir
-from stoker.runners.supervisor import TAKEN
+from stoker.runners.host import endings, processes
+from stoker.runners.host.rundir import ENV_TAG, RunDir
+from stoker.runners.host.supervisor import TAKEN
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -40,7 +40,7 @@ class Shim:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-m", "stoker.runners.supervisor", str(self.run.path)]
+        command = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.run.path)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         with process.stdin as pipe:
@@ -137,7 +137,7 @@ def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
     run = RunDir(tmp_path, 1, 1)
     run.path.mkdir(parents=True)
-    command = [sys.executable, "-I", "-m", "stoker.runners.supervisor", str(run.path)]
+    command = [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(run.path)]
     assert subprocess.run(command, input=b'{"argv": ["tou', check=False).returncode == 1
     assert run.read("supervisor.json") is None, "the next agent can start it"
 
@@ -320,7 +320,7 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
         "print(f'rank {os.environ[\"RANK\"]} signalled\\n', end='', flush=True)\n"
         "sys.exit(75)\n"
     )
-    gang = ("-m", "stoker.runners.gang", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(rank))
+    gang = ("-m", "stoker.runners.worker.gang", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(rank))
     run = shim(sys.executable, *gang, env={"OMP_NUM_THREADS": "1"})
     run.says("rank 0 ready")
     run.says("rank 1 ready")

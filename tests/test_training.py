@@ -15,9 +15,12 @@ import warm
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Record
 from stoker.engine.spec.model import JobSpec, Stop
-from stoker.runners import batches, feeds, training, worker
-from stoker.runners.checkpoint import Checkpoints
-from stoker.runners.rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from stoker.runners.host.rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from stoker.runners.train import batch_feeds as feeds
+from stoker.runners.train import batches
+from stoker.runners.train import trainer as training
+from stoker.runners.train.checkpoint import Checkpoints
+from stoker.runners.worker import worker
 
 STEPS = 12
 
@@ -112,7 +115,12 @@ class Job:
             given = {**os.environ, **env, **({"RANK": str(rank)} if ranks > 1 else {})}
             self.alive.append(
                 warm.start(
-                    "-m", "stoker.runners.worker", cwd=self.path, env=given, output=self.path / "output.log", largest_file=largest_file
+                    "-m",
+                    "stoker.runners.worker.worker",
+                    cwd=self.path,
+                    env=given,
+                    output=self.path / "output.log",
+                    largest_file=largest_file,
                 )
             )
         return self
@@ -342,7 +350,7 @@ def test_the_worker_runs_under_torch_s_launcher(tmp_path):
     env = {**os.environ, "STOKER_RUN_DIR": str(run_dir), "STOKER_CHECKPOINT_DIR": str(one.path / "checkpoints")}
     # By number: the name of a host need not resolve on it.
     launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", *launcher, "-m", "stoker.runners.worker"]
+    command = [sys.executable, "-m", *launcher, "-m", "stoker.runners.worker.worker"]
     done = subprocess.run(command, cwd=one.path, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert one.state["step"] == STEPS
@@ -423,7 +431,7 @@ def test_wrong_entrypoints(here, entrypoint, params, message):
     ],
 )
 def test_tasks_that_cannot_be_trained(here, tmp_path, given, stop, message):
-    from stoker.runners.ranks import Ranks
+    from stoker.runners.worker.ranks import Ranks
 
     task = worker.build(JobSpec(name="j", entrypoint="mine:task"))
     for name, value in given.items():

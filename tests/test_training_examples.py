@@ -10,9 +10,11 @@ import pytest
 import torch
 import warm
 from stoker.engine.spec.model import JobSpec, Stop
-from stoker.runners import rng, training, worker
-from stoker.runners.ranks import Ranks
-from stoker.runners.rundir import PREEMPTED_EXIT
+from stoker.runners.host.rundir import PREEMPTED_EXIT
+from stoker.runners.train import rng
+from stoker.runners.train import trainer as training
+from stoker.runners.worker import worker
+from stoker.runners.worker.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 AWARE = [str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]

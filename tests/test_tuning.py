@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.errors import UsageError
-from stoker.runners.loaders.tuning import registry
+from stoker.runners.loaders.tuning import known_controllers as registry
 from stoker.runners.loaders.tuning.allocation import Load, attainable, fewest, slowest_first, throughput
-from stoker.runners.loaders.tuning.climb import modelled_latency, wait_of_consumer
-from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit
+from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit
+from stoker.runners.loaders.tuning.controllers.climb import modelled_latency, wait_of_consumer
+from stoker.runners.loaders.tuning.controllers.plumber import solve
+from stoker.runners.loaders.tuning.controllers.rate import lost
 from stoker.runners.loaders.tuning.costs import MIB, Costs, Smoothed
-from stoker.runners.loaders.tuning.plumber import solve
-from stoker.runners.loaders.tuning.rate import lost
 
 STEADY = settings(max_examples=60)
 COST = st.floats(0.001, 2.0)

@@ -70,7 +70,7 @@ def _daemon_argv(home: Home, tcp: str | None, accept_loss: bool) -> list[str]:
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
     """Command line of the agent; options that are None are left out."""
     name = node or socket.gethostname().split(".")[0]
-    argv = [sys.executable, "-m", "stoker.runners.agent", "--home", str(home.path), "--node", name, "--pool", pool]
+    argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", name, "--pool", pool]
     return [*argv, *(str(word) for option, value in options.items() if value is not None for word in (option, value))]
 
 

@@ -13,15 +13,16 @@ from typing import Any, Self, SupportsIndex
 from torch.utils.data import DataLoader, Dataset
 
 from ...engine.errors import UsageError, nearest
-from . import machine, telemetry
-from .leaving import at_exit
 from .pipeline import Pipeline
 from .prepared import Within, base_of, check_sharded
+from .readings import machine
+from .readings import step_telemetry as telemetry
 from .staged import staged
 from .tuner import Report, Step, Tuner
-from .tuning import registry
-from .tuning.contract import Controller, Knob
+from .tuning import known_controllers as registry
+from .tuning.controller import Controller, Knob
 from .tuning.guard import Guard
+from .workers.leaving import at_exit
 
 log = logging.getLogger("stoker.loaders")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .faults import Ragged
+from .workers.faults import Ragged
 
 
 def default_collate(samples: list[Any]) -> Any:

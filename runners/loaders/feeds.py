@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from .chains import Carried, Done, Group, Unread
-from .channel import SKIP, Channel, Item
-from .faults import Drained, Leave, Stopped
-from .sizes import ITEM
+from .readings.sizes import ITEM
+from .workers.chains import Carried, Done, Group, Unread
+from .workers.channel import SKIP, Channel, Item
+from .workers.faults import Drained, Leave, Stopped
 
 log = logging.getLogger("stoker.loaders")
 

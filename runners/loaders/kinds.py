@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...engine.errors import UsageError
-from . import ipc
-from .alone import Guarded
-from .chains import Chain
-from .processes import ProcessPool, start_server
 from .stages import MIB, MOST_WORKERS, Batch, Map, Shuffle, Source, Stage, Working
+from .workers import ipc
+from .workers.alone import Guarded
+from .workers.chains import Chain
+from .workers.worker_processes import ProcessPool, start_server
 
 log = logging.getLogger("stoker.loaders")
 

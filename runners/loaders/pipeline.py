@@ -19,15 +19,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError
-from .channel import Bound
-from .faults import Drained, Ended, Stopped
 from .kinds import Kinds
-from .meters import BusyClock
-from .passes import Pass
-from .progress import Progress
-from .readings import Readings
+from .readings.meters import BusyClock
+from .readings.window import Readings
 from .stages import MIB, MOST_WORKERS, Batch, Draw, Map, Prefetch, Shuffle, Source, Stage
-from .tuning.contract import Knob, Observation, Unit, Values
+from .tuning.controller import Knob, Observation, Unit, Values
+from .workers.channel import Bound
+from .workers.faults import Drained, Ended, Stopped
+from .workers.passes import Pass
+from .workers.progress import Progress
 
 
 class Tunable(NamedTuple):

@@ -21,11 +21,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from ...engine.errors import UsageError
-from .. import rng
+from ..train import rng
 from .collate import keep_to_own_memory
 from .pipeline import Pipeline
-from .shares import CountedShares, Shares
 from .stages import Map, Prefetch, Source, Stage
+from .worker_shares import CountedShares, Shares
 
 log = logging.getLogger("stoker.loaders")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...engine.errors import UsageError
-from .tuning.contract import Controller, Decision, Knob, Observation, Unit, Values, with_along
+from .tuning.controller import Controller, Decision, Knob, Observation, Unit, Values, with_along
 
 _UNITS = {Unit.WORKERS: "", Unit.MIB: " MiB"}
 _KINDS: dict[bool | None, str] = {True: " in processes", False: " in threads"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.errors import Gathered, UsageError, nearest
 
 if TYPE_CHECKING:
-    from ..training import Task
+    from ..train.task import Task
 
 
 @dataclass(frozen=True, slots=True)

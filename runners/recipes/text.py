@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..training import Task, interruptible
+from ..train.batches import interruptible
+from ..train.task import Task
 from . import texts
 from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..training import Task, interruptible
+from ..train.batches import interruptible
+from ..train.task import Task
 
 _TICK = 0.05  #: seconds between looks at the request to stop in a pause that may be interrupted
 _FEATURES = 8

@@ -31,7 +31,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ....engine.errors import UsageError
-from ..sizes import nbytes
+from ..readings.sizes import nbytes
 from .pools import OpenBatch, Pool, Slot
 
 MOST_USES = 1_000  #: of a sample: each number of uses left has a pool of its own

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from ...rng import get_state, host_preserved, preserved, seed_host, set_state
+from ...train.rng import get_state, host_preserved, preserved, seed_host, set_state
 
 Transform = Callable[[Any], Any]
 Start = dict[str, Any]  #: the random generators as they were when a pass began

@@ -11,13 +11,13 @@ from typing import Any, Literal, Self, SupportsIndex
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from ....engine.errors import UsageError
-from ...rng import host_preserved, seed_host
+from ...train.rng import host_preserved, seed_host
 from ..autotuned import Autotuned
 from ..pipeline import Pipeline
-from ..shares import Shares
 from ..staged import InProcess, Read
 from ..staged import Samples as FromIterable
 from ..stages import Batch, Source
+from ..worker_shares import Shares
 from .buffer import Decoded, ReuseBuffer, Use
 from .sources import Samples, Start, Transform
 

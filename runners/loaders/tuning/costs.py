@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .allocation import Load
-from .contract import Knob, Observation, StageReading, Unit, Values
+from .controller import Knob, Observation, StageReading, Unit, Values
 
 MIB = 1 << 20
 ENOUGH_ITEMS = 8  #: a window of fewer says little: it counts as a fraction of one

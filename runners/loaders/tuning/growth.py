@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .contract import Observation, StageReading, Values
+from .controller import Observation, StageReading, Values
 from .costs import worker_knobs
 
 PROCESSES = 2  #: times the processes of a stage, in one step

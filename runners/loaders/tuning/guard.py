@@ -19,9 +19,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .contract import Observation, StageReading, Unit, Values
+from .controller import Observation, StageReading, Unit, Values
+from .controller_options import tunable
 from .costs import MIB, worker_knobs
-from .options import tunable
 
 log = logging.getLogger("stoker.loaders")
 

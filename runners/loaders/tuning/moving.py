@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .contract import Decision, Observation, StageReading, Values
+from .controller import Decision, Observation, StageReading, Values
 from .costs import worker_knobs
 from .gains import Gain, gain
 

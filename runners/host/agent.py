@@ -1,0 +1,470 @@
+"""The agent of a node: makes the leases of this host what the daemon wants them to be, and reports what becomes of them.
+
+    python -m stoker.runners.host.agent --home DIR --node NAME [--slots N] [--pool default]
+
+It keeps no state of its own: leases lie in their run directories, each watched by a supervisor that outlives the agent. So
+`kill -9` of an agent costs nothing, and the next one of the same node adopts what runs.
+
+- Each poll names ALL leases of the node. What is missing here is started, what is marked is stopped, what is not listed is
+  killed: it has been fenced off, and its GPUs may be somebody else's.
+- No daemon: workers go on, reports stay in their files, and the agent tries again, with pauses that grow.
+- Another agent has taken the node: this one leaves, and touches no worker.
+- SIGTERM or SIGINT: the agent leaves, workers go on. Only the daemon ends jobs; where it wants the runner's jobs ended first
+  (`stoker down`, drain), it marks them and sends shutdown 'stop'. Under systemd the unit needs KillMode=process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ... import __version__
+from ...engine import identity
+from ...engine.client import Client
+from ...engine.errors import Conflict, Stale, StokerError, UsageError
+from ...engine.home import Home
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
+from ...engine.streams import steady_stderr
+from . import processes
+from .core_shares import Shares
+from .gpus import Devices, find
+from .health import Health
+from .launch import CannotStart, prepare
+from .link import Outbox, Poller, greet
+from .report_tail import Acked, ranks
+from .rundir import RunDir
+from .runs import Phase, Run, survivors_of
+from .sent_logs import LogSender
+from .telemetry import Telemetry, Worker
+
+log = logging.getLogger("stoker.runner")
+
+_BUSY = 0.2  #: seconds between looks at the files of live leases
+_STARTING = 0.02  #: while a supervisor is about to register
+_IDLE = 30.0  #: nothing runs: only messages and this clock wake us
+_SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
+_CLEAN = 600.0  #: seconds between looks for old directories
+_FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an agent is told at its start."""
+
+    home: Path
+    node: str
+    pool: str = "default"
+    address: str = "127.0.0.1"  #: at which ranks on other nodes reach this one
+    keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
+    keep_logs: float = 30 * 86400.0
+
+
+class Agent:
+    """One per node. ``client`` makes a connection to the daemon; the agent makes one for polls and one for reports."""
+
+    def __init__(self, options: Options, client: Callable[[], Client], devices: Devices):
+        self.options, self._client, self.devices = options, client, devices
+        self.runs: dict[int, Run] = {}
+        self.desired: dict[int, Assignment] | None = None  #: by lease; None until this session's first answer
+        self.shutdown: str | None = None
+        self.leaving = False
+        self._telemetry = Telemetry(devices)
+        self._shares = Shares()
+        self._sample_at = self._clean_at = self._check_at = 0.0
+        self.health = Health(devices)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until told to leave. Raises StokerError when another agent has this node, or the daemon turns us away."""
+        with self._lock():
+            self._load()
+            welcome = greet(self._client(), self._hello, self._wait_to_greet)
+            if welcome is None:
+                return
+            log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
+            outbox = Outbox(self._client(), self.options.node, welcome.session)
+            logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
+            poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
+            logs.start()
+            poller.start()
+            try:
+                self._serve(welcome, outbox, poller)
+            except Stale as error:
+                raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
+            finally:
+                poller.leaving.set()
+            self._say_goodbye(outbox)
+
+    def leave(self) -> None:
+        """Leave soon; workers go on. Safe in a signal handler, where a lock that its thread holds would never be had."""
+        self.leaving = True
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            os.write(self._wake_write, b".")
+        except BlockingIOError:
+            pass  # it will wake anyway
+
+    def _wait(self, seconds: float, *descriptors: int) -> None:
+        """Until somebody wakes us, one of the descriptors is readable, or the time is over."""
+        poll = select.poll()
+        for descriptor in (self._wake_read, *descriptors):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+    def _wait_to_greet(self, seconds: float) -> bool:
+        self._wait(seconds)
+        return not self.leaving
+
+    def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
+        while not self.leaving:
+            answer = poller.take()
+            if answer is not None:
+                self._want(answer)
+                outbox.hurry()
+            self.reconcile()
+            self._watch(welcome, outbox)
+            told = outbox.flush(self.runs.values())
+            self._forget_closed()
+            if self.shutdown == "stop" and told and not self.runs and not self.desired:
+                return
+            self._sleep(outbox)
+
+    def _say_goodbye(self, outbox: Outbox) -> None:
+        """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
+        live = [run for run in self.runs.values() if run.phase is not Phase.ENDED]
+        try:
+            outbox.flush(self.runs.values(), left=not self.runs)
+        except StokerError as error:
+            log.warning("not told to the daemon: %s", error)
+        if live:
+            words = f"{len(live)} job{'s' * (len(live) > 1)} go on without it, and the next runner of node {self.options.node} adopts them"
+            log.info("runner leaves; %s", words, extra={"action": "leave"})
+
+    def _lock(self) -> IO[str]:
+        """One agent a node and home: two would both tail the same files."""
+        path = Home(self.options.home).runner_lock(self.options.node)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = open(path, "a+")  # noqa: SIM115 - held as long as the agent lives
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            raise Conflict(f"a runner of node {self.options.node!r} is running already (pid {holder}); choose another --node") from None
+        try:  # not through the file object, which would try again when it is closed
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
+        except OSError as error:
+            log.warning("cannot note our pid in %s: %s; the lock itself holds", file.name, error.strerror)
+        return file
+
+    def _hello(self) -> Hello:
+        me = processes.myself()
+        for gpu in set(self.devices.gpus) - self._occupied():
+            self.health.note(gpu)
+        return Hello(
+            protocol=VERSION,
+            version=__version__,
+            node=self.options.node,
+            host=socket.gethostname(),
+            boot_id=identity.boot_id(),
+            pid=me.pid,
+            pid_started=me.started,
+            home=str(self.options.home),
+            address=self.options.address,
+            pool=self.options.pool,
+            gpus=list(self.health.noted.values()),
+            leases=sorted(self.runs),
+        )
+
+    def _load(self) -> None:
+        """Take the leases in hand that earlier agents of this node have left."""
+        for directory in RunDir.find(self.options.home):
+            try:
+                self._load_one(directory)
+            except Exception as error:  # one damaged directory must not cost the others their agent
+                log.error("%s is passed over: %s: %s", directory.path, type(error).__name__, error)
+
+    def _load_one(self, directory: RunDir) -> None:
+        run = Run.load(directory, self.options.node)
+        if run is None and (survivors := survivors_of(directory)):
+            self.health.quarantine(*survivors)
+        if run is not None:
+            self.runs[run.lease] = run
+            if run.phase is Phase.LIVE:
+                log.info("lease %d of job %d is adopted", run.lease, directory.job, extra={"action": "adopt"})
+
+    # -- what the daemon wants ----------------------------------------------------------------------------------------
+
+    def _want(self, answer: Assignments) -> None:
+        self.shutdown = answer.shutdown
+        self.desired = {assignment.lease: assignment for assignment in answer.leases}
+        for lease, assignment in self.desired.items():
+            if lease not in self.runs and (run := self._take_up(assignment)) is not None:
+                self.runs[lease] = run
+
+    def _take_up(self, assignment: Assignment) -> Run | None:
+        """A lease that is new to us; None when we have reported its end already, and the daemon's list is older than that."""
+        directory = RunDir(self.options.home, assignment.job, assignment.lease, assignment.node_rank)
+        try:
+            if Acked.load(directory).closed:
+                return None
+            return Run.take_up(directory, assignment, self.options.node)
+        except OSError as error:
+            run = Run(directory, assignment, Acked(directory))
+            run.fail("start-failed", f"cannot write {directory.path}: {error.strerror}; free some space on this node")
+            return run
+
+    def reconcile(self) -> None:
+        """Bring every lease in hand nearer to what is wanted. Idempotent."""
+        for run in self.runs.values():
+            with run.isolated():
+                run.look()
+                self._stop_unwanted(run)
+        if self.desired is not None:
+            for run in self.runs.values():
+                if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
+                    self._try_start(run)
+        self._shares.tell(self._running())
+
+    def _stop_unwanted(self, run: Run) -> None:
+        wanted = self.desired.get(run.lease) if self.desired is not None else None
+        if run.phase is Phase.ENDED:
+            return
+        if run.disowned or (self.desired is not None and wanted is None):
+            run.stop(_FENCED, 0.0)
+        elif wanted is not None and wanted.stop is not None:
+            run.stop(wanted.stop, wanted.grace)
+
+    def _try_start(self, run: Run) -> None:
+        try:
+            self._start(run)
+        except Exception as error:  # ours, not the job's: it must neither cost the others their agent nor keep its GPUs
+            log.exception("lease %d cannot be started", run.lease)
+            if run.phase is Phase.WAITING:
+                run.fail("start-failed", f"the runner cannot start it: {type(error).__name__}: {error}")
+
+    def _start(self, run: Run) -> None:
+        gpus = run.assignment.gpus
+        if unknown := [gpu for gpu in gpus if gpu not in self.devices.gpus]:
+            run.fail("start-failed", f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}")
+            return
+        if self._is_held(run):
+            return
+        if (refusal := self._refusal(run)) is not None:
+            # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
+            run.start_by = run.start_by or time.monotonic() + _SETTLE
+            if time.monotonic() >= run.start_by:
+                run.fail(*refusal)
+            return
+        cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
+        try:
+            share = self._shares.tell([*self._running(), run]).get(run.lease)
+            run.start(prepare(run.dir, run.assignment, cuda, cpus=share))
+        except CannotStart as error:
+            run.fail("start-failed", str(error))
+        except OSError as error:
+            run.fail("start-failed", f"cannot start its supervisor: {error}")
+
+    def _is_held(self, run: Run) -> bool:
+        """A lease that is on its way out still has one of its GPUs."""
+        leaving = [other for other in self.runs.values() if other.stopping is not None and not other.settled]
+        return any(set(other.assignment.gpus) & set(run.assignment.gpus) for other in leaving)
+
+    def _refusal(self, run: Run) -> tuple[str, str] | None:
+        """Outcome and words when its GPUs cannot take the job now: forecast against what is really free.
+
+        What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
+        """
+        shared = self._occupied()
+        asked = int(run.assignment.spec.get("gpu_memory") or 0)
+        needed = asked or run.assignment.gpu_memory  # what earlier jobs of the model were measured to need
+        for gpu in run.assignment.gpus:
+            known = self.devices.gpus[gpu]
+            if known.kind == "cuda" and asked > known.memory:
+                return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+            if gpu not in shared:
+                now = self.health.look(gpu)
+                if now.health != "ok":
+                    return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
+            free = self.devices.free(gpu)
+            if free is not None and needed > free:
+                return "lost", f"not started, GPU {known.index} has {_gib(free)} free and the job needs {_gib(needed)} (gpu_memory)"
+        return None
+
+    # -- what happens here --------------------------------------------------------------------------------------------
+
+    def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
+        """Everything that goes by the clock."""
+        now = time.monotonic()
+        for run in self.runs.values():
+            if run.phase is Phase.ENDED and not run.settled:
+                self._settle(run, now, outbox)
+        if now >= self._check_at:
+            self._check_at = now + _SETTLE
+            used = {gpu for run in self.runs.values() for gpu in run.assignment.gpus}
+            self._note(set(self.devices.gpus) - used, outbox)
+        if now >= self._sample_at:
+            self._sample_at = now + welcome.telemetry_interval
+            self._sample(outbox, now)
+        if now >= self._clean_at:
+            self._clean_at = now + _CLEAN
+            clean(self.options, set(self.runs))
+
+    def _settle(self, run: Run, now: float, outbox: Outbox) -> None:
+        """The end of a lease is told when its GPUs are free again, or, after a bounded wait, together with why they are not."""
+        survivors = run.survivors()
+        self.health.quarantine(run.assignment.gpus, survivors)
+        gpus = set(run.assignment.gpus) & set(self.devices.gpus) - self._occupied()
+        run.settle_by = run.settle_by or now + _SETTLE
+        run.settled = bool(survivors) or now >= run.settle_by or all(self.health.look(gpu).health == "ok" for gpu in gpus)
+        if run.settled:
+            self._note(gpus, outbox)
+
+    def _occupied(self) -> set[str]:
+        """GPUs on which a worker is, so that their memory says nothing about leftovers."""
+        return {gpu for run in self._running() for gpu in run.assignment.gpus}
+
+    def _running(self) -> list[Run]:
+        return [run for run in self.runs.values() if run.phase in (Phase.STARTING, Phase.LIVE)]
+
+    def _note(self, gpus: Iterable[str], outbox: Outbox) -> None:
+        for gpu in gpus:
+            if (changed := self.health.note(gpu)) is not None:
+                outbox.gpus[gpu] = changed
+                log.info("GPU %s is %s: %s", gpu, changed.health, changed.note or "free", extra={"action": "gpu"})
+
+    def _sample(self, outbox: Outbox, now: float) -> None:
+        live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
+        workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
+        samples, quiet = self._telemetry.sample(workers, time.time(), now)
+        outbox.samples += samples
+        for run, _ in live:
+            with run.isolated():
+                run.note_reports(now)
+                if run.lease not in quiet:
+                    run.active_at = now
+                elif run.hangs(now):
+                    log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
+                    run.stop("hang", run.assignment.grace)
+
+    def _forget_closed(self) -> None:
+        for run in list(self.runs.values()):
+            if run.disowned and run.phase is Phase.ENDED and run.settled:
+                run.acked.closed = True
+                run.acked.save()
+            if run.acked.closed and run.phase is Phase.ENDED:
+                run.close()
+                del self.runs[run.lease]
+
+    def _sleep(self, outbox: Outbox) -> None:
+        """Until a message, the end of a supervisor, or the next look at files. Nothing runs: nothing is looked at."""
+        ends = [run.descriptor for run in self.runs.values() if run.phase is Phase.LIVE and run.descriptor is not None]
+        self._wait(self._pause(outbox), *ends)
+
+    def _pause(self, outbox: Outbox) -> float:
+        now = time.monotonic()
+        phases = {run.phase for run in self.runs.values()}
+        if Phase.STARTING in phases:
+            return _STARTING
+        if phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
+            return _BUSY
+        until = now + _IDLE
+        if any(gpu.kind == "cuda" for gpu in self.devices.gpus.values()):
+            until = min(until, self._sample_at, self._check_at)
+        if outbox.waiting:
+            until = min(until, outbox.retry_at)
+        elif self.runs:
+            return _BUSY  # more to tell than one report takes
+        return max(0.0, until - now)
+
+
+def clean(options: Options, in_hand: set[int]) -> None:
+    """Remove what nobody needs of leases whose end has been acknowledged: first their raw reports, much later their logs."""
+    for directory in RunDir.find(options.home):
+        if directory.lease in in_hand:
+            continue
+        try:
+            age = time.time() - (directory.path / "acked.json").stat().st_mtime
+            if age < min(options.keep_reports, options.keep_logs) or not Acked.load(directory).closed:
+                continue
+            for rank in ranks(directory):
+                directory.reports(rank).unlink(missing_ok=True)
+            if age >= options.keep_logs:
+                shutil.rmtree(directory.path)
+                _remove_empty(directory)
+        except OSError:
+            continue
+
+
+def _remove_empty(directory: RunDir) -> None:
+    """The directory of a job of which nothing is left, neither checkpoints nor other leases."""
+    job = directory.path.parent
+    if {path.name for path in job.iterdir()} <= {directory.checkpoints.name}:
+        if directory.checkpoints.exists():
+            directory.checkpoints.rmdir()
+        job.rmdir()
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def _require_names(node: str, pool: str, home: Home) -> None:
+    """What the daemon would refuse, before files are made by these names."""
+    for option, name in (("--node", node), ("--pool", pool)):
+        if not NODE.fullmatch(name):
+            raise UsageError(f"{option}: {name[:60]!a} is no name: {NODE_FORM}")
+    if not str(home.path).isprintable():
+        raise UsageError(f"--home: {ascii(str(home.path))[:200]} is not printable UTF-8 text; choose another directory")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="stoker runner", description="Run the agent of this host.")
+    parser.add_argument("--home", type=Path, help="state directory; by default that of the daemon on this host")
+    parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
+    parser.add_argument("--pool", default="default")
+    parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
+    parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
+    parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
+    given = parser.parse_args(argv)
+    steady_stderr()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    home = Home(given.home.absolute()) if given.home else Home.default()
+    try:
+        _require_names(given.node, given.pool, home)
+        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address)
+        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.leave())
+        agent.run()
+    except StokerError as error:
+        words = "".join(char if char.isprintable() else "�" for char in " ".join(str(error).split()))
+        sys.stderr.write(f"stoker runner: {words}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

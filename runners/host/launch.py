@@ -1,0 +1,190 @@
+"""From an assignment to what the supervisor starts: argv, environment, working directory.
+
+- A recipe or entrypoint runs in `stoker.runners.worker.worker`; with more than one rank, under torch's elastic launcher
+  (`stoker.runners.worker.gang`), one process a rank.
+- A `command:` runs as it is, once a node. A gang's command starts its own ranks, with what it finds in its environment:
+  ``torchrun --nnodes $STOKER_NODES --node-rank $STOKER_NODE_RANK --nproc-per-node $STOKER_GPUS --master-addr $MASTER_ADDR
+  --master-port $MASTER_PORT train.py``. WORLD_SIZE and RANK are left to it: libraries that find them set believe that
+  they are a rank already, and wait for others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...engine.protocol import Assignment
+from ...engine.spec.model import JobSpec
+from . import rundir
+from .lease_log import LIMIT
+from .rundir import RunDir
+from .supervisor import Launch
+
+KILL_WAIT = 30.0
+#: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank
+_WITHHELD = ("STOKER_TOKEN", rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+             "MASTER_PORT")  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class CannotStart(Exception):
+    """The job cannot be started as it is; in words."""
+
+
+def prepare(
+    run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited: Mapping[str, str] | None = None, cpus: float | None = None
+) -> Launch:
+    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots; ``cpus``: its cores.
+
+    Raises CannotStart for what a person has to mend: no such directory, program, env file.
+    """
+    try:
+        spec = msgspec.convert(assignment.spec, JobSpec)
+    except msgspec.ValidationError as error:
+        raise CannotStart(
+            f"this runner does not understand the job's spec ({error}); bring daemon and runner to the same version"
+        ) from None
+    cwd = _directory(assignment, spec, run)
+    env = _environment(run, assignment, spec, cuda, _users(spec, cwd, os.environ if inherited is None else inherited))
+    if cpus is not None:
+        env[rundir.ENV_CPUS] = f"{cpus:g}"
+    argv = _argv(assignment, spec)
+    _check_program(argv[0], cwd, env)
+    return Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT)
+
+
+def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
+    if spec.command is not None:
+        return list(spec.command)
+    # -P: with the job's directory first on sys.path, a user's random.py or queue.py would stand in for Python's own.
+    python = [sys.executable, "-P", "-m"]
+    worker = [*python, "stoker.runners.worker.worker"]
+    if assignment.world_size <= 1:
+        return worker
+    if assignment.nodes > 1:
+        address, _, port = assignment.rendezvous.rpartition(":")
+        where = ["--nnodes", str(assignment.nodes), "--node-rank", str(assignment.node_rank)]
+        where += ["--master-addr", address, "--master-port", port]
+    else:
+        # The launcher picks a free port itself. By number: the name of a host need not resolve on it.
+        where = ["--standalone", "--local-addr", "127.0.0.1"]
+    ranks = ["--nproc-per-node", str(len(assignment.gpus))]
+    return [*python, "stoker.runners.worker.gang", *where, *ranks, "--no-python", *worker]  # its own call of python would be without -P
+
+
+def _directory(assignment: Assignment, spec: JobSpec, run: RunDir) -> Path:
+    field, given = ("snapshot", assignment.snapshot) if assignment.snapshot else ("workdir", spec.workdir)
+    if not given:
+        return run.path
+    path = Path(given)
+    if not path.is_dir():
+        raise CannotStart(f"{field}: there is no directory {given} on this node; create it, or submit from another one")
+    if not os.access(path, os.X_OK):
+        raise CannotStart(f"{field}: {given} may not be entered by the user of this runner")
+    return path
+
+
+def _check_program(program: str, cwd: Path, env: Mapping[str, str]) -> None:
+    if "/" in program:
+        path = cwd / program
+        if not path.exists():
+            raise CannotStart(f"command: there is no program {path} on this node")
+        if not path.is_file() or not os.access(path, os.X_OK):
+            raise CannotStart(f"command: {path} is not executable; make it so with chmod +x, or name its interpreter first")
+    elif shutil.which(program, path=env.get("PATH", os.defpath)) is None:
+        raise CannotStart(f"command: no program {program!r} in the PATH of this runner; install it, or give its full path")
+
+
+def _users(spec: JobSpec, cwd: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What people have set. Later wins: the runner's own, the env file, the spec's."""
+    env = {name: value for name, value in inherited.items() if name not in _WITHHELD}
+    if spec.env_file:
+        env |= read_env_file(cwd / Path(spec.env_file).expanduser())
+    return env | spec.env
+
+
+def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Sequence[str], env: dict[str, str]) -> dict[str, str]:
+    """Add to what people have set our defaults, and what only Stoker may say."""
+    # One thread a slot: two jobs on two cores that each take all cores are slower than either alone.
+    for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        env.setdefault(threads, "1")
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(assignment.grace) + 1))  # torchrun's own 30 s would cut a longer grace
+    if spec.command is not None:
+        env |= {f"STOKER_PARAM_{_variable(name)}": _text(value) for name, value in spec.params.items()}
+        if assignment.world_size > 1:
+            env |= _gang(assignment)
+    return env | {
+        # UUIDs: an index means another GPU as soon as one is missing or the order changes. Empty hides all of them.
+        "CUDA_VISIBLE_DEVICES": ",".join(cuda),
+        rundir.ENV_JOB: str(assignment.job),
+        rundir.ENV_NAME: spec.name,
+        rundir.ENV_LEASE: str(assignment.lease),
+        rundir.ENV_RUN_DIR: str(run.path),
+        rundir.ENV_CHECKPOINTS: str(run.checkpoints),
+        rundir.ENV_RESUME: str(assignment.resume),
+        rundir.ENV_TAG: run.tag,
+    }
+
+
+def _gang(assignment: Assignment) -> dict[str, str]:
+    address, port = "127.0.0.1", ""
+    if assignment.nodes > 1:
+        address, _, port = assignment.rendezvous.rpartition(":")
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port or str(_free_port()),
+        "STOKER_NODES": str(assignment.nodes),
+        rundir.ENV_NODE_RANK: str(assignment.node_rank),
+        "STOKER_GPUS": str(len(assignment.gpus)),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """``KEY=VALUE`` lines, as docker and systemd take them: comments with #, an optional ``export``, values quoted or not.
+
+    Nothing is expanded, and no value ever appears in an error.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise CannotStart(f"env_file: cannot read {path} on this node: {why}") from None
+    env = {}
+    for number, line in enumerate(lines, 1):
+        entry = line.strip().removeprefix("export ").strip()
+        if not entry or entry.startswith("#"):
+            continue
+        name, equals, value = entry.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not _NAME.fullmatch(name):
+            raise CannotStart(f"env_file: {path}, line {number}: expected KEY=VALUE")
+        if value[:1] in ("'", '"'):
+            if len(value) < 2 or value[-1] != value[0]:
+                raise CannotStart(f"env_file: {path}, line {number}: the quote is not closed (values are one line)")
+            value = value[1:-1]
+        env[name] = value
+    return env

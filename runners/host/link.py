@@ -1,0 +1,293 @@
+"""The runner's side of the daemon: registration, a thread that polls for leases, and an outbox of reports."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ...engine.client import Client
+from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
+from ...engine.protocol import (
+    HELLO,
+    POLL,
+    REPORT,
+    Ack,
+    Assignments,
+    GpuInfo,
+    Hello,
+    LogRequest,
+    Poll,
+    Records,
+    Report,
+    Sample,
+    Welcome,
+    WorkerUpdate,
+)
+from . import report_tail as tail
+from .runs import Phase, Run
+
+log = logging.getLogger("stoker.runner")
+
+#: what no repetition mends: the session is somebody else's, the daemon does not know us, or does not let us
+FATAL = (Stale, NotFound, Unauthorized)
+REFUSED = (*FATAL, UsageError, Conflict, LimitExceeded)  #: at the hello also: another protocol, a name or GPUs that it may not have
+
+_TIMEOUT = 10.0  #: seconds for an answer that the daemon does not hold back
+_RECORDS = 20_000  #: in one report
+_GATHER = 1.0  #: seconds between reports that have nothing but records
+_SAMPLES_AGE = 30.0  #: seconds for which samples of idle GPUs wait for company
+_SAMPLES_KEPT = 10_000  #: while no daemon answers
+
+
+class Backoff:
+    """Pauses that grow, with jitter, so that many runners do not come back in one instant."""
+
+    def __init__(self, first: float = 0.1, most: float = 5.0):
+        self._first, self._most = first, most
+        self._pause = first
+
+    def next(self) -> float:
+        pause = self._pause * random.uniform(0.5, 1.0)
+        self._pause = min(self._pause * 2, self._most)
+        return pause
+
+    def reset(self) -> None:
+        self._pause = self._first
+
+    @property
+    def fresh(self) -> bool:
+        return self._pause == self._first
+
+
+def greet(client: Client, hello: Callable[[], Hello], wait: Callable[[float], bool]) -> Welcome | None:
+    """Register, however long no daemon answers or its store cannot be written; ``wait`` pauses, and says whether to go on.
+
+    None when told to leave meanwhile; raises when the daemon refuses us.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            answer = client.post_raw(HELLO, msgspec.json.encode(hello()), timeout=_TIMEOUT)
+            return msgspec.json.decode(answer, type=Welcome)
+        except REFUSED:
+            raise
+        except StokerError as error:
+            if backoff.fresh:
+                log.warning("%s; waiting for it", error, extra={"action": "unreachable"})
+            if not wait(backoff.next()):
+                return None
+
+
+class Poller(threading.Thread):
+    """Long polls for the leases that this node should have. Only the newest answer counts: each names all leases."""
+
+    def __init__(self, client: Client, node: str, welcome: Welcome, wake: Callable[[], None], send_log: Callable[[LogRequest], None]):
+        super().__init__(name="poll", daemon=True)
+        self._client, self._node, self._welcome, self._wake, self._send_log = client, node, welcome, wake, send_log
+        self._lock = threading.Lock()
+        self._answer: Assignments | None = None
+        self._error: BaseException | None = None
+        self.leaving = threading.Event()
+
+    def take(self) -> Assignments | None:
+        """The newest answer that has not been taken. Raises what ended the polling."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            answer, self._answer = self._answer, None
+            return answer
+
+    def run(self) -> None:
+        version, backoff = -1, Backoff()
+        while not self.leaving.is_set():
+            wait = self._welcome.heartbeat
+            try:
+                poll = Poll(node=self._node, session=self._welcome.session, version=version, wait=wait, sends_logs=True)
+                content = self._client.post_raw(POLL, msgspec.json.encode(poll), timeout=wait + _TIMEOUT)
+                answer = msgspec.json.decode(content, type=Assignments)
+            except FATAL as error:
+                self._deliver(None, error)
+                return
+            except StokerError as error:
+                if backoff.fresh:
+                    log.warning("%s; workers go on, trying again", error, extra={"action": "unreachable"})
+                self.leaving.wait(backoff.next())
+                continue
+            except BaseException as error:  # a helper that dies silently would leave a runner that never hears anything
+                self._deliver(None, error)
+                raise
+            backoff.reset()
+            for request in answer.logs:
+                self._send_log(request)
+            if answer.version != version:
+                version = answer.version
+                self._deliver(answer, None)
+
+    def _deliver(self, answer: Assignments | None, error: BaseException | None) -> None:
+        with self._lock:
+            self._answer, self._error = answer or self._answer, error
+        self._wake()
+
+
+class Outbox:
+    """Says what there is to say, until it is acknowledged. The files of the leases are its only buffer."""
+
+    def __init__(self, client: Client, node: str, session: int):
+        self._client, self._node, self._session = client, node, session
+        self._backoff = Backoff()
+        self.retry_at = 0.0  #: monotonic time before which nothing is sent
+        self._records_at = 0.0  #: monotonic time before which records alone are not sent
+        self.samples: list[Sample] = []
+        self.gpus: dict[str, GpuInfo] = {}  #: changes of health
+
+    @property
+    def waiting(self) -> bool:
+        """Something could not be sent and is to be tried again."""
+        return self.retry_at > 0.0
+
+    def hurry(self) -> None:
+        """The daemon answers: what waits for it need not wait for its time."""
+        self.retry_at = 0.0
+
+    def flush(self, runs: Iterable[Run], left: bool = False) -> bool:
+        """Send what is new; answers whether the daemon has taken everything that there was at this moment."""
+        if time.monotonic() < self.retry_at and not left:
+            return False
+        report, offsets = self._build(list(runs), left)
+        if not left and not self._worth_sending(report):
+            return True
+        try:
+            content = self._client.post_raw(REPORT, msgspec.json.encode(report), timeout=_TIMEOUT)
+            ack = msgspec.json.decode(content, type=Ack)
+        except FATAL:
+            raise
+        except StokerError as error:
+            if self._backoff.fresh:
+                log.warning("%s; what there is to report waits", error, extra={"action": "unreachable"})
+            self.retry_at = time.monotonic() + self._backoff.next()
+            del self.samples[: -_SAMPLES_KEPT or None]
+            return False
+        self._backoff.reset()
+        self.retry_at = 0.0
+        self._records_at = time.monotonic() + _GATHER
+        self._acknowledge(report, offsets, ack, {run.lease: run for run in runs})
+        return True
+
+    def _worth_sending(self, report: Report) -> bool:
+        """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
+        if report.workers or report.gpus:
+            return True
+        if report.records:
+            full = sum(len(one.records) for one in report.records) >= _RECORDS
+            return full or time.monotonic() >= self._records_at
+        if not report.samples:
+            return False
+        used = any(sample.lease is not None for sample in report.samples)
+        return used or time.time() - report.samples[0].ts > _SAMPLES_AGE
+
+    def _build(self, runs: list[Run], left: bool) -> tuple[Report, dict[tuple[int, int], int]]:
+        workers: list[WorkerUpdate] = []
+        records: list[Records] = []
+        offsets: dict[tuple[int, int], int] = {}
+        room = _RECORDS
+        for run in runs:
+            if run.disowned:
+                continue
+            ended = run.phase is Phase.ENDED  # looked at before its reports are: after the end nothing is added to them
+            batches, complete = news(run, room)
+            for batch in batches:
+                rank = batch.rank
+                if batch.offset != run.acked.offsets.get(rank, 0):
+                    offsets[run.lease, rank] = batch.offset
+                if batch.records:
+                    records.append(Records(lease=run.lease, rank=rank, records=batch.records))
+                    room -= len(batch.records)
+            workers += updates(run, ended=ended and complete and run.settled)
+        report = Report(
+            node=self._node,
+            session=self._session,
+            workers=workers,
+            records=records,
+            samples=list(self.samples),
+            gpus=list(self.gpus.values()),
+            left=left,
+        )
+        return report, offsets
+
+    def _acknowledge(self, report: Report, offsets: dict[tuple[int, int], int], ack: Ack, runs: dict[int, Run]) -> None:
+        del self.samples[: len(report.samples)]
+        for gpu in report.gpus:
+            if self.gpus.get(gpu.id) is gpu:
+                del self.gpus[gpu.id]
+        changed = set()
+        for (lease, rank), offset in offsets.items():
+            runs[lease].acked.offsets[rank] = offset
+            changed.add(lease)
+        for update in report.workers:
+            acked = runs[update.lease].acked
+            acked.states.add(update.state)
+            acked.closed = acked.closed or update.state == "exited"
+            changed.add(update.lease)
+        for lease in ack.stale:
+            if (run := runs.get(lease)) is not None:
+                run.disown()
+                changed.add(lease)
+        for lease in changed:
+            runs[lease].acked.save()
+
+
+def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
+    """About ``room`` records that the daemon has not acknowledged, and whether those are all.
+
+    What cannot be read does not count: the end of the lease must not wait for it.
+    """
+    batches: list[tail.Batch] = []
+    complete = True
+    with run.isolated():
+        for rank in tail.ranks(run.dir):
+            if room <= 0:
+                return batches, False
+            with run.isolated():
+                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                batches.append(batch)
+                complete = complete and not batch.more
+                room -= len(batch.records)
+    return batches, complete
+
+
+def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
+    """States of a worker that the daemon has not acknowledged. ``ended``: its end may be told, all else has been."""
+    known = run.acked.states
+    found: list[WorkerUpdate] = []
+    if "starting" not in known:
+        found.append(WorkerUpdate(lease=run.lease, state="starting", ts=time.time(), run_dir=str(run.dir.path)))
+    if "running" not in known and run.identity is not None:
+        found.append(
+            WorkerUpdate(
+                lease=run.lease,
+                state="running",
+                ts=time.time(),
+                pid=run.identity.pid,
+                pid_started=run.identity.started,
+                boot_id=run.boot_id,
+                run_dir=str(run.dir.path),
+            )
+        )
+    if ended and "exited" not in known and run.exit is not None:
+        found.append(
+            WorkerUpdate(
+                lease=run.lease,
+                state="exited",
+                ts=run.exit["ended_at"],
+                run_dir=str(run.dir.path),
+                exit_code=run.exit["exit_code"],
+                outcome=run.exit["outcome"],
+                message=run.exit["message"],
+            )
+        )
+    return found

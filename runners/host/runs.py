@@ -1,0 +1,292 @@
+"""One lease in a runner's hand. Its state is what lies in its directory, so that any later agent goes on where this one ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ...engine import identity
+from ...engine.identity import Process
+from ...engine.protocol import Assignment
+from . import processes
+from .report_tail import Acked, sizes
+from .rundir import ENV_TAG, RunDir
+from .supervisor import TAKEN, Launch, Stop, register, write_exit
+
+log = logging.getLogger("stoker.runner")
+
+_HANG_AFTER = 600.0  #: seconds without a report, for those that report at all
+_END_LEFTOVERS = 5.0  #: seconds to kill what a dead supervisor has left
+
+
+class Phase(Enum):
+    WAITING = "waiting"  #: taken up, no supervisor of ours has been started
+    STARTING = "starting"  #: its supervisor has not registered yet
+    LIVE = "live"
+    ENDED = "ended"
+
+
+class Run:
+    """A lease from when it is taken up until the daemon has acknowledged its end."""
+
+    def __init__(self, directory: RunDir, assignment: Assignment, acked: Acked):
+        self.dir, self.assignment, self.acked = directory, assignment, acked
+        self.phase = Phase.WAITING
+        self.identity: Process | None = None  #: of its supervisor, once registered
+        self.exit: dict[str, Any] | None = None  #: contents of exit.json
+        self.supervisor: subprocess.Popen[bytes] | None = None  #: when this agent started it
+        self.stopping: Stop | None = None  #: what it has been told
+        self.disowned = False  #: the daemon says that it is not ours: to be ended, and not to be reported
+        self.start_by: float | None = None  #: until when it waits for its GPUs to be free (monotonic)
+        self.settled = False  #: its GPUs have been looked at after its end
+        self.settle_by: float | None = None  #: until when that may take (monotonic)
+        self.active_at = time.monotonic()  #: last growth of its reports, or last sample that was not quiet
+        self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
+        self._complaints: set[str] = set()
+        self.boot_id: str | None = None
+        self.descriptor: int | None = None  #: readable once its supervisor is gone
+
+    @property
+    def lease(self) -> int:
+        return self.assignment.lease
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Whatever is wrong with one lease must not cost the others their agent."""
+        try:
+            yield
+        except Exception as error:
+            self.complain(f"{type(error).__name__}: {error}; the other leases go on")
+
+    def complain(self, words: str) -> None:
+        """Say it once: what is wrong is found again five times a second."""
+        if words not in self._complaints:
+            self._complaints.add(words)
+            log.error("lease %d of job %d: %s", self.lease, self.dir.job, words)
+
+    @classmethod
+    def take_up(cls, directory: RunDir, assignment: Assignment, node: str) -> Run:
+        """Note the assignment on disk, before anything is started."""
+        directory.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.checkpoints.mkdir(exist_ok=True, mode=0o700)
+        directory.write("assignment.json", {**msgspec.to_builtins(assignment), "node": node})
+        return cls(directory, assignment, Acked(directory))
+
+    @classmethod
+    def load(cls, directory: RunDir, node: str) -> Run | None:
+        """The lease of a directory, if it is this node's and the daemon may not know all of it."""
+        try:
+            content = directory.read("assignment.json")
+        except ValueError:
+            content = None
+        if content is None or content.pop("node", node) != node:
+            return None  # never taken up (the daemon still lists it and it starts anew), or another runner's of this home
+        acked = Acked.load(directory)
+        if acked.closed:
+            return None
+        run = cls(directory, msgspec.convert(content, Assignment), acked)
+        run.look()
+        return run
+
+    def start(self, launch: Launch) -> None:
+        """Start the supervisor. It outlives us: a session of its own, and nothing of ours open."""
+        with open(self.dir.path / "supervisor.log", "ab") as output:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.dir.path)],
+                cwd=self.dir.path,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                # The tag is for what it has forked, but not yet turned into the worker, when it is killed.
+                env={**os.environ, ENV_TAG: self.dir.tag},
+                start_new_session=True,
+            )
+        self.phase = Phase.STARTING
+        assert self.supervisor.stdin is not None
+        try:
+            self.supervisor.stdin.write(json.dumps(launch).encode())
+            self.supervisor.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once; look() finds out why
+
+    def look(self) -> None:
+        """Bring phase, identity and exit up to date with the directory."""
+        if self.phase is Phase.ENDED:
+            return
+        self._meet()
+        # In this order: a supervisor registers, writes exit.json and dies.
+        gone = self.identity is not None and not identity.alive(self.identity)
+        code = self.supervisor.poll() if self.supervisor else None
+        ended = self._last_word()
+        if ended:
+            self._meet()  # who has registered since the look above has run, and that is told too
+        if self.exit is not None:
+            return
+        if ended:
+            self._end(ended)
+        elif gone:
+            self._end(self._lost("its supervisor was killed"))
+        elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != TAKEN:
+            if code in (-signal.SIGKILL, -signal.SIGTERM):  # by the kernel for want of memory, or by a person: not the job's fault
+                self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
+            else:
+                self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
+
+    def _meet(self) -> None:
+        """Take note of its supervisor, once that has registered."""
+        if self.identity is not None or self.exit is not None:
+            return
+        try:
+            self._take_note()
+        except (ValueError, KeyError, TypeError):  # nobody knows what runs: all that carries its tag is ended
+            self._end(self._last_word() or self._lost("its supervisor.json is damaged"))
+
+    def _take_note(self) -> None:
+        found = self.dir.read("supervisor.json")
+        if found is None:
+            return
+        if found["pid"] is None:
+            self.fail("stopped", "stopped before it was started")
+            return
+        met = Process(int(found["pid"]), float(found["started"]))
+        self.boot_id = str(found["boot_id"])
+        self.identity, self.phase = met, Phase.LIVE
+        self.descriptor = processes.watch(met)
+        if self.boot_id != identity.boot_id():
+            self._end(self._last_word() or self._lost("this machine was rebooted"))
+
+    def _last_word(self) -> dict[str, Any] | None:
+        """Contents of exit.json; None when there is none, or none that can be understood."""
+        try:
+            content = self.dir.read("exit.json")
+        except ValueError:
+            content = None
+        if not isinstance(content, dict) or not {"outcome", "message", "exit_code", "ended_at"} <= content.keys():
+            return None
+        return content
+
+    def _lost(self, why: str) -> dict[str, Any]:
+        """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again."""
+        left = processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
+        if left:
+            outcome, message = "unkillable", f"{why}, and could not be killed: {processes.words(left)}"
+        else:
+            outcome, message = "lost", f"{why}; the job goes on from its last checkpoint"
+        return self._note(outcome, message, left)
+
+    def _note(self, outcome: str, message: str, survivors: list[Process]) -> dict[str, Any]:
+        try:
+            return write_exit(self.dir.path, outcome=outcome, message=message, survivors=survivors)
+        except OSError as error:  # a full disk must not hide the end of a job
+            log.error("cannot write exit.json of lease %d: %s", self.lease, error)
+            return {"outcome": outcome, "message": message, "survivors": survivors, "exit_code": None, "ended_at": time.time()}
+
+    def _end(self, content: dict[str, Any]) -> None:
+        self.exit = content
+        self.phase = Phase.ENDED
+        log.info("lease %d of job %d ended: %s", self.lease, self.dir.job, content["outcome"], extra={"action": "ended"})
+
+    def _complaint(self) -> str:
+        try:
+            lines = (self.dir.path / "supervisor.log").read_text().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "it said nothing"
+
+    def survivors(self) -> list[Process]:
+        """What could not be killed at its end."""
+        return [Process(*found) for found in (self.exit or {}).get("survivors") or ()]
+
+    def note_reports(self, now: float) -> None:
+        """What it has written is progress, whether or not a daemon is there to take it."""
+        reported = sizes(self.dir)
+        if reported != self._reported:
+            self._reported, self.active_at = reported, now
+
+    def hangs(self, now: float) -> bool:
+        """No report for too long; the caller has seen that it does nothing else either.
+
+        Without `hang_after` only those that have reported before are held to it: a script that knows nothing of Stoker
+        never reports, and may well wait for something.
+        """
+        after = self.assignment.spec.get("hang_after")
+        if after is None:
+            if not any(self._reported.values()):
+                return False
+            after = _HANG_AFTER
+        return self.stopping is None and now - self.active_at > after
+
+    def disown(self) -> None:
+        """The daemon takes nothing more of it."""
+        self.disowned = True
+
+    def close(self) -> None:
+        """Nothing more is to be done for it."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        if self.supervisor is not None:
+            self.supervisor.wait()  # it has written its last word, there is nothing that could keep it
+
+    def fail(self, outcome: str, message: str) -> None:
+        """The lease ends without having been started."""
+        try:
+            said = self._last_word()
+        except OSError:
+            said = None
+        self._end(said or self._note(outcome, message, []))
+
+    def stop(self, reason: str, grace: float) -> None:
+        """Ask it to leave; a later word may be more urgent than the first, never less."""
+        wanted = Stop(reason=reason, grace=grace)
+        if self.phase is Phase.ENDED or wanted == self.stopping:
+            return
+        if self.phase is Phase.WAITING and self._withhold():
+            self.fail("stopped", f"{reason} before it was started")
+            return
+        written = self._write_stop(wanted)
+        # Written before we look who is registered, as the supervisor registers before it looks for stop.json: one of us sees the other.
+        self.look()
+        if self.identity is not None:
+            processes.send(self.identity, signal.SIGUSR1 if grace <= 0 else signal.SIGTERM)
+        if written or self.identity is not None:  # else nobody has heard it yet: the next call says it again
+            self.stopping = wanted
+
+    def _withhold(self) -> bool:
+        """Take the lease so that nobody ever starts it; False when it has been started."""
+        try:
+            return register(self.dir.path, None)
+        except OSError as error:
+            self.complain(f"cannot write supervisor.json: {error.strerror}; it is not started all the same")
+            # Of a former agent's supervisor that has not registered yet nothing but its tag is known.
+            return not processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
+
+    def _write_stop(self, wanted: Stop) -> bool:
+        try:
+            self.dir.write("stop.json", wanted)
+            return True
+        except OSError as error:  # a full disk must not keep a job from being stopped; its supervisor has a grace of its own
+            self.complain(f"cannot write stop.json: {error.strerror}; it is signalled all the same")
+            return False
+
+
+def survivors_of(directory: RunDir) -> tuple[list[str], list[Process]] | None:
+    """GPUs of a lease that has been reported as unkillable, and what was left of it."""
+    try:
+        ended, assignment = directory.read("exit.json"), directory.read("assignment.json")
+    except ValueError:
+        return None
+    if not ended or not assignment or not ended.get("survivors"):
+        return None
+    return assignment["gpus"], [Process(*found) for found in ended["survivors"]]

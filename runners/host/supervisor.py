@@ -1,0 +1,354 @@
+"""The supervisor of one lease, what containerd's shim and conmon are: `python -m stoker.runners.host.supervisor RUN_DIR`.
+
+It is small and outlives the agent, so an agent can be killed, upgraded and started again while jobs train. Standard
+library only. What to run comes as JSON on standard input (see `Launch`): it holds secrets of env files, which must not
+be found on disk or in a process list.
+
+- It registers by creating supervisor.json exclusively. Whoever comes second leaves: a lease is started at most once.
+- It is the subreaper of all that the command starts (PR_SET_CHILD_SUBREAPER). A grandchild that calls setsid, or whose
+  parents died, stays its descendant and is ended with the rest. It has no other children, so unlike in
+  github.com/NVIDIA/TensorRT-LLM/pull/16404 a kill of the tree can hit nobody else.
+- SIGTERM: stop by stop.json {reason, grace}. SIGTERM to those who can checkpoint, SIGKILL to the tree after the grace.
+- SIGUSR1: kill now.
+- exit.json is written when all processes are gone, or when the bounded wait after SIGKILL is over (`unkillable`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ...engine import identity
+from ...engine.identity import Process, Stat
+from . import endings, processes
+from .lease_log import RotatingLog
+from .rundir import reserve, write_atomically
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PIPE_BYTES = 1 << 20
+_TICK = 0.05  #: seconds between looks at the process tree, only while something is being ended
+_LEFTOVER_GRACE = 2.0  #: seconds that what outlives the main process gets to end by itself
+_TAIL = 4096  #: bytes of the log's end that go into exit.json
+_EXIT_BYTES = 8 * _TAIL  #: of exit.json at most: in JSON a byte of the tail takes up to six
+_KILLED_FIRST = 500  #: oom_score_adj of workers: when memory runs out they go before the daemon, the agent and us
+
+TAKEN = 3  #: exit code: another supervisor, or an agent's refusal, holds this lease
+
+# Wrappers that do not hand a signal on: their children must be signalled too.
+_SHELLS = frozenset({"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox", "fish"})
+# Launchers that on SIGTERM would end their ranks in their own way: only the ranks are signalled, the launcher follows them.
+_LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "torchrun", "stoker.runners.worker.gang"})
+
+
+class Launch(TypedDict):
+    """What to run."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log_limit: int
+    kill_wait: float  #: seconds to wait for processes after SIGKILL
+
+
+class Stop(TypedDict):
+    """Contents of stop.json: why, and the seconds between the request and the kill."""
+
+    reason: str
+    grace: float
+
+
+def register(run: Path, process: Process | None) -> bool:
+    """Take the lease, for this process or, with None, so that nobody ever starts it. False: it is taken already.
+
+    A link appears whole or not at all, and fails when the name exists.
+    """
+    content = {"pid": process.pid, "started": process.started, "boot_id": identity.boot_id()} if process else {"pid": None}
+    temporary = run / f".supervisor.{os.getpid()}.tmp"
+    write_atomically(temporary, json.dumps(content).encode())
+    try:
+        os.link(temporary, run / "supervisor.json")
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+
+
+def read_stop(run: Path) -> Stop | None:
+    try:
+        content = json.loads((run / "stop.json").read_bytes())
+        return Stop(reason=str(content["reason"]), grace=float(content["grace"]))
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or a full disk has kept the agent from writing it
+        return None
+
+
+class Supervisor:
+    """Runs the command and sees to it that at the end nothing of it is left. One thread, driven by signals and the log's pipe."""
+
+    def __init__(self, run: Path, launch: Launch):
+        self.run_dir, self.launch = run, launch
+        self.log = RotatingLog(run / "output.log", launch["log_limit"])
+        self.started_at = time.time()
+        self.main: subprocess.Popen[bytes] | None = None
+        self.exit_code: int | None = None  #: of the main process, None while it runs
+        self.stop: Stop | None = None
+        self.asked: set[Process] = set()  #: those that have been sent SIGTERM
+        self.launchers: set[Process] = set()  #: those whose ranks have been asked
+        self.kill_at: float | None = None
+        self.killed = False  #: the grace was over while processes still ran
+        self.kernel_kills = oom_kills()
+        self.selector = selectors.DefaultSelector()
+
+    def watch_signals(self) -> None:
+        """Signals only wake the loop; nothing is done inside a handler."""
+        self.wake, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        self.selector.register(self.wake, selectors.EVENT_READ, self._on_signals)
+
+    def run(self) -> None:
+        """Start the command, and return when exit.json is written."""
+        if stop := read_stop(self.run_dir):  # it came before we were there to be signalled
+            self._write_exit("stopped", f"{stop['reason']} before it was started", stop["reason"])
+            return
+        with contextlib.suppress(OSError):  # a disk that is full already: there may be room again at the end
+            reserve(self.run_dir / "exit.json", _EXIT_BYTES)  # else a disk that fills up makes a finished job a lost one
+        try:
+            self._start()
+        except (OSError, ValueError) as error:
+            self._write_exit("start-failed", f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}")
+            return
+        survivors = self._supervise()
+        self._drain()
+        self._finish(survivors)
+
+    def _start(self) -> None:
+        output, written = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(output, False)
+        try:
+            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # above the user's limit for pipes; the default size does too
+        try:
+            self.main = subprocess.Popen(
+                self.launch["argv"],
+                env=self.launch["env"],
+                cwd=self.launch["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+                start_new_session=True,
+            )
+        finally:
+            os.close(written)
+        self.output = output
+        self.selector.register(output, selectors.EVENT_READ, self._on_output)
+        try:
+            Path(f"/proc/{self.main.pid}/oom_score_adj").write_text(str(_KILLED_FIRST))
+        except OSError:
+            pass  # it has ended already
+
+    def _supervise(self) -> list[Stat]:
+        """Until nothing is left, or what is left will not die: answers with that."""
+        give_up: float | None = None
+        while True:
+            ending = self.stop is not None or self.exit_code is not None
+            for key, _ in self.selector.select(_TICK if ending else None):
+                key.data()
+            self._reap()
+            if self.stop is None and self.exit_code is None:
+                continue
+            left = processes.descendants(os.getpid(), processes.table())
+            if not left and self.exit_code is not None:
+                return []
+            now = time.monotonic()
+            if self.kill_at is None:
+                self.kill_at = now + _LEFTOVER_GRACE
+            if now < self.kill_at:
+                self._ask(left)
+                continue
+            self.killed = self.killed or self.exit_code is None or self.stop is not None
+            for process in left:
+                processes.send(process.process, signal.SIGKILL)
+            give_up = give_up or now + self.launch["kill_wait"]
+            if now >= give_up:
+                return left
+
+    def _ask(self, left: list[Stat]) -> None:
+        """SIGTERM, once each, to those who decide for the others."""
+        for process in self._deciders(left):
+            if process not in self.asked:
+                self.asked.add(process)
+                processes.send(process, signal.SIGTERM)
+
+    def _deciders(self, left: list[Stat]) -> list[Process]:
+        """Whom to ask to leave: our children; of a shell its children too, of a gang's launcher its ranks.
+
+        Not the whole process group: loader workers die of SIGTERM, which breaks the very step that the main process
+        wants to finish and save (pytorch raises 'DataLoader worker is killed by signal').
+        """
+        children: dict[int, list[Stat]] = {}
+        for found in left:
+            children.setdefault(found.parent, []).append(found)
+        deciders, level = [], children.get(os.getpid(), [])
+        while level:
+            below: list[Stat] = []
+            for found in level:
+                own = children.get(found.pid, [])
+                if own and is_launcher(found.pid):
+                    self.launchers.add(found.process)
+                launches = found.process in self.launchers  # also when its ranks have left: it is about to follow them
+                if not launches:
+                    deciders.append(found.process)
+                if launches or processes.command(found.pid) in _SHELLS:
+                    below += own
+            level = below
+        return deciders
+
+    def _on_signals(self) -> None:
+        numbers = set(os.read(self.wake, 4096))
+        if signal.SIGTERM in numbers:
+            self._stop(read_stop(self.run_dir) or Stop(reason=endings.TERMINATED, grace=30.0))
+        if signal.SIGUSR1 in numbers:
+            found = read_stop(self.run_dir) or Stop(reason=endings.TERMINATED, grace=0.0)
+            self._stop(Stop(reason=found["reason"], grace=0.0))
+
+    def _stop(self, stop: Stop) -> None:
+        """A later request may shorten the grace, never lengthen it; its reason counts, unless the main process has ended before."""
+        until = time.monotonic() + stop["grace"]
+        self.kill_at = until if self.kill_at is None else min(self.kill_at, until)
+        if self.exit_code is None:
+            self.stop = stop
+
+    def _on_output(self) -> None:
+        data = os.read(self.output, _PIPE_BYTES)
+        if data:
+            self.log.write(data)
+        else:  # everybody has closed it
+            self.selector.unregister(self.output)
+
+    def _reap(self) -> None:
+        assert self.main is not None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.main.pid:
+                self.exit_code = self.main.returncode = os.waitstatus_to_exitcode(status)
+
+    def _drain(self) -> None:
+        """The rest of the output that is in the pipe."""
+        while self.output in self.selector.get_map():
+            try:
+                self._on_output()
+            except BlockingIOError:  # held open by a process that could not be killed
+                return
+
+    def _finish(self, survivors: list[Stat]) -> None:
+        kernel_oom = oom_kills() > self.kernel_kills
+        reason = self.stop["reason"] if self.stop else None
+        log = self.log.tail()
+        ending = endings.judge(
+            exit_code=-signal.SIGKILL if self.exit_code is None else self.exit_code,
+            stop_reason=reason,
+            stop_seen=(self.run_dir / "stop-seen").exists(),
+            grace=self.stop["grace"] if self.stop else 0.0,
+            killed_after_grace=self.killed,
+            kernel_oom=kernel_oom,
+            log=log,
+            survivors=processes.words(survivors),
+        )
+        self.log.close()
+        tail = log[-_TAIL:].decode(errors="replace")
+        self._write_exit(ending.outcome, ending.message, reason, tail, [found.process for found in survivors])
+
+    def _write_exit(
+        self, outcome: str, message: str | None, stop_reason: str | None = None, tail: str = "", survivors: Sequence[Process] = ()
+    ) -> None:
+        code = self.exit_code
+        write_exit(
+            self.run_dir,
+            outcome=outcome,
+            message=message,
+            exit_code=code,
+            signal=endings.signal_name(-code) if code is not None and code < 0 else None,
+            started_at=self.started_at,
+            stop_reason=stop_reason,
+            killed_after_grace=self.killed,
+            oom=outcome == "oom",
+            tail=tail,
+            survivors=survivors,
+        )
+
+
+def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> dict[str, Any]:
+    """Write exit.json: the last word on a lease, by its supervisor, or by the agent when there is or was none."""
+    content = {"exit_code": None, **more, "ended_at": time.time(), "outcome": outcome, "message": message}
+    write_atomically(run / "exit.json", json.dumps(content).encode())
+    return content
+
+
+def is_launcher(pid: int) -> bool:
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(os.path.basename(arg.decode(errors="replace")) in _LAUNCHERS for arg in argv[:4])  # noqa: PTH119
+
+
+def oom_kills() -> int:
+    """Processes of our cgroup that the kernel has killed for want of memory, 0 where it cannot be read."""
+    try:
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return 0
+    for _, controllers, path in groups:
+        if controllers == "memory":
+            source = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        elif controllers == "":
+            source = Path(f"/sys/fs/cgroup{path}/memory.events")
+        else:
+            continue
+        try:
+            counts = dict(line.split() for line in source.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, KeyError, ValueError):
+            continue
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    run = Path(argv[1])
+    try:
+        launch: Launch = json.load(sys.stdin)
+    except ValueError:
+        return 1  # the agent died before it had said what to run: nothing has been started, the next one begins anew
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    supervisor = Supervisor(run, launch)
+    supervisor.watch_signals()
+    if not register(run, processes.myself()):
+        return TAKEN
+    supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

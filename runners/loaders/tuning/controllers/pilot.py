@@ -1,0 +1,71 @@
+"""The agent at the helm of one live pipeline: it chooses, sees what came of it, and learns a little from each window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..controller import Observation, Values
+from .features import Encoder, Rows
+from .q_network import STAY, STEPS, Agent, Choice, Learning, Trail
+
+FIRST = 64  #: transitions before the first update: with fewer it learns them by heart
+KEPT = 2_000  #: transitions of a live pipeline
+
+
+class Pilot:
+    """``steer`` once a window. What it costs is bounded: one pass through the network and ``updates`` small updates."""
+
+    def __init__(
+        self,
+        knobs: int,
+        *,
+        pretrained: bool = True,
+        weights: Path | None = None,
+        layout: str = "stages",
+        rate: float = 2e-5,
+        updates: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.agent = Agent(layout, Learning(rate=rate, batch=32, replay=KEPT), knobs=knobs, seed=seed)
+        if pretrained:
+            self.agent.load(weights)
+        self.updates = updates
+        self.encoder = Encoder(layout)
+        self._trail = Trail([], [], [])
+        self._rows: Rows | None = None
+        self._values: Values = ()
+
+    def see(self, seen: Observation) -> tuple[Rows, float]:
+        """Takes in a window: what the last one led to is remembered, and learned from. Its rows and normalised reward."""
+        rows, earned = self.encoder.encode(seen)
+        if self._rows is not None:
+            self.agent.remember(self._trail, self._rows, taken(self._values, seen.values), earned, rows)
+            if self.agent.replay.size >= FIRST:
+                for _ in range(self.updates):
+                    self.agent.learn()
+        self._rows, self._values = rows, seen.values
+        return rows, earned
+
+    def forget_way(self) -> None:
+        """What follows is not the outcome of what was done: another hand has set the values far away, or the machine has changed."""
+        self._trail = Trail([], [], [])
+        self._rows = None
+
+    def moved(self, seen: Observation, chosen: Choice) -> Values:
+        return tuple(knob.clip(value + STEPS[place]) for knob, value, place in zip(seen.knobs, seen.values, chosen, strict=True))
+
+
+def taken(before: Sequence[int], after: Sequence[int]) -> Choice:
+    """The steps that were really made: the guard, the bounds of a knob or another controller may have changed what was wanted."""
+    return np.array(
+        [min(range(len(STEPS)), key=lambda place: abs(STEPS[place] - (b - a))) for a, b in zip(before, after, strict=True)], np.int64
+    )
+
+
+def in_words(seen: Observation, chosen: Choice) -> str:
+    """``udf +5, prefetch -1``, for the table `pipelines`."""
+    changes = [f"{knob.stage} {STEPS[place]:+d}" for knob, place in zip(seen.knobs, chosen, strict=True) if place != STAY]
+    return ", ".join(changes) or "stays"

@@ -1,0 +1,55 @@
+"""Controllers by name. The agent alone needs torch, so nothing is imported until it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any, NamedTuple
+
+from ....engine.errors import UsageError
+from . import controller_options as options
+from .controller import Controller
+
+
+class Entry(NamedTuple):
+    module: str
+    attribute: str
+    doc: str  #: one line
+
+
+CONTROLLERS: dict[str, Entry] = {
+    "unoptimised": Entry("fixed", "Unoptimised", "one worker a stage"),
+    "fixed": Entry("fixed", "Fixed", "values set by hand"),
+    "uniform": Entry("fixed", "Uniform", "cores divided evenly among the stages"),
+    "autotune": Entry("climb", "Autotune", "hill climbing on a modelled latency, as tf.data does; does not react to a resize"),
+    "autotune-adaptive": Entry("climb", "AutotuneAdaptive", "the same, launched again at a resize"),
+    "plumber": Entry("plumber", "Plumber", "Plumber's linear programme, solved once"),
+    "plumber-adaptive": Entry("plumber", "PlumberAdaptive", "the same, solved again at a resize"),
+    "rate": Entry("rate", "Rate", "workers in proportion to measured cost, within cores, demand and locks"),
+    "dqn": Entry("dqn", "Dqn", "InTune's agent: a DQN, pre-trained on simulated pipelines, fine-tuned while it runs"),
+    "rate+dqn": Entry("dqn", "RateDqn", "the rate controller's allocation, refined by the agent"),
+}
+NAMES = tuple(CONTROLLERS)
+DEFAULT = "rate"
+
+
+def load(name: str) -> Any:
+    """The class of a controller; UsageError names the nearest name."""
+    if name not in CONTROLLERS:
+        near = difflib.get_close_matches(name, CONTROLLERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONTROLLERS)}"
+        raise UsageError(f"controller: none is named {name!r}; {hint}")
+    entry = CONTROLLERS[name]
+    return getattr(importlib.import_module(f".controllers.{entry.module}", __package__), entry.attribute)
+
+
+def create(name: str, **values: Any) -> Controller:
+    """A controller with its options; UsageError names the option, what was wrong and the remedy."""
+    kind = load(name)
+    controller: Controller = kind(options.make(kind.Options, values, name))
+    return controller
+
+
+def describe() -> list[dict[str, Any]]:
+    """Name, rule and options of each, for people."""
+    return [{"name": name, "doc": entry.doc, "options": options.describe(load(name).Options)} for name, entry in CONTROLLERS.items()]

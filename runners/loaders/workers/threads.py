@@ -1,0 +1,486 @@
+"""The workers of one stage during one pass: threads, as many as are wanted now, which do the work themselves or drive a process each.
+
+Growing starts threads; when there are too many, whoever has put its item away leaves. A worker thread is a daemon, so that a
+function that never returns keeps neither close() nor the interpreter's exit waiting.
+
+Moving the work from threads to processes, or back, is to grow the one kind and to shrink the other: for each worker that is there and
+ready, one of the other kind leaves. Items have their numbers from the one feed, so who works on them is nothing to their order.
+
+A worker whose process is quick takes its next item before the last one is done, where one is there that nobody else waits for. It does
+that too before it leaves; and it takes none while the queue behind it is full, which what it makes would only lengthen.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from ....engine.errors import StokerError
+from ..feeds import Dealing, Feed
+from ..readings.meters import Meter, Phase, Spent, Stopwatch, Totals
+from ..readings.sizes import ITEM, nbytes
+from .chains import Call, Carried, Chain, Done, Group, Step, Unread
+from .channel import SKIP, Channel, Item
+from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located
+
+log = logging.getLogger("stoker.loaders")
+
+
+class Outcome(NamedTuple):
+    """What became of an item."""
+
+    payload: Any
+    items: int  #: that were worked on
+    spent: Spent
+    elsewhere: float = 0.0  #: seconds of its CPU time that were not this thread's, or, below 0, of this thread's that were not for it
+    read: Step | None = None  #: what reading took, where it was done along
+
+    @classmethod
+    def of(cls, result: Any, steps: tuple[Step, ...], *, reads: bool = False, elsewhere: bool = True) -> Outcome:
+        """For the worker's own stage, of which those behind it find what is theirs in the payload. ``reads``: the first is the source's."""
+        read = steps[0] if reads else None
+        own, *others = steps[1:] if reads else steps
+        away = own.spent.cpu if elsewhere else -read.spent.cpu if read else 0.0
+        payload = Done(result, tuple(others)) if others else result
+        return cls(payload, own.items, own.spent, away, read if read and read.items else None)
+
+
+_NOTHING = Outcome(None, 1, Spent(0.0, 0.0))
+
+
+class Hand(Protocol):
+    """Does the work of one worker, in its thread."""
+
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        """Do this one. ``following`` takes the one that it will be called for next, if there is one already."""
+
+    def at(self, item: Item) -> At | None:
+        """What of the item it is at, where that is known; asked by any thread during `call`."""
+
+    def let_go(self, *, drained: bool) -> None:
+        """The worker leaves; ``drained``: because nothing is left to do, not because it is one too many."""
+
+
+class ChainHand:
+    """All that a process would do in one call is done in the worker's own thread."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain, self._stopwatch = chain, Stopwatch()
+        self._where: tuple[int, int, float] | None = None  #: place in the chain, which item of the call, and since when
+
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        try:
+            found = self._chain.run(Call.of(item), watch=self._stopwatch, at=self._note)
+        except Exception as error:
+            at = self.at(item)
+            raise error if at is None else Misplaced(error, at) from None
+        finally:
+            self._where = None
+        return Outcome.of(*found, reads=self._chain.reads, elsewhere=False)
+
+    def _note(self, place: int, index: int) -> None:
+        self._where = place, index, time.perf_counter()
+
+    def at(self, item: Item) -> At | None:
+        if (where := self._where) is None:
+            return None
+        place, index, since = where
+        return At(self._chain.names[place], self._chain.positions(item, place, index), place, since)
+
+    def let_go(self, *, drained: bool) -> None:
+        self._stopwatch.close()
+
+
+class ThreadHand:
+    """The function is called in the worker's own thread. ``unread``: does what the source has left to be read too."""
+
+    def __init__(self, function: Callable[[Any], Any], unread: ChainHand | None = None) -> None:
+        self._function, self._unread = function, unread
+        self._stopwatch = Stopwatch()
+
+    def call(self, item: Item, following: Callable[[], Item | None]) -> Outcome:
+        if isinstance(item.payload, Unread):
+            assert self._unread is not None
+            return self._unread.call(item, following)
+        result, spent = self._stopwatch.call(self._function, item.payload)
+        return Outcome(result, 1, spent)
+
+    def at(self, item: Item) -> At | None:
+        """No better than the worker itself, of what has been read."""
+        return None if self._unread is None else self._unread.at(item)
+
+    def let_go(self, *, drained: bool) -> None:
+        self._stopwatch.close()
+        if self._unread is not None:
+            self._unread.let_go(drained=drained)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """Used by its own thread alone."""
+
+    hand: Hand | None
+    processes: bool
+    meter: Meter = field(default_factory=Meter)
+    ahead: deque[tuple[int, Item]] = field(default_factory=deque)  #: taken, and to be worked on next
+    gone: bool = False  #: its process is, and it counts no longer
+
+
+class Crew:
+    """Workers of one stage in one pass.
+
+    Args:
+        hire: makes the hand of a worker, in its thread, given whether a process is to do the work; None: items pass as they are.
+        groups: the same feed, where a process may take all items of a batch at once.
+        waits_on: the channel that `feed` takes from, to wake those who are to leave; None: it does not wait.
+        failed: told what went wrong, by the worker that it happened to.
+        limits: seconds for an item, of this stage and of those that are done along with it; None: no limit.
+        processes: whether the workers are processes to begin with.
+        here: what a process does in one call, for a thread to do where the process is gone.
+        stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
+        read: told what reading took of what its workers have read along.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        feed: Feed,
+        waits_on: Channel | None,
+        output: Channel,
+        hire: Callable[[bool], Hand] | None,
+        failed: Callable[[BaseException], None],
+        *,
+        groups: Dealing | None = None,
+        limits: Sequence[float | None] = (None,),
+        processes: bool = False,
+        here: Chain | None = None,
+        stays: Callable[[str], None] | None = None,
+        read: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.output = output
+        self._feed, self._waits_on, self._hire, self._failed = feed, waits_on, hire, failed
+        self._groups, self._limits, self._here, self._stays, self._read = groups, limits, here, stays, read
+        self._place = 0 if here is None else here.own  #: of the stage among those with limits
+        self._turn = threading.Lock()  #: of taking, so that items get their numbers in the order of the feed
+        self._taken = 0
+        self._position = 0  #: of the next item among those of the feed
+        self._lock = threading.Lock()  #: of what follows
+        self._wanted = self._started = 0
+        self._processes = processes  #: the kind that is wanted
+        self._alive = {False: 0, True: 0}  #: by whether they are processes
+        self._moved = 0  #: workers of the other kind that there were when it was changed
+        self._at_work = 0  #: items taken and not yet put
+        self._drained = False
+        self._threads: set[threading.Thread] = set()  #: that may have an item or a part of the feed
+        self._leaving: set[threading.Thread] = set()  #: that have ended but for their last lines
+        self._meters: dict[bool, set[Meter]] = {False: set(), True: set()}  #: of those who are there, by kind
+        self._gone = Totals()  #: of workers that have left
+
+    def resize(self, workers: int) -> None:
+        """Have so many from now on; those who are too many leave when they have put their item away."""
+        with self._lock:
+            self._wanted = workers
+            self._fill()
+        self._wake()
+
+    def move(self, workers: int, *, processes: bool) -> None:
+        """Have so many of this kind from now on; the others leave as these come."""
+        with self._lock:
+            if processes != self._processes:
+                self._moved = self._alive[not processes]
+            self._wanted, self._processes = workers, processes
+            self._fill()
+        self._wake()
+
+    @property
+    def wanted(self) -> int:
+        """Workers: those of `resize`, less those that could not be started; 0 before the first `resize`."""
+        return self._wanted
+
+    @property
+    def starting(self) -> int:
+        """Workers that are wanted and not there yet: a process takes its time to start."""
+        with self._lock:
+            return 0 if self._drained else max(0, self._wanted - len(self._meters[self._processes]))
+
+    @property
+    def processes(self) -> bool:
+        """Whether workers are processes, or are becoming so."""
+        return self._processes
+
+    def totals(self, now: float) -> Totals:
+        with self._lock:
+            return sum((meter.read(now) for meter in self._there()), self._gone)
+
+    def threads_at_work(self) -> list[int]:
+        """The kernel's numbers of those that are in the function at this moment, in this process."""
+        with self._lock:
+            return [meter.thread for meter in self._meters[False] if meter.phase is Phase.WORKING]
+
+    def credit(self, read: Step) -> None:
+        """Others have done this of its work."""
+        with self._lock:
+            self._gone += Totals(read.items, read.spent.cpu, read.spent.wait, ITEM * read.items, elsewhere=read.spent.cpu)
+
+    def kept(self) -> tuple[int, int]:
+        """Items and bytes that the feed holds, such as a shuffle's buffer."""
+        return self._feed.kept
+
+    def check_limit(self, now: float) -> None:
+        """Fail when a worker has been at one item for longer than the limit."""
+        if not any(self._limits):
+            return
+        with self._lock:
+            found = [at for meter in self._there() if (at := meter.working_on()) is not None]
+        for at in found:
+            limit = self._limits[at.place]
+            if limit is not None and now - at.since > limit:
+                self._failed(StageError(at.stage, at.positions, f"its function has not returned within the limit of {limit:g} s"))
+
+    @property
+    def at_work(self) -> bool:
+        """Somebody has an item in hand."""
+        with self._lock:
+            return self._at_work > 0
+
+    def join(self, until: float) -> bool:
+        """Whether all workers have ended by ``until`` (time.monotonic)."""
+        with self._lock:
+            threads = [thread for thread in self._threads | self._leaving if thread is not threading.current_thread()]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def let_go(self) -> None:
+        """Drop what the feed holds, once the pass has been stopped and nobody is at work; who leaves last does it."""
+        with self._lock:
+            if self.output.stopped and not self._threads:
+                self._feed.let_go()
+
+    def _fill(self) -> None:
+        """Start as many as are missing of the kind that is wanted. With the lock."""
+        while self._alive[self._processes] < self._wanted and not self._drained and not self.output.stopped:
+            if not self._start(processes=self._processes):
+                return
+
+    def _there(self) -> Iterator[Meter]:
+        """Of both kinds. With the lock."""
+        return chain.from_iterable(self._meters.values())
+
+    def _wake(self) -> None:
+        """Let who waits for input look whether it is to leave."""
+        if self._waits_on is not None:
+            self._waits_on.wake()
+
+    def _start(self, *, processes: bool) -> bool:
+        thread = threading.Thread(target=self._work, args=(processes,), name=f"{self.name}-{self._started}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            there = sum(self._alive.values())
+            if there == 0:
+                raise StokerError(f"stage {self.name!r}: cannot start a thread ({error}): the limit of threads is reached") from error
+            log.warning("stage %r: cannot start a thread (%s); it goes on with %d", self.name, error, there)
+            self._wanted = max(1, self._alive[processes])
+            return False
+        self._threads.add(thread)
+        self._leaving = {left for left in self._leaving if left.is_alive()}
+        self._started += 1
+        self._alive[processes] += 1
+        return True
+
+    def _work(self, processes: bool) -> None:
+        worker: _Worker | None = None
+        try:
+            worker = _Worker(self._hired(processes), processes)  # measured from now, when its process is there
+            self._welcome(worker)
+            while True:
+                try:
+                    taken = [worker.ahead.popleft() if worker.ahead else self._take(worker)]
+                except Leave:
+                    if worker.gone or self._may_leave(processes):
+                        return
+                else:
+                    self._pass_on(*taken.pop(), worker)  # nobody holds it while the worker waits for the next
+        except (Drained, Leave, Stopped):
+            pass
+        except BaseException as error:  # whatever it is, it is the consumer's to see
+            self._failed(error)
+        finally:
+            if worker is not None and worker.hand is not None:
+                worker.hand.let_go(drained=self._drained)
+            self._end(worker)
+
+    def _hired(self, processes: bool) -> Hand | None:
+        """Leave: it cannot be had, and there are others; growing is no reason to end a training."""
+        if self._hire is None:
+            return None
+        try:
+            return self._hire(processes)
+        except StokerError as error:
+            if not self._done_without(error, processes):
+                raise
+            raise Leave from error
+
+    def _done_without(self, error: StokerError, processes: bool, meter: Meter | None = None) -> bool:
+        """Whether the stage goes on without the calling worker, which cannot be had; ``meter``: its own, where its process was there."""
+        with self._lock:
+            if meter is not None:
+                self._meters[True].discard(meter)
+                self._meters[False].add(meter)  # from now on its thread does the work
+            back = self._stays is not None and processes and not self._meters[True]
+            others = sum(self._alive.values()) - 1
+            if not others and not back:
+                return False
+            self._alive[processes] -= 1
+            if back:
+                self._processes, self._moved = False, 0  # none of those that still come takes an item: they are about to be killed
+                self._fill()
+            elif processes == self._processes:
+                self._wanted = min(self._wanted, max(1, self._alive[processes]))
+        if self._stays is not None and back:
+            self._stays(str(error))
+            log.warning("%s; the stage stays in threads", error)
+        else:
+            log.warning("%s; the stage goes on with %d", error, others)
+        return True
+
+    def _welcome(self, worker: _Worker) -> None:
+        """From now on it counts as one who is there."""
+        with self._lock:
+            self._meters[worker.processes].add(worker.meter)
+            moving = self._alive[not worker.processes] > 0
+        if moving:
+            self._wake()  # for each that comes another goes
+
+    def _take(self, worker: _Worker) -> tuple[int, Item]:
+        if worker.gone:
+            raise Leave
+        with self._turn:
+            if self._too_many(worker.processes):
+                raise Leave
+            return self._numbered(worker.processes, lambda: self._too_many(worker.processes))
+
+    def _take_ahead(self, worker: _Worker) -> Item | None:
+        """Its next item, where there is one, and work for it, and nobody waits for it. Not of the source, which may take its time."""
+        if worker.ahead or self._waits_on is None or self.output.full or not self._turn.acquire(blocking=False):
+            return None
+        try:
+            if self._too_many(worker.processes):
+                return None
+            worker.ahead.append(self._numbered(worker.processes, lambda: True))
+        except (Drained, Leave):
+            return None
+        finally:
+            self._turn.release()
+        item = worker.ahead[0][1]
+        return item if _to_be_done(item) else None
+
+    def _numbered(self, processes: bool, leave: Callable[[], bool]) -> tuple[int, Item]:
+        """What the feed gives. With the turn."""
+        try:
+            take = self._feed.take if self._groups is None or not processes else self._groups.take_batch
+            item = take(leave)
+        except BaseException as error:
+            raise self._ends_with(error, (self._position,)) from None
+        number, self._taken = self._taken, self._taken + 1
+        self._position += len(item.payload.items) if isinstance(item.payload, Group | Carried) else 1
+        with self._lock:
+            self._at_work += 1
+        return number, item
+
+    def _pass_on(self, number: int, item: Item, worker: _Worker) -> None:
+        hand, meter, done = worker.hand, worker.meter, _NOTHING
+        try:
+            if isinstance(item.payload, Done):
+                done = Outcome.of(*item.payload, elsewhere=True)
+                item = item._replace(payload=done.payload)
+            elif isinstance(item.payload, Carried):
+                done = Outcome(item.payload, 0 if hand is not None else len(item.payload.items), Spent(0.0, 0.0))
+            elif hand is not None and _to_be_done(item):
+                done = self._have_done(item, worker, hand)
+                item = Item(item.positions, done.payload, ITEM + nbytes(done.payload))
+            meter.enter(Phase.BLOCKED)
+            self.output.put(number, item)
+            meter.enter(Phase.STARVED)
+            meter.finished(item.size if done.items else 0, done.spent.wait, done.elsewhere, done.items)
+        except BaseException as error:
+            raise self._ends_with(error, item.positions) from None
+        finally:
+            with self._lock:
+                self._at_work -= 1
+
+    def _at(self, hand: Hand, item: Item) -> At:
+        return hand.at(item) or At(self.name, item.positions, self._place)
+
+    def _have_done(self, item: Item, worker: _Worker, hand: Hand) -> Outcome:
+        worker.meter.at = partial(self._at, hand, item)
+        worker.meter.enter(Phase.WORKING)
+        following = partial(self._take_ahead, worker)
+        try:
+            done = hand.call(item, following)
+        except Unreplaced as error:
+            done = self._in_thread(error, worker).call(item, following)
+        worker.meter.at = None
+        if done.read is not None and self._read is not None:
+            self._read(done.read)
+        return done
+
+    def _in_thread(self, error: Unreplaced, worker: _Worker) -> Hand:
+        """Does the last items of a worker whose process is gone for good, where threads would do too."""
+        if self._here is None or self._stays is None or not self._done_without(error, True, worker.meter):
+            raise error
+        worker.gone, worker.hand = True, ChainHand(self._here)
+        return worker.hand
+
+    def _ends_with(self, error: BaseException, positions: tuple[int, ...]) -> BaseException:
+        """What a worker is to end with: what is no fault as it is, else that the pass has been stopped."""
+        if isinstance(error, Drained):
+            self._drained = True
+        if isinstance(error, Drained | Leave | Stopped):
+            return error
+        self._failed(located(error, self.name, positions))
+        return Stopped()
+
+    def _too_many(self, processes: bool) -> bool:
+        """Of this kind. Those of the kind that is not wanted go as the others come: a process that is still starting is not there."""
+        wanted = self._processes
+        if processes == wanted:
+            return self._alive[processes] > self._wanted
+        missing = max(0, self._wanted - min(len(self._meters[wanted]), self._alive[wanted]))
+        return self._alive[processes] * self._wanted > self._moved * missing
+
+    def _may_leave(self, processes: bool) -> bool:
+        """Whether the calling worker is one too many; it then no longer counts."""
+        with self._lock:
+            if not self._too_many(processes):
+                return False
+            self._alive[processes] -= 1
+            return True
+
+    def _end(self, worker: _Worker | None) -> None:
+        with self._lock:
+            if worker is not None:
+                for kind in self._meters.values():
+                    kind.discard(worker.meter)
+                self._gone += worker.meter.read(time.perf_counter())
+                self._at_work -= len(worker.ahead)
+            self._threads.discard(threading.current_thread())
+            self._leaving.add(threading.current_thread())
+            over = self._drained and self._at_work == 0
+        if over:
+            self.output.close()
+        self.let_go()
+
+
+def _to_be_done(item: Item) -> bool:
+    """By a hand: it is no other's."""
+    return item.payload is not SKIP and not isinstance(item.payload, Done | Carried)

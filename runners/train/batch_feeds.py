@@ -1,0 +1,289 @@
+"""How the batches of one rank come: each as it is wanted, from a stream where it was left, or from a buffer that uses samples again.
+
+The plain feed draws from the global random generators, as a data set is free to. The others decode each sample under generators
+seeded by its position, so that it is the same whenever and wherever it is decoded, and once more after a resume; and they collate
+each batch under generators seeded by its first sample.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ..loaders.reuse.buffer import ReuseBuffer, Use
+from . import rng
+from .awaited import augment_sample, collate_samples, read_sample
+from .batches import Dataset, Loader, Order, Positions
+
+State = dict[str, Any]  #: numbers, texts, and lists and dicts of these: what a checkpoint may hold
+
+
+class Part(NamedTuple):
+    """This rank's part of a batch."""
+
+    samples: int
+    data: Any  #: collated
+    fresh: int  #: samples of it that are used for the first time
+    first: Any = None  #: those alone, collated, if they are to be judged and there are any
+
+
+class Feed(Protocol):
+    """Batches of one rank, one after the other."""
+
+    def fetch(self) -> Part:
+        """The next. Raises Interrupted when the job is asked to stop: then only close it."""
+        ...
+
+    def used(self) -> None:
+        """The batch that was fetched has been trained on."""
+        ...
+
+    def state(self) -> State:
+        """Where it stands, before a batch that was fetched and not used."""
+        ...
+
+    def close(self) -> None:
+        """End its threads and processes."""
+        ...
+
+
+class Decoded(Protocol):
+    """Decoded samples of a stream of positions, in its order."""
+
+    def take(self) -> tuple[int, Any]: ...
+    def again(self, position: int) -> Any: ...
+    def close(self) -> None: ...
+
+
+def seed_decoding(seed: int, position: int) -> None:
+    """Make what is drawn while the sample at a position is decoded a function of both."""
+    rng.seed_host(seed, position, 0)
+
+
+def seed_augmenting(seed: int, position: int, use: int) -> None:
+    """The same for its augmentation before its ``use``-th use (from 0)."""
+    rng.seed_host(seed, position, use + 1)
+
+
+def seed_collating(seed: int, position: int, use: int) -> None:
+    """The same for the batch that begins with the ``use``-th use (from 0) of the sample at a position: no other does."""
+    rng.seed_host(seed, position, use, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is loaded: the data set of a task and the functions that make batches of it."""
+
+    data: Dataset
+    augment: Callable[[Any], Any] | None
+    collate: Callable[[list[Any]], Any]
+    seed: int
+    order: Order
+    seeds: bool = True  #: False: nothing of it draws, and threads that share the generators with the training may do it
+
+    def decode(self, position: int, index: int) -> Any:
+        """The sample, the same bits each time: the caller keeps the training's draws apart."""
+        if self.seeds:
+            seed_decoding(self.seed, position)
+        return read_sample(self.data, index)
+
+    def augmented(self, position: int, use: int, sample: Any) -> Any:
+        """The sample as it is used for the ``use``-th time (from 0), in the same way."""
+        if self.augment is None:
+            return sample
+        if self.seeds:
+            seed_augmenting(self.seed, position, use)
+        return augment_sample(self.augment, sample, self.order.index(position))
+
+    def collated(self, samples: list[Any], positions: Sequence[int], use: int = 0) -> Any:
+        """The batch of the samples at these positions, of the first of which it is this use, in the same way."""
+        if self.seeds:
+            seed_collating(self.seed, positions[0], use)
+        return collate_samples(self.collate, samples, map(self.order.index, positions))
+
+
+class Drawn(NamedTuple):
+    """A batch as it was drawn from the buffer."""
+
+    uses: Sequence[Use]
+    judged: bool  #: its first uses are wanted apart
+
+    def augmented(self, source: Source) -> Drawn:
+        """With each sample as it is used."""
+        return self._replace(uses=[use._replace(sample=source.augmented(use.position, use.use, use.sample)) for use in self.uses])
+
+    def collated(self, source: Source) -> Part:
+        fresh = [use for use in self.uses if use.use == 0]
+        first = _collated(source, fresh) if self.judged and fresh else None
+        return Part(len(self.uses), _collated(source, self.uses), len(fresh), first)
+
+
+def _collated(source: Source, uses: Sequence[Use]) -> Any:
+    return source.collated([use.sample for use in uses], [use.position for use in uses], uses[0].use)
+
+
+class LoadedFeed(ABC):
+    """Batches that a thread of its own makes, so that who waits for one can be interrupted."""
+
+    def __init__(self) -> None:
+        self._loader = Loader(self._load)
+
+    def fetch(self) -> Part:
+        part: Part = self._loader.fetch()
+        return part
+
+    def close(self) -> None:
+        self._loader.close()
+
+    @abstractmethod
+    def _load(self) -> Part:
+        """The next batch, in that thread."""
+
+
+class PlainFeed(LoadedFeed):
+    """Each batch is decoded when it is wanted, with the global generators as they are: a function of the step and of these."""
+
+    def __init__(self, source: Source, order: Order, rank: int, ranks: int, step: int) -> None:
+        super().__init__()
+        self._source, self._order, self._rank, self._ranks = source, order, rank, ranks
+        self._step = step
+
+    def fetch(self) -> Part:
+        part = super().fetch()
+        self._step += 1
+        return part
+
+    def used(self) -> None:
+        pass
+
+    def state(self) -> State:
+        return {}
+
+    def _load(self) -> Part:
+        indices = self._order.batch(self._step, self._rank, self._ranks)
+        samples = [read_sample(self._source.data, index) for index in indices]
+        if self._source.augment is not None:
+            samples = [augment_sample(self._source.augment, sample, index) for sample, index in zip(samples, indices, strict=True)]
+        return Part(len(indices), collate_samples(self._source.collate, samples, indices), len(indices))
+
+
+class Direct:
+    """Samples that are decoded when they are taken; ``augment``: and augmented for their first use."""
+
+    def __init__(self, source: Source, positions: Positions, *, augment: bool) -> None:
+        self._source, self._positions, self._augment = source, positions, augment
+
+    def take(self) -> tuple[int, Any]:
+        # Taken only when it is there: what fails is owed still.
+        position = self._positions.at(self._positions.taken)
+        sample = self.again(position)
+        self._positions.take()
+        return position, sample
+
+    def again(self, position: int) -> Any:
+        sample = self._source.decode(position, self._positions.order.index(position))
+        return self._source.augmented(position, 0, sample) if self._augment else sample
+
+    def close(self) -> None:
+        pass
+
+
+class OnceFeed(LoadedFeed):
+    """Batches of a stream of positions, each sample used once. `_load` takes the positions of its batch."""
+
+    def __init__(self, positions: Positions) -> None:
+        super().__init__()
+        self._positions = positions
+        self._taken = positions.taken  #: with the batches that were used
+
+    def used(self) -> None:
+        self._taken = self._positions.taken
+
+    def state(self) -> State:
+        return {"positions": self._positions.state() | {"taken": self._taken}}
+
+
+class StreamFeed(OnceFeed):
+    """Each sample is decoded when it is wanted: the stage without reuse."""
+
+    def __init__(self, source: Source, positions: Positions) -> None:
+        super().__init__(positions)
+        self._source = source
+        self._decoded = Direct(source, positions, augment=True)
+
+    def _load(self) -> Part:
+        count = self._positions.share
+        with rng.host_preserved():
+            taken = [self._decoded.take() for _ in range(count)]
+            positions, samples = zip(*taken, strict=True)
+            return Part(count, self._source.collated(list(samples), positions), count)
+
+
+Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart
+
+
+class ReuseFeed(LoadedFeed):
+    """Batches from a buffer of decoded samples, each of which is used several times (004 ch. 4.4.2).
+
+    ``state``: of the buffer that it goes on from; its samples are decoded again with the first batch.
+    """
+
+    def __init__(self, positions: Positions, buffer: ReuseBuffer, judged: Judged, state: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._positions, self._buffer, self._judged = positions, buffer, judged
+        self._begun: State = {"positions": positions.state(), "buffer": buffer.state_dict() if state is None else state}
+        self._used = 0  #: batches
+
+    def used(self) -> None:
+        self._used += 1
+
+    def state(self) -> State:
+        if not self._used:
+            return self._begun
+        positions, buffer = self._begun["positions"], self._buffer.state_before(self._used)
+        taken = positions["taken"] + buffer["taken"] - self._begun["buffer"]["taken"]
+        return {"positions": positions | {"taken": taken}, "buffer": buffer}
+
+    def rest(self) -> Positions:
+        """The stream of the stage without reuse: first what was taken and never used. Nothing changes here."""
+        now = self.state()
+        buffer, order = now["buffer"], self._positions
+        held = [*zip(buffer["positions"], buffer["left"], strict=True), *((position, left) for position, left, _ in buffer["parked"])]
+        stream = Positions(order.order, order.rank, order.ranks, **now["positions"])
+        return stream.with_first(sorted(position for position, left in held if left == self._buffer.repeat))
+
+
+class DirectReuse(ReuseFeed):
+    """All that follows the decoding is done when a batch is wanted. ``augment``: anew at each use."""
+
+    def __init__(
+        self,
+        source: Source,
+        positions: Positions,
+        decoded: Decoded,
+        buffer: ReuseBuffer,
+        judged: Judged,
+        *,
+        augment: bool,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(positions, buffer, judged, state)
+        self._source, self._decoded, self._augment = source, decoded, augment
+        self._resumed = state
+        self._fetched = 0  #: batches
+
+    def close(self) -> None:
+        self._decoded.close()
+        super().close()
+
+    def _load(self) -> Part:
+        with rng.host_preserved():
+            if self._resumed is not None:
+                self._buffer.load_state_dict(self._resumed)
+                self._resumed = None
+            drawn = Drawn(self._buffer.next(self._used), self._judged(self._fetched))
+            part = (drawn.augmented(self._source) if self._augment else drawn).collated(self._source)
+        self._fetched += 1
+        return part

@@ -1,0 +1,114 @@
+"""Which feed a rank of a job gets: by the blocks ``reuse`` and ``pipeline`` of its spec, and by where an earlier run left off."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...engine.errors import UsageError
+from ...engine.spec.model import PipelineOptions, Reuse
+from ..loaders.reuse.buffer import ReuseBuffer
+from ..loaders.reuse.dealing import deal
+from . import rng
+from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, Source, StreamFeed
+from .batches import Order, Positions
+
+if TYPE_CHECKING:
+    from .piped import Plan
+
+
+log = logging.getLogger(__name__)
+
+
+class Loading:
+    """Makes the feeds of one of ``ranks`` parts of each batch."""
+
+    def __init__(self, source: Source, order: Order, rank: int, ranks: int, reuse: Reuse | None, pipeline: PipelineOptions | None) -> None:
+        self.source, self.order, self.rank, self.ranks = source, order, rank, ranks
+        self.reuse, self.pipeline = reuse, pipeline
+        self.share = order.share(rank, ranks)
+        if reuse is not None:
+            wanted = reuse.shuffle_buffer
+            self.capacity = math.ceil(reuse.shuffle_batches * self.share) if wanted is None else max(wanted, self.share)
+
+    def from_step(self, step: int) -> Feed:
+        """Without reuse: a function of the step."""
+        if self.pipeline is None:
+            return PlainFeed(self.source, self.order, self.rank, self.ranks, step)
+        return self.once(Positions(self.order, self.rank, self.ranks, base=step))
+
+    def once(self, positions: Positions) -> Feed:
+        """Each sample of the stream used once."""
+        if self.pipeline is None:
+            return StreamFeed(self.source, positions)
+        from .piped import PipelineFeed
+
+        return PipelineFeed(self._plan, positions)
+
+    def reused(
+        self, positions: Positions | None = None, buffer: Mapping[str, Any] | None = None, judged: Judged = lambda _: False
+    ) -> ReuseFeed:
+        """Each sample of the stream used several times. ``buffer``: the state of the one to go on with."""
+        reuse = self.reuse
+        assert reuse is not None
+        self._check_capacity(reuse, begun=buffer is not None)
+        positions = positions or Positions(self.order, self.rank, self.ranks)
+        each_use = reuse.augment == "each-use"
+        decoded: Decoded = Direct(self.source, positions, augment=not each_use)
+        if self.pipeline is not None:
+            from .piped import Piped
+            from .redrawn import StagedReuse
+
+            # As many at a time as a batch has first uses, about.
+            chunk = max(1, self.share // reuse.repeat)
+            if self._plan.follows_a_buffer:
+                return StagedReuse(self._plan, positions, chunk, functools.partial(self._buffer, reuse), judged, buffer)
+            decoded = Piped(self._plan, positions, chunk, augment=not each_use)
+        return DirectReuse(self.source, positions, decoded, self._buffer(reuse, decoded), judged, augment=each_use, state=buffer)
+
+    def _buffer(self, reuse: Reuse, decoded: Decoded, room: Callable[[int], None] | None = None) -> ReuseBuffer:
+        return ReuseBuffer(
+            decoded,
+            batch_size=self.share,
+            repeat=reuse.repeat,
+            capacity_samples=self.capacity,
+            capacity_bytes=reuse.memory,
+            seed=rng.mixed(self.source.seed, self.rank),
+            identity=self.order.index,
+            room=room,
+        )
+
+    def resumed(self, states: Sequence[Mapping[str, Any]], judged: Judged = lambda _: False) -> Feed:
+        """The feed of a job that reuses, from the states of all ranks; another number of ranks shares out what there was."""
+        positions = [state["positions"] for state in states]
+        if len(states) == self.ranks:
+            stream = Positions(self.order, self.rank, self.ranks, **positions[self.rank])
+        else:
+            stream = Positions.deal(self.order, positions, self.ranks)[self.rank]
+        if "buffer" not in states[0]:
+            return self.once(stream)
+        buffers = [state["buffer"] for state in states]
+        buffer = buffers[self.rank] if len(states) == self.ranks else deal(buffers, self.ranks)[self.rank]
+        return self.reused(stream, buffer, judged)
+
+    def _check_capacity(self, reuse: Reuse, *, begun: bool) -> None:
+        """A buffer below this rank's part of a batch is an error as the training begins: later the number of ranks may have changed."""
+        share, wanted = self.share, reuse.shuffle_buffer
+        if wanted is None or reuse.repeat == 1 or wanted >= share:
+            return
+        of = f"of {self.order.batch_size} on {self.ranks} ranks" if self.ranks > 1 else "of the task"
+        problem = f"reuse.shuffle_buffer: {wanted} samples are less than the {share} that a rank uses of each batch {of}"
+        if not begun:
+            raise UsageError(f"{problem}; give at least {share}, better {3 * share}")
+        if self.rank == 0:
+            log.info("%s; the buffer holds %d", problem, share)
+
+    @functools.cached_property
+    def _plan(self) -> Plan:
+        from .piped import Plan
+
+        assert self.pipeline is not None
+        return Plan.of(self.source, self.pipeline, self.share, each_use=self.reuse is not None and self.reuse.augment == "each-use")

@@ -1,0 +1,82 @@
+"""What is trained, as a recipe or an entrypoint gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import default_collate
+
+from ...engine.errors import UsageError
+from ...engine.spec.model import Stop
+from .batches import Dataset
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+@dataclass(kw_only=True)
+class Task:
+    """What is trained: returned by a recipe, or by the function that a job's ``entrypoint`` names."""
+
+    model: nn.Module
+    train: Dataset
+    """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`.
+
+    With ``pipeline`` and without ``processes``, several threads ask for items at once: what they share, as an open file, needs a lock.
+    """
+    augment: Callable[[Any], Any] | None = None
+    """augment(train[index]): done after decoding, and done anew at each use of a decoded sample where samples are reused.
+
+    It draws from the global random generators of torch, NumPy and Python, and returns a new sample: the decoded one is kept.
+    """
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    """loss(model, batch): the mean over the batch. Calls the model itself, not its methods: it may be wrapped."""
+    batch_size: int = 16
+    """Samples of a step over all ranks, so that a job trains alike on any number of GPUs."""
+    collate: Callable[[list[Any]], Any] = default_collate
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _adamw
+    """optimizer(parameters that require gradients)."""
+    scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
+    """scheduler(optimizer, steps in all), stepped after each step."""
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    """Metrics on held-out data. Runs on rank 0, without gradients, in eval mode; loops in it should be `interruptible`."""
+    iterations: int | None = None
+    """Steps in all, unless the job says ``stop: {iterations}``."""
+    epochs: int | None = None
+    """The same in passes over the data."""
+    eval_every: int | None = None
+    """Steps between evaluations; there is always one at the end."""
+    checkpoint_every: int | None = 100
+    """Steps between checkpoints; there is always one at the end and when the job is stopped."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient."""
+    seed: int = 0
+    save_frozen: bool = True
+    """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
+
+    def steps(self, stop: Stop) -> int:
+        """Steps in all."""
+        if stop.iterations is not None:
+            return stop.iterations
+        if self.iterations is not None:
+            return self.iterations
+        if self.epochs is not None:
+            return self.epochs * (len(self.train) // self.batch_size)
+        raise UsageError("stop.iterations: the job does not say how many steps to train; add 'stop: {iterations: N}'")
+
+    def check(self, ranks: int) -> None:
+        """Refuse what cannot be trained, in words."""
+        if not len(self.train):
+            raise UsageError("the task's training data is empty")
+        if not ranks <= self.batch_size <= len(self.train):
+            bounds = f"{ranks} (the number of ranks) and {len(self.train)} (the samples there are)"
+            raise UsageError(f"batch_size: {self.batch_size} must be between {bounds}")
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise UsageError("the task's model has no parameter that requires gradients: there is nothing to train")

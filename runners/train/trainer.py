@@ -1,0 +1,341 @@
+"""The training loop of recipes and entrypoints: data-parallel, reported, and left and taken up again at any step.
+
+On a CPU a run that was stopped and resumed ends with the same weights, to the last bit, as one that was not: the order of
+samples is a function of the step, and the checkpoint holds model, optimizer, schedule and each rank's random generators.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...engine.errors import StokerError, UsageError, nearest
+from ...engine.spec.model import PipelineOptions, Reuse, Stop
+from ..worker import script
+from ..worker.ranks import Ranks, any_rank
+from . import rng
+from .batch_feeds import Feed, Part, ReuseFeed, Source, State
+from .batches import Interrupted, Order, to_device
+from .checkpoint import CheckpointError, Checkpoints
+from .feed_choice import Loading
+from .reusing import Reusing
+from .speed import Watch
+from .task import Task
+from .trials import Trials
+
+log = logging.getLogger(__name__)
+
+_LOG_INTERVAL = 5.0  #: seconds between lines of the log that tell the loss
+_RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.report` uses itself
+
+
+class Trainer:
+    """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
+
+    ``parts``: into how many parts a batch is divided, where that is not one for each rank.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        stop: Stop,
+        checkpoints: Path,
+        ranks: Ranks,
+        parts: int | None = None,
+        *,
+        reuse: Reuse | None = None,
+        pipeline: PipelineOptions | None = None,
+    ) -> None:
+        self.task, self.stop, self.ranks = task, stop, ranks
+        parts = parts or ranks.size
+        reuse = reuse if reuse is not None and reuse.repeat > 1 else None  # one use of each sample is the training as it is without
+        task.check(parts)
+        self.checkpoints = Checkpoints(checkpoints)
+        self.total = task.steps(stop)
+        self.order = Order(len(task.train), task.batch_size, task.seed)
+        source = Source(task.train, task.augment, task.collate, task.seed, self.order)
+        self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
+        self.model = task.model.to(ranks.device)
+        self.optimizer = task.optimizer([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
+        self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
+        self.step = 0
+        self.evaluated = 0  #: the step at which the last evaluation was made
+        self.saved = 0  #: the step of the newest checkpoint
+        self.reached = False  #: the target of the stopping rule
+        rng.seed_all(task.seed * 1_000_003 + ranks.rank)
+        if self.reusing is not None:
+            self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.share, len(task.train) // parts)
+        feeds = self._resume()
+        if len(set(ranks.gather(self.step))) > 1:
+            raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
+        self.parallel = self._parallel()
+        self.watch = Watch(self.parallel, ranks)
+        self._logged = time.monotonic()
+        with rng.preserved():  # a controller of a pipeline may seed what it draws from
+            self.feed = self._feed(feeds)
+
+    def run(self) -> bool:
+        """Train, and close. True: to the end; False: asked to stop, and everything is in a checkpoint."""
+        try:
+            return self._run()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End what loads."""
+        self.feed.close()
+
+    def _run(self) -> bool:
+        if any_rank(script.should_stop()):
+            return self._leave(rng.get_state())
+        if self.step:
+            log.info("resumed at step %d of %d", self.step, self.total)
+            self._report(checkpoint=self.saved)
+        while True:
+            if self._evaluation_due() and not self._evaluate():
+                return self._leave(rng.get_state())
+            if self._switch_due() and not self._switch():
+                return self._leave(rng.get_state())
+            if self._checkpoint_due():
+                self._save(rng.get_state())
+            if self._done():
+                break
+            before = rng.get_state()  # of a batch that may never be used
+            begun = time.perf_counter()
+            part = self.part()
+            if any_rank(part is None or script.should_stop()) or part is None:
+                return self._leave(before)
+            self._train_step(part)
+            self.watch.stepped(time.perf_counter() - begun)
+        self.watch.tell()
+        log.info("finished at step %d%s", self.step, self._verdict())
+        return True
+
+    def _done(self) -> bool:
+        return self.reached or self.step >= self.total
+
+    # ---- one step ----
+
+    def part(self) -> Part | None:
+        """This rank's part of the next batch. None when asked to stop before it came."""
+        try:
+            return self.feed.fetch()
+        except Interrupted:
+            return None
+
+    def _train_step(self, part: Part) -> None:
+        share = self.weight(part)
+        values: dict[str, float] = {}
+        if self.reusing is not None and self.reusing.probes(self.step):
+            values |= self.reusing.probe(self.step, self.model, part)
+        if self.reusing is not None:
+            self.reusing.before(self.optimizer)
+        loss = self.update(part.data, share)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.step += 1
+        self.feed.used()
+        mean = self.ranks.sum(loss.item() * share / self.ranks.size)
+        if self.reusing is not None:
+            values |= self.reusing.trained(self.step, part.fresh)
+        self._report({"loss": mean, "samples": float(self.step * self.task.batch_size), **values})
+        self._look_at_target({"loss": mean})
+        if time.monotonic() - self._logged >= _LOG_INTERVAL:
+            self._logged = time.monotonic()
+            log.info("step %d of %d: loss %.4f", self.step, self.total, mean)
+
+    def weight(self, part: Part) -> float:
+        """Of this rank's part in the mean over the ranks, which average as equals: not 1 where a batch is divided unevenly."""
+        return part.samples * self.ranks.size / self.task.batch_size
+
+    def update(self, batch: Any, share: float) -> torch.Tensor:
+        """Compute the loss of a batch and move the weights by it, ``share`` times as much."""
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.parallel, to_device(batch, self.ranks.device))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
+        (loss if share == 1.0 else loss * share).backward()  # type: ignore[no-untyped-call]
+        if self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
+        self.optimizer.step()
+        return loss
+
+    def _parallel(self) -> nn.Module:
+        if self.ranks.size == 1:
+            return self.model
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(self.model, device_ids=[self.ranks.device] if self.ranks.device.type == "cuda" else None)
+
+    def _report(self, values: dict[str, Any] | None = None, checkpoint: int | None = None) -> None:
+        if self.ranks.first:
+            script.report(step=self.step, total=self.total, checkpoint=checkpoint, **(values or {}))
+
+    # ---- evaluation and the stopping rule ----
+
+    def _evaluation_due(self) -> bool:
+        if self.task.evaluate is None or self.evaluated == self.step:
+            return False
+        return self._done() or bool(self.task.eval_every and self.step % self.task.eval_every == 0)
+
+    def _evaluate(self) -> bool:
+        """Rank 0 evaluates, the others wait. False: asked to stop before it was done; it is made again after resuming."""
+        interrupted = False
+        metrics: dict[str, float] = {}
+        if self.ranks.first:
+            assert self.task.evaluate is not None
+            self.model.eval()
+            try:
+                with rng.preserved(), torch.no_grad():  # whether and when one evaluates must not change the training
+                    metrics = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+            except Interrupted:
+                interrupted = True
+            else:
+                if reserved := _RESERVED & set(metrics):
+                    raise UsageError(f"the task's evaluate() returns {sorted(reserved)[0]!r}, which a report uses itself; rename it")
+                self._look_at_target(metrics, strict=True)
+                self._report(metrics)
+                log.info("step %d of %d: %s", self.step, self.total, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if any_rank(interrupted):
+            return False
+        if self.reusing is not None:
+            self.reusing.evaluated(self.ranks.gather(metrics)[0])
+        self.evaluated = self.step
+        self.reached = any_rank(self.reached)
+        return True
+
+    def _look_at_target(self, metrics: Mapping[str, float], strict: bool = False) -> None:
+        name, target = self.stop.metric, self.stop.target
+        if name is None or target is None:
+            return
+        if name in metrics:
+            self.reached = metrics[name] >= target if self.stop.mode == "max" else metrics[name] <= target
+        elif strict and name != "loss":
+            known = sorted({*metrics, "loss"})
+            raise UsageError(f"stop.metric: this task reports no {name!r}{nearest(name, known)}; it reports {', '.join(known)}")
+
+    def _verdict(self) -> str:
+        if self.stop.metric is None:
+            return ""
+        return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+
+    # ---- from reuse to no reuse ----
+
+    def _feed(self, states: Sequence[State]) -> Feed:
+        """From the beginning, from the step, or as the ranks of the checkpoint had left theirs."""
+        if self.reusing is None:
+            return self.loading.from_step(self.step)
+        judged = functools.partial(self.reusing.probes_after, self.step)
+        return self.loading.resumed(states, judged) if states else self.loading.reused(judged=judged)
+
+    def _switch_due(self) -> bool:
+        return self.reusing is not None and self.reusing.due and not self._done()
+
+    def _switch(self) -> bool:
+        """Go on without reuse, for good. False: asked to stop before it was done; it is made again after resuming."""
+        assert self.reusing is not None and isinstance(self.feed, ReuseFeed)
+        positions, reusing = self.feed.rest(), self.reusing
+        try:
+            reusing.choose_peak(Trials(self, positions).loss)
+        except Interrupted:
+            return False
+        self.scheduler = reusing.schedule(self.optimizer, self.total - self.step, reusing.peaks)
+        self.feed.close()
+        with rng.preserved():
+            self.feed = self.loading.once(positions)
+        reusing.enter(self.step)
+        return True
+
+    def _resume_reuse(self, state: Mapping[str, Any]) -> None:
+        if ("reuse" in state) != (self.reusing is not None):
+            made = "with" if "reuse" in state else "without"
+            raise UsageError(f"the checkpoint in {self.checkpoints.path} was made {made} reuse; submit it as a new job")
+        if self.reusing is not None:
+            self.reusing.resume(state["reuse"])
+            if self.reusing.stage == 2:
+                self.scheduler = self.reusing.schedule(self.optimizer, 1, self.reusing.peaks)  # its state tells the rest
+
+    # ---- leaving and resuming ----
+
+    def _leave(self, generators: Mapping[str, Any]) -> bool:
+        self.watch.tell()
+        if self.step > self.saved:
+            self._save(generators)
+        log.info("asked to stop: leaving at step %d of %d, all of it in a checkpoint", self.step, self.total)
+        return False
+
+    def _checkpoint_due(self) -> bool:
+        if self.step == self.saved:
+            return False
+        return self._done() or bool(self.task.checkpoint_every and self.step % self.task.checkpoint_every == 0)
+
+    def _save(self, generators: Mapping[str, Any]) -> None:
+        """Rank 0 writes, the others wait: all go on only when it is durable."""
+        every = self.ranks.gather(dict(generators))
+        feeds = self.ranks.gather(self.feed.state()) if self.reusing is not None else []
+        failure: CheckpointError | None = None
+        if self.ranks.first:
+            try:
+                self.checkpoints.save(self.step, self._state(every, feeds))
+            except CheckpointError as error:
+                failure = error
+        if any_rank(failure is not None):
+            raise failure or StokerError("rank 0 could not save a checkpoint; its message tells why")
+        self.saved = self.step
+        self._report(checkpoint=self.step)
+
+    def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
+        model = self.model.state_dict()
+        if not self.task.save_frozen:
+            for name in self._frozen():
+                del model[name]
+        return {
+            "step": self.step,
+            "evaluated": self.evaluated,
+            "reached": self.reached,
+            "samples": self.order.samples,
+            "batch_size": self.order.batch_size,
+            "seed": self.order.seed,
+            "model": dict(model),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "generators": generators,
+        } | ({"reuse": self.reusing.state(), "feeds": feeds} if self.reusing is not None else {})
+
+    def _frozen(self) -> set[str]:
+        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+
+    def _resume(self) -> list[State]:
+        """Take up the newest checkpoint; the feeds' states of its ranks, if they have any."""
+        state = self.checkpoints.load()
+        if state is None:
+            return []
+        for name, now in (("samples", self.order.samples), ("batch_size", self.order.batch_size), ("seed", self.order.seed)):
+            if state[name] != now:
+                problem = f"the checkpoint in {self.checkpoints.path} was made with {name} {state[name]}, the task has {now}"
+                raise UsageError(f"{problem}; submit it as a new job")
+        missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
+        if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
+            names = ", ".join([*missing, *unexpected][:3])
+            raise UsageError(f"the checkpoint in {self.checkpoints.path} is of another model (it differs in {names}); submit a new job")
+        self._resume_reuse(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.step = self.saved = int(state["step"])
+        self.evaluated, self.reached = int(state["evaluated"]), bool(state["reached"])
+        if len(state["generators"]) == self.ranks.size:
+            rng.set_state(state["generators"][self.ranks.rank])
+        else:  # another number of ranks: the same samples in the same order, other draws
+            rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
+        feeds: list[State] = state.get("feeds", [])
+        return feeds

@@ -1,0 +1,273 @@
+"""What a training script says to Stoker: how far it is, and whether it is to stop. Standard library only, cheap to import.
+
+Outside Stoker (no ``STOKER_RUN_DIR``) nothing is written, no signal handler is installed and nothing is ever asked to stop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..host.rundir import CPUS, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+_TAIL = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
+_LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all the rest
+_MEMORY_INTERVAL = 1.0  #: seconds between looks at the peak of GPU memory, which cost more than a record
+
+
+class _Reports:
+    """The reports file of this rank. Several processes may append (a shell that runs two scripts, forked children)."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._end = 0  #: size of the file after our last record
+        self._glue = b""  #: ends a line that somebody left torn
+        self._complained: set[str] = set()
+
+    def append(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                self._append(record)
+            except OSError as error:  # a full disk must not end the training that it was to be told about
+                self.complain("write", f"cannot report: {error.strerror}; training goes on unseen")
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        size = os.fstat(self._fd).st_size
+        if size != self._end:
+            self._read_tail(size)
+        record["seq"] = self._seq + 1
+        line = self._glue + _encode(record).encode() + b"\n"
+        written = os.write(self._fd, line)  # one write: whatever is killed leaves whole lines, but for one that crosses a page
+        self._end = size + written
+        self._glue = b"" if written == len(line) else b"\n"
+        if written == len(line):
+            self._seq += 1
+
+    def _read_tail(self, size: int) -> None:
+        tail = os.pread(self._fd, _TAIL, max(0, size - _TAIL))
+        self._glue = b"" if tail.endswith(b"\n") or not tail else b"\n"
+        for line in reversed(tail.split(b"\n")):
+            try:
+                self._seq = int(json.loads(line)["seq"])
+                return
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def complain(self, about: str, message: str) -> None:
+        """Say it on stderr, once."""
+        if about not in self._complained:
+            self._complained.add(about)
+            sys.stderr.write(f"stoker: {message}\n")
+
+
+class _Share:
+    """The job's share of the node's cores, read again only when the agent has put a new file in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None  #: inode and time of the file that was read
+        self._cpus: float | None = None
+
+    def cpus(self) -> float | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - asked at each step of a tuner; a Path takes three times as long
+            seen = (found.st_ino, found.st_mtime_ns)
+            if seen != self._seen:
+                self._cpus, self._seen = float(json.loads(Path(self._path).read_bytes())["cpus"]), seen
+        except (OSError, ValueError, KeyError, TypeError):  # not there yet, or a full disk has cut it short: what held still holds
+            pass
+        return self._cpus
+
+
+class _State:
+    """What this process knows. Made anew in a forked child, which must not share the parent's numbering."""
+
+    def __init__(self) -> None:
+        self.run_dir = Path(given) if (given := os.environ.get(ENV_RUN_DIR)) else None
+        self.stop_file = f"{given}/stop.json"
+        self.share = _Share(f"{given}/{CPUS}")
+        self.stop = False
+        self.listening = False
+        self.seen = False
+        self.reports: _Reports | None = None
+        self.lock = threading.Lock()
+        self.memory_read = 0.0
+
+    def open_reports(self, run_dir: Path) -> _Reports:
+        with self.lock:
+            if self.reports is None:
+                # A command that no launcher has given a rank runs once a node: what two nodes report must not be taken for one.
+                rank = int(os.environ.get("RANK") or os.environ.get(ENV_NODE_RANK) or 0)
+                self.reports = _Reports(run_dir / f"reports-{rank}.jsonl")
+            return self.reports
+
+
+_state = _State()
+
+
+def _after_fork() -> None:
+    global _state
+    stop, listening = _state.stop, _state.listening
+    _state = _State()
+    _state.stop, _state.listening = stop, listening
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def report(*, step: int, total: int | None = None, checkpoint: int | None = None, memory: int | None = None, **values: float) -> None:
+    """Report that ``step`` steps are done, with any values: ``report(step=10, loss=0.3, accuracy=0.9)``.
+
+    ``total``: steps in all, which gives people an estimate of the end. ``checkpoint``: the step of a checkpoint that has
+    just been made durable. ``memory``: peak GPU memory in bytes, read from torch when not given. Values that are not finite
+    cannot be stored: they are left out and counted in a value named ``nonfinite``.
+    """
+    state = _state
+    if state.run_dir is None:
+        return
+    reports = state.reports or state.open_reports(state.run_dir)
+    now = time.time()
+    record: dict[str, Any] = {"seq": 0, "ts": now, "step": int(step)}
+    if values:
+        record["values"] = _finite(values, step, reports)
+    if total is not None:
+        record["total"] = int(total)
+    if checkpoint is not None:
+        record["checkpoint"] = int(checkpoint)
+    if memory is None and now - state.memory_read >= _MEMORY_INTERVAL:
+        state.memory_read = now
+        memory = _peak_gpu_memory()
+    if memory is not None:
+        record["memory"] = int(memory)
+    reports.append(record)
+
+
+def report_speed(*, steps: int, compute: float, communication: float | None, total: int | None = None) -> None:
+    """Report how long a step takes, as measured over ``steps``: the fields of `protocol.Speed`. ``total``: steps of the job in all."""
+    state = _state
+    if state.run_dir is None:
+        return
+    speed = {"compute": compute, "communication": communication, "steps": steps, "memory": _peak_gpu_memory()}
+    record: dict[str, Any] = {"seq": 0, "ts": time.time(), "step": 0, "speed": {k: v for k, v in speed.items() if v is not None}}
+    if total is not None:
+        record["total"] = total
+    (state.reports or state.open_reports(state.run_dir)).append(record)
+
+
+def report_pipeline(pipeline: Mapping[str, Any]) -> None:
+    """Report what a tuner saw of a data pipeline and did: the fields of `protocol.Pipeline`. Numbers that are not finite are left out."""
+    state = _state
+    if state.run_dir is None:
+        return
+    stages = [_known(stage) for stage in pipeline["stages"]]
+    record = {"seq": 0, "ts": time.time(), "step": 0, "pipeline": {**_known(pipeline), "stages": stages}}
+    (state.reports or state.open_reports(state.run_dir)).append(record)
+
+
+def cpu_share() -> float | None:
+    """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
+
+    The runner divides the cores over the jobs that run, by the GPUs that they hold, and does so again whenever one starts or
+    ends. Ranks that share a node divide the job's part.
+    """
+    state = _state
+    cpus = state.share.cpus() if state.run_dir is not None else None
+    return None if cpus is None else cpus / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def should_stop(*, sync: bool = False) -> bool:
+    """Whether Stoker has asked the job to stop: finish the step, save to `checkpoint_dir`, and leave.
+
+    The first call, in the main thread, makes SIGTERM set a flag instead of ending the process; a script that never
+    asks is ended by the signal. ``sync``: all ranks of torch.distributed call it together and get the same answer.
+    """
+    state = _state
+    if state.run_dir is None:
+        return False
+    if not state.listening:
+        _listen(state)
+    # The agent writes stop.json before it signals: this serves calls outside the main thread, and scripts whose
+    # libraries took the signal over.
+    stop = state.stop or os.path.exists(state.stop_file)  # noqa: PTH110 - asked each step; a Path takes four times as long
+    if sync:
+        from .ranks import any_rank
+
+        stop = any_rank(stop)
+    if stop and not state.seen:
+        state.stop = state.seen = True
+        (state.run_dir / "stop-seen").touch()
+    return stop
+
+
+def checkpoint_dir() -> Path:
+    """Directory of the job's checkpoints; what is there outlives preemption and restarts.
+
+    Outside Stoker it is ``checkpoints`` below the working directory, so that the same lines save and resume there.
+    """
+    path = Path(os.environ.get(ENV_CHECKPOINTS) or "checkpoints")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _listen(state: _State) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        # Only a flag: saving inside a handler corrupts what the interrupted code was doing (Lightning #21406).
+        _state.stop = True
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    state.listening = True
+
+
+def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str, float]:
+    finite: dict[str, float] = {}
+    for name, value in values.items():
+        if not 0 < len(name) <= _LONGEST_NAME:
+            reports.complain("name", f"{name[:40]!r}…: a value's name has 1 to {_LONGEST_NAME} characters; it is left out")
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"report: {name} must be a number, not {type(value).__name__} {value!r}") from None
+        if math.isfinite(number):
+            finite[name] = number
+        else:
+            reports.complain(name, f"{name} is {number} at step {step}; such values are counted as 'nonfinite', not stored")
+            finite["nonfinite"] = finite.get("nonfinite", 0.0) + 1.0
+    return finite
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None or not finite: JSON cannot say the latter."""
+    return {
+        name: value for name, value in fields.items() if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    }
+
+
+def _peak_gpu_memory() -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.max_memory_allocated())

@@ -1,0 +1,216 @@
+"""One rank of a job with a recipe or an entrypoint: ``python -m stoker.runners.worker.worker``, alone or under torch's launcher.
+
+Reads assignment.json of ``STOKER_RUN_DIR`` and trains. Exit codes: 0 done; `PREEMPTED_EXIT` stopped as asked, all of it in a
+checkpoint; `OOM_EXIT` out of memory; 2 the spec is wrong, one line on stderr says what; 1 anything else, with its traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import inspect
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from ...engine.errors import StokerError, UsageError, nearest
+from ...engine.protocol import Assignment
+from ...engine.spec.model import JobSpec
+from ..host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
+from . import script
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..train.task import Task
+
+ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
+
+
+def main() -> int:
+    script.should_stop()  # listens for SIGTERM from here on: the slow imports come next
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    try:
+        return _train(*_read())
+    except StokerError as error:
+        sys.stderr.write(f"stoker: {error}\n")
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        if not _out_of_memory(error):
+            _tell_place(error)
+            return 1
+        sys.stderr.write(f"{OOM_MARKER} {str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
+        return OOM_EXIT
+
+
+def _tell_place(error: Exception) -> None:
+    """Where in the loading it happened, in one last line: the log's last line is the job's message."""
+    # A note of several lines is the traceback in a worker process: that is above already.
+    if notes := [note for note in getattr(error, "__notes__", ()) if "\n" not in note]:
+        what = " ".join(str(error).split()) or "no message"
+        sys.stderr.write(f"stoker: {type(error).__name__}: {what} ({'; '.join(notes)})\n")
+
+
+def _read() -> tuple[JobSpec, bool]:
+    """The job, and whether it is only to be profiled."""
+    run_dir = os.environ.get(ENV_RUN_DIR)
+    if not run_dir:
+        raise UsageError(f"{ENV_RUN_DIR} is not set: the worker is started by Stoker's runner, with the directory of a lease")
+    try:
+        assignment = msgspec.json.decode((Path(run_dir) / "assignment.json").read_bytes(), type=Assignment)
+        return msgspec.convert(assignment.spec, JobSpec), assignment.profile
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{run_dir}/assignment.json cannot be read: {error}") from None
+
+
+def _train(spec: JobSpec, profile: bool) -> int:
+    import torch
+
+    torch.set_num_threads(_threads())
+    from ..train import rng
+    from ..train.batches import Interrupted
+    from ..train.profiling_run import Profiling
+    from ..train.trainer import Trainer
+    from .ranks import Ranks, any_rank
+
+    if profile:  # the checkpoints of the job are no business of a run that trains for nothing
+        os.environ[ENV_CHECKPOINTS] = str(Path(os.environ[ENV_RUN_DIR]) / "scratch")
+    # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
+    ranks = Ranks.join(_device())
+    try:
+        seed = spec.params.get("seed", 0)
+        rng.seed_all(seed if isinstance(seed, int) else 0)
+        try:
+            task, interrupted = build(spec), script.should_stop()
+        except Interrupted:
+            interrupted = True
+        if any_rank(interrupted):
+            return PREEMPTED_EXIT
+        # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
+        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
+        if profile:
+            done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
+        else:
+            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, **loading).run()
+        return 0 if done else PREEMPTED_EXIT
+    finally:
+        ranks.leave()
+
+
+def build(spec: JobSpec) -> Task:
+    """The task of the job's recipe or entrypoint; UsageError when that is wrong."""
+    from ..train.task import Task
+
+    if spec.recipe is not None:
+        from ..recipes import find
+
+        recipe = find(spec.recipe)
+        return recipe.load()(**recipe.resolve(spec.params))
+    if spec.entrypoint is None:
+        raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
+    function = _entrypoint(spec.entrypoint)
+    try:
+        inspect.signature(function).bind(**spec.params)
+    except TypeError as error:
+        raise UsageError(f"params: {spec.entrypoint} cannot be called with {sorted(spec.params)}: {error}") from None
+    task = function(**spec.params)
+    if not isinstance(task, Task):
+        raise UsageError(f"entrypoint: {spec.entrypoint} must return a stoker.runners.training.Task, not {type(task).__name__}")
+    return task
+
+
+def _entrypoint(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"entrypoint: {name!r} is not of the form module:function")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python script.py` does, also where PYTHONSAFEPATH is set
+    with _import_errors(name, module_name):
+        module = importlib.import_module(module_name)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"entrypoint: {module_name} ({module.__file__}) has no function {attribute!r}{nearest(attribute, known)}")
+    return function
+
+
+@contextmanager
+def _import_errors(entrypoint: str, module: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            message = f"entrypoint: there is no module {error.name!r} in {Path.cwd()} or where Python is installed; check 'workdir'"
+        else:
+            message = f"entrypoint: {module} needs the module {error.name!r}, which is not installed for {sys.executable}"
+        raise UsageError(message) from None
+    except SyntaxError as error:
+        raise UsageError(f"entrypoint: {error.filename}, line {error.lineno}: {error.msg}") from None
+    except ImportError as error:
+        raise UsageError(f"entrypoint: importing {module} failed: {error}") from None
+
+
+def _threads() -> int:
+    given = os.environ.get(ENV_THREADS, "1")
+    if not given.isdigit() or int(given) < 1:
+        raise UsageError(f"{ENV_THREADS}: {given!r} is not a number of threads; give 1 or more")
+    return int(given)
+
+
+def _device() -> torch.device:
+    """The GPU of this local rank among the visible ones; the CPU when none is given."""
+    import torch
+
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "this torch has no CUDA support" if torch.version.cuda is None else "torch finds no usable CUDA driver or GPU"
+        raise StokerError(f"the job was given GPUs, but {why}; see 'stoker doctor'")
+    local, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= visible:
+        raise StokerError(f"local rank {local} has no GPU: {visible} visible in CUDA_VISIBLE_DEVICES")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator and the CUDA libraries raise a plain RuntimeError.
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _leave(code: int) -> NoReturn:
+    """Leave without taking the interpreter down, where threads are left that may hold tensors.
+
+    Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
+    threads hold those of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads a batch which
+    nobody waits for any more holds what it loads.
+    """
+    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(thread.daemon for thread in threads):
+        for thread in threads:
+            if not thread.daemon:  # the user's, which the interpreter would wait for
+                thread.join()
+        atexit._run_exitfuncs()  # of the user's code
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())
