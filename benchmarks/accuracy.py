@@ -19,7 +19,7 @@ import numpy as np
 from common import arguments, machine, progress, show
 from expected import PEERS, Peer, exponential, first_free, lindley, mean_wait, mean_wait_of_one, peer_workload, poisson
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Options
+from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload

@@ -26,10 +26,10 @@ from common import Daemon, Runner, Training, arguments, at_once, machine, millis
 from idle import TELEMETRY, Idler, write_history
 from stoker.engine.adhoc.desk import Desk, Question
 from stoker.engine.errors import StokerError
+from stoker.engine.fleet.registration import report
 from stoker.engine.home import Home
 from stoker.engine.spec.model import JobSpec
 from stoker.engine.store.store import Store
-from stoker.engine.workflow.runners import report
 from store_writes import _send, _started, trainings_in
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.engine.admission import PROFILING, foresee
-from stoker.engine.durations import Durations, Finished, Known
-from stoker.engine.guards import Evictions, Limits
-from stoker.engine.scheduling import Rules
-from stoker.engine.whatif import Question
+from stoker.engine.forecast.admission import PROFILING, foresee
+from stoker.engine.forecast.whatif import Question
+from stoker.engine.forecast.work_draws import Durations, Finished, Known
+from stoker.engine.scheduling.guards import Evictions, Limits
+from stoker.engine.scheduling.ticks import Rules
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Gpus, Jobs, Nodes, Phase, View
 

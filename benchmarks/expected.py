@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from stoker.engine.sim.options import Costs, Options
+from stoker.engine.sim.run_options import Costs, Options
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies.contract import Floats
 

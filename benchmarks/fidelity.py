@@ -27,9 +27,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from common import Daemon, arguments, machine, progress, show, submission
-from stoker.engine.guards import Limits
+from stoker.engine.scheduling.guards import Limits
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Costs, Options
+from stoker.engine.sim.run_options import Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.model import JobSpec, Stop

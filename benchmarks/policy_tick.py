@@ -19,13 +19,13 @@ import numpy as np
 from common import Runner, arguments, machine, milliseconds, progress, show, submission
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.fleet.registration import hello
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.scheduling.ticks import Scheduling
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec
 from stoker.engine.store.store import Store
 from stoker.engine.tasks import Tasks
-from stoker.engine.view import snapshot
-from stoker.engine.workflow.runners import hello
-from stoker.engine.workflow.submit import SubmitRequest, submit
 
 GPUS = 8
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from common import arguments, machine, progress, show
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Options
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.read import read

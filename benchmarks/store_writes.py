@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 from common import Daemon, Runner, Training, arguments, at_once, machine, milliseconds, progress, show, submission
 from stoker.engine.client import Client
+from stoker.engine.fleet.registration import hello, report
+from stoker.engine.jobs.leases import Grant
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import REPORT, WorkerUpdate
+from stoker.engine.scheduling.enact import Decision, Enactment, enact
 from stoker.engine.spec.model import JobSpec
 from stoker.engine.store.store import MAX_BATCH, Store
-from stoker.engine.workflow.leases import Grant
-from stoker.engine.workflow.plans import Decision, Enactment, enact
-from stoker.engine.workflow.runners import hello, report
-from stoker.engine.workflow.submit import SubmitRequest, submit
 
 
 def trainings_in(store: Store, count: int) -> list[Training]:

@@ -9,7 +9,7 @@ import msgspec
 from ..policies import registry
 from .errors import UsageError
 from .fieldnames import with_meant
-from .fleet import SILENT_AFTER
+from .fleet.silence import SILENT_AFTER
 from .home import Home
 from .spec.cron import normalise
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from .spec.units import EARLIEST, LATEST
+from .spec.reading.units import EARLIEST, LATEST
 
 MISSING = "–"
 _STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))

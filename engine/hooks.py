@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .config import Hook
-from .states import FINAL
+from .jobs.notes import Note, note
+from .jobs.states import FINAL
 from .store.store import Committed, Store
-from .workflow.settings import Note, note
 
 RECORD_WITHIN = 0.3  #: seconds to put on record that a hook was killed
 _KINDS = {"job.deadline-at-risk": "deadline-at-risk", "task.error": "task-error", "task.stuck": "task-error"}

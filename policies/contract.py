@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from .arrays import Bools, Floats, Ints, Strings
-from .config import tunable
 from .estimate.throughput import Profile
+from .keys import tunable
 from .placement.cells import Free
 
 __all__ = ["Bools", "Floats", "Ints", "Profile", "Strings", "tunable"]

@@ -84,7 +84,7 @@ def create(name: str, values: Mapping[str, Any], policy: type[Policy] | None = N
     ``policy``: its class, where one that was loaded earlier is meant.
     ``interval``: seconds of a round, whatever ``values`` say, for a policy that has the key ``round``.
     """
-    from .config import make_config
+    from .keys import make_config
 
     policy = policy or load(name)
     if interval is not None and "round" in {field.name for field in dataclasses.fields(policy.Config)}:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 from scripted import workload
-from stoker.engine.guards import Actions
+from stoker.engine.scheduling.guards import Actions
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Costs
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import Costs
 from stoker.engine.sim.workload import Workload
 from stoker.policies.contract import Demand, Phase, Plan, View
 

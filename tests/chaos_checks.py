@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 from chaos_load import Accepted, Ledger
 from stoker.engine.home import Home
-from stoker.engine.states import FINAL, State, legal
+from stoker.engine.jobs.states import FINAL, State, legal
 from stoker.runners.host import processes
 from stoker.runners.host.report_tail import Acked
 from stoker.runners.host.rundir import ENV_TAG, RunDir

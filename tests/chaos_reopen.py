@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from chaos_checks import lost_keys
+from stoker.engine.jobs.control import Control, control
 from stoker.engine.store.store import Store
-from stoker.engine.workflow.control import Control, control
 
 
 def main(path: Path) -> int:

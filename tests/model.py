@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from stoker.engine.board import Board
+from stoker.engine.fleet.board import Board
 from stoker.engine.protocol import (
     VERSION,
     Assignment,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Costs, Options
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import Costs, Options
 from stoker.engine.sim.simulator import Observer, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry

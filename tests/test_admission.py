@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine import admission
-from stoker.engine.admission import Admission, simulation, start_up_seconds
 from stoker.engine.cli import forecasting
-from stoker.engine.durations import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
 from stoker.engine.errors import Conflict
-from stoker.engine.guards import Evictions, Limits
-from stoker.engine.scheduling import Rules
+from stoker.engine.forecast import admission
+from stoker.engine.forecast.admission import Admission, simulation, start_up_seconds
+from stoker.engine.forecast.ongoing import STOPS_IN, OutOfTime, Watched, ends_from
+from stoker.engine.forecast.start_ups import COMMAND, RECIPE, StartUps
+from stoker.engine.forecast.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
+from stoker.engine.forecast.work_draws import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
+from stoker.engine.scheduling.guards import Evictions, Limits
+from stoker.engine.scheduling.ticks import Rules
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.ongoing import STOPS_IN, OutOfTime, Watched, ends_from
-from stoker.engine.sim.options import NO_LIMITS, Costs, Options
+from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.expand import with_deadlines
 from stoker.engine.spec.model import Demand, JobSpec, Tier
-from stoker.engine.start_ups import COMMAND, RECIPE, StartUps
-from stoker.engine.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
 from stoker.policies.estimate.throughput import Throughput

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, until
 from stoker.engine.client import Client
-from stoker.engine.durations import SAID_SPREAD
+from stoker.engine.forecast.start_ups import COMMAND
+from stoker.engine.forecast.work_draws import SAID_SPREAD
 from stoker.engine.home import Home
-from stoker.engine.start_ups import COMMAND
 
 on_the_full_pool = pytest.mark.xdist_group("full-pool")
 

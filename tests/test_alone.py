@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.config import Config, Guards, PolicyDefault
-from stoker.engine.guards import Limits
+from stoker.engine.fleet import registration as runners
+from stoker.engine.fleet.watch import look_at_leases
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report, WorkerUpdate
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling.guards import Limits
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Costs, Errors, Options
+from stoker.engine.sim.run_options import Costs, Errors, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.submit import SubmitRequest, submit
-from stoker.engine.workflow.watch import look_at_leases
 from stoker.policies import registry
 from stores import reopened
 

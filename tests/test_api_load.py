@@ -17,21 +17,20 @@ import psutil
 import pytest
 from e2e import DaemonProcess, Jobs, free_port, until
 from stoker.engine.api import connections as guard
-from stoker.engine.api import pools as pools_module
-from stoker.engine.api.call import MOST_LARGE
+from stoker.engine.api import thread_pools as pools_module
 from stoker.engine.api.connections import Connections
-from stoker.engine.api.pools import THREADS, Kind, Pools
 from stoker.engine.api.snapshots import Snapshots
+from stoker.engine.api.thread_pools import MOST_LARGE, THREADS, Kind, Pools
 from stoker.engine.client import Client
 from stoker.engine.config import Hook
-from stoker.engine.counts import Counts
 from stoker.engine.errors import LimitExceeded, StokerError
 from stoker.engine.hooks import Hooks
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.counts import Counts
+from stoker.engine.jobs.notes import Note, note
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.store.store import Committed, Store
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.settings import Note, note
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stores import reopened
 
 # -- Threads ---------------------------------------------------------------------------------------------------------------

@@ -19,15 +19,16 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, daemon_apart, until
-from stoker.engine.api import jobs, operators, reports, runner, simulations, traces
+from stoker.engine.api import jobs, operators, reports, simulations, traces
+from stoker.engine.api import runner_calls as runner
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
-from stoker.engine.deadlines import DeadlineWatch
+from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.home import Home
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
 from stoker.engine.store.store import Store
-from stoker.engine.workflow.submit import SubmitRequest, submit
 
 pytestmark = pytest.mark.xdist_group("api-rules")
 

@@ -10,14 +10,14 @@ from e2e import Jobs, command, until
 from stoker.engine.api.jobs import resolve
 from stoker.engine.cli import job_columns
 from stoker.engine.errors import UsageError
-from stoker.engine.rows import objects
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.json_rows import objects
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.load import load_text
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
+from stoker.engine.spec.reading.load import load_text
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.submit import SubmitRequest, submit
 
 
 def submit_array(store: Store, name: str, size: int) -> list[int]:

@@ -96,7 +96,7 @@ def test_lists_of_commands_are_not_cut(stoker: Stoker) -> None:
 
 
 def test_the_help_of_import_lists_the_formats(stoker: Stoker) -> None:
-    from stoker.engine.traces.formats.registry import FAMILIES, IMPORTED
+    from stoker.engine.traces.formats.known_formats import FAMILIES, IMPORTED
 
     said = " ".join(stoker("trace", "import", "--help")[1].split())
     assert all(f" {name} {FAMILIES[name].title} " in said for name in IMPORTED) and "pai-jobs" not in said

@@ -26,22 +26,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine import scheduling as module
 from stoker.engine.config import Config, Guards, PolicyDefault
-from stoker.engine.guards import Actions, Limits
-from stoker.engine.overheads import Overheads
+from stoker.engine.fleet import registration as runners
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling import ticks as module
+from stoker.engine.scheduling.guards import Actions, Limits
+from stoker.engine.scheduling.overheads import Overheads
+from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import NO_LIMITS, Costs, Options
+from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Stop, Submission, Tier
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.settings import PolicySetting, set_policy
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies import contract, registry
 from stoker.policies.contract import Phase, Plan, View
 from stores import reopened

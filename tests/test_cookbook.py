@@ -9,8 +9,8 @@ from pathlib import Path
 import duckdb
 import pytest
 from stoker.engine.adhoc.query import Limits, readable, run_query
-from stoker.engine.sqlfiles import ROOT, view_files
 from stoker.engine.store import migrate
+from stoker.engine.store.sqlfiles import ROOT, view_files
 
 COOKBOOK = sorted((ROOT / "sql" / "cookbook").glob("*.sql"))
 DOCUMENT = ROOT / "docs" / "sql.md"

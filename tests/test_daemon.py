@@ -10,23 +10,24 @@ import time
 import msgspec
 import pytest
 from e2e import free_port
-from stoker.engine.board import Board
 from stoker.engine.config import Config, Guards, Hook, PolicyDefault, load
-from stoker.engine.deadlines import DeadlineWatch
 from stoker.engine.errors import KINDS, Conflict, NotFound, Stale, Unauthorized, UsageError
-from stoker.engine.fleet import SILENT_AFTER, Fleet
+from stoker.engine.fleet import registration as runners
+from stoker.engine.fleet.board import Board
+from stoker.engine.fleet.silence import SILENT_AFTER, Fleet
+from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.hooks import Hooks
 from stoker.engine.identity import Process, boot_id, stat
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.recurring import Recurring
+from stoker.engine.jobs.schedule_rows import NewSchedule, add_schedule
+from stoker.engine.jobs.states import State
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
-from stoker.engine.recurring import Recurring
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
-from stoker.engine.states import State
 from stoker.engine.tasks import Tasks
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.settings import NewSchedule, PolicySetting, add_schedule, set_policy
-from stoker.engine.workflow.submit import SubmitRequest, submit
 
 PROVENANCE = Provenance(argv=[], cwd="/")
 

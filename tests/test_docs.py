@@ -15,9 +15,9 @@ import pytest
 import yaml
 from stoker.engine.cli.main import EXIT_CODES, cli
 from stoker.engine.config import HOOK_EVENTS, Config, Hook
+from stoker.engine.jobs.states import TRANSITIONS
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.load import load_text
-from stoker.engine.states import TRANSITIONS
+from stoker.engine.spec.reading.load import load_text
 from stoker.policies import registry
 from stoker.runners.recipes import RECIPES
 
@@ -190,7 +190,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     query = (ROOT / "sql" / "policy" / "ineligible.sql").read_text()
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
-    ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling.py").read_text())
+    ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
     assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))
 
 

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e import Jobs, command, until
-from stoker.engine import estimating as module
-from stoker.engine.estimating import REFIT, REMEASURE, Estimating
-from stoker.engine.explain import expected, explain
+from stoker.engine.estimation import estimating as module
+from stoker.engine.estimation.estimating import REFIT, REMEASURE, Estimating
+from stoker.engine.fleet import registration as runners
+from stoker.engine.forecast.explain import expected, explain
 from stoker.engine.format import expectation
-from stoker.engine.overheads import Overheads
+from stoker.engine.jobs import leases
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
+from stoker.engine.scheduling.enact import Decision, Enactment, enact
+from stoker.engine.scheduling.overheads import Overheads
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec, Provenance, Stop, Submission
-from stoker.engine.view import snapshot
-from stoker.engine.workflow import leases, runners
-from stoker.engine.workflow.plans import Decision, Enactment, enact
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stores import reopened
 
 SLOTS = 4

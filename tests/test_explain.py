@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from stoker.engine.cli.job import _frees, deadline_line
-from stoker.engine.explain import explain
+from stoker.engine.forecast.explain import explain
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
 

@@ -28,35 +28,46 @@ MAY_IMPORT = {
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
-    "engine.store": ("engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
-    "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home", "engine.sqlfiles"),
-    "engine.workflow": (
-        "engine.workflow", "engine.store", "engine.spec", "engine.states", "engine.errors", "engine.home", "engine.protocol",
+    "engine.store": ("engine.store", "engine.errors", "engine.home"),
+    "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
+    "engine.jobs": (
+        "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
+        "engine.protocol", "engine.tasks",
     ),
+    "engine.fleet": (
+        "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
+        "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
+    ),
+    "engine.scheduling": (
+        "engine.scheduling", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home", "engine.json_rows", "policies",
+    ),
+    "engine.scheduling.ticks": ("engine.scheduling", "engine", "policies"),
     "engine.spec": ("engine.spec", "engine.errors"),
     # The simulator decides nothing by a store or a clock, and nothing of it reaches the daemon but what is handed in.
-    "engine.sim": ("", "engine.sim", "engine.guards", "engine.plan_check", "engine.rowof", "policies"),
+    "engine.sim": (
+        "", "engine.sim", "engine.scheduling.guards", "engine.scheduling.plan_check", "engine.scheduling.rowof", "policies",
+    ),
     "engine.traces": ("", "engine.traces", "engine.format", "engine.sim.workload", "policies"),
-    "engine.report": ("engine.report", "engine.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
+    "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.states", "engine.sqlfiles",
+        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.jobs.states", "engine.store.sqlfiles",
         "engine.spec", "engine.streams",
-        "engine.report", "engine.api.serve_sql", "engine.sim", "engine.traces", "policies",
+        "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
-    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.states", "runners.recipes"),
+    "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 
 #: Who may import heavy or far-reaching libraries when it runs (types alone anybody may).
 LIBRARIES = {
-    "duckdb": ("engine.store", "engine.adhoc", "engine.api.serve_sql"),
+    "duckdb": ("engine.store", "engine.adhoc"),
     "sqlglot": ("engine.adhoc.allowed",),
     "apscheduler": ("engine.tasks", "engine.spec.cron"),
     "starlette": ("engine.api",),
     "uvicorn": ("engine.daemon", "engine.api.connections"),
     "matplotlib": ("engine.report",),
-    "click": ("engine.cli", "engine.spec.options"),
+    "click": ("engine.cli", "engine.spec.click_options"),
     "rich": ("engine.cli",),
     "torch": ("runners",),
     "safetensors": ("runners",),
@@ -163,7 +174,7 @@ def test_every_module_says_what_it_is(name: str) -> None:
 
 
 def test_the_daemon_has_no_threads_that_everything_shares() -> None:
-    """Each call goes to the pool of its kind (engine/api/pools.py): six slow ones of the default pool would stop the whole API."""
+    """Each call goes to the pool of its kind (engine/api/thread_pools.py): six slow ones of the default pool would stop the whole API."""
     shared = {"to_thread", "run_in_executor"}
     found = {
         name: sorted({child.attr for child in ast.walk(tree(name)) if isinstance(child, ast.Attribute)} & shared)

@@ -18,12 +18,12 @@ import pytest
 from e2e import DaemonProcess, Jobs, until
 from msgspec.structs import replace
 from stoker.engine.config import Config, Guards, PolicyDefault
+from stoker.engine.fleet import registration as runners
+from stoker.engine.fleet.watch import PATIENCE, look_at_leases
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.submit import SubmitRequest, submit
-from stoker.engine.workflow.watch import PATIENCE, look_at_leases
 from stoker.policies.contract import Allocation, Plan, View
 from stores import reopened
 
@@ -253,7 +253,7 @@ def test_a_policy_that_hangs_keeps_no_lease(pool):
 
 
 def test_a_lease_renewed_while_the_clock_looked_is_not_ended(pool):
-    from stoker.engine.workflow.watch import run_out
+    from stoker.engine.fleet.watch import run_out
 
     pool.policy.renewed = {1, 2}
     pool.now += TERM
@@ -283,7 +283,7 @@ class Short:
 
 
 #: A daemon whose clock does not look at leases: only the appointment at the end of a lease is left.
-BLIND = "import sys; from stoker.engine import daemon; daemon.LEASE_CLOCK = 3600.0; sys.exit(daemon.main())"
+BLIND = "import sys; from stoker.engine import daemon, services; services.LEASE_CLOCK = 3600.0; sys.exit(daemon.main())"
 
 
 @pytest.mark.slow

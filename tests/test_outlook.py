@@ -12,24 +12,24 @@ import pytest
 from e2e import Jobs, command, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine import foretelling
 from stoker.engine.cli import forecasting
 from stoker.engine.config import Config, Guards, PolicyDefault
-from stoker.engine.deadlines import DeadlineWatch
-from stoker.engine.explain import explain
-from stoker.engine.foretelling import REFRESH, Foretelling
+from stoker.engine.estimation.stored_estimates import Estimate, write_estimates
+from stoker.engine.fleet import registration as runners
+from stoker.engine.forecast import foretelling
+from stoker.engine.forecast.deadline_watch import DeadlineWatch
+from stoker.engine.forecast.explain import explain
+from stoker.engine.forecast.foretelling import REFRESH, Foretelling
 from stoker.engine.home import Home
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.json_rows import objects
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
-from stoker.engine.rows import objects
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.estimates import Estimate, write_estimates
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import View
 from stores import reopened
 from views import Job, make_view

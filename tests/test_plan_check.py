@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from stoker.engine.plan_check import PlanError, check
+from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Plan, Reason, Waiting
 from views import GIB, Job, make_view
 

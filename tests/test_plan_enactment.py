@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stoker.engine import scheduling as module
 from stoker.engine.config import Config, Guards, PolicyDefault
 from stoker.engine.errors import StokerError
+from stoker.engine.fleet import registration as runners
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling import ticks as module
+from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
+from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.tasks import Tasks
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.settings import PolicySetting, set_policy
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Allocation, Plan, Reason, Waiting
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given
-from stoker.engine.forecast import HORIZON, estimate_starts
+from stoker.engine.forecast.expected_starts import HORIZON, estimate_starts
 from stoker.policies.contract import Phase
 from views import NOW, Job, make_view, views
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Evictions, Limits, Start, Stop, next_look, protect, reconcile
-from stoker.engine.plan_check import PlanError, check
+from stoker.engine.scheduling.guards import Actions, Evictions, Limits, Start, Stop, next_look, protect, reconcile
+from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Limits, protect
-from stoker.engine.plan_check import check
+from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.plan_check import check
 from stoker.policies import registry
-from stoker.policies.config import make_config
 from stoker.policies.contract import Phase
+from stoker.policies.keys import make_config
 from stoker.policies.placement.consolidated import Placement
 from views import (
     GIB,

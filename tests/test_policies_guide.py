@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from stoker.engine.plan_check import check
+from stoker.engine.scheduling.plan_check import check
 from stoker.policies import registry
 from views import Job, make_view, reasons, views
 from views import given as given_gpus

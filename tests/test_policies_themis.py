@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Limits, protect
-from stoker.engine.plan_check import check
+from stoker.engine.scheduling.guards import Limits, protect
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import Costs, Options
+from stoker.engine.sim.run_options import Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
-from stoker.engine.guards import Evictions as Gave
-from stoker.engine.guards import Limits, protect, reconcile
-from stoker.engine.plan_check import check
+from stoker.engine.scheduling.guards import Evictions as Gave
+from stoker.engine.scheduling.guards import Limits, protect, reconcile
+from stoker.engine.scheduling.plan_check import check
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.options import NO_LIMITS, Costs, Errors, Options
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import NO_LIMITS, Costs, Errors, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry

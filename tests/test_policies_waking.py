@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run, workload
-from stoker.engine.sim.options import Errors
+from stoker.engine.sim.run_options import Errors
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Plan, Policy, Profile, View

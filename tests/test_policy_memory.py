@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
-from stoker.engine.guards import Limits
-from stoker.engine.plan_check import LARGEST_MEMORY, PlanError, check
-from stoker.engine.sim.options import Costs
+from stoker.engine.scheduling.guards import Limits
+from stoker.engine.scheduling.plan_check import LARGEST_MEMORY, PlanError, check
+from stoker.engine.sim.run_options import Costs
 from stoker.policies import registry
 from stoker.policies.contract import Demand, Memory, Plan, Policy, View
 from stoker.policies.estimate.throughput import Profile, Throughput

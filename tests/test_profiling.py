@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.engine.columns import rows_of
-from stoker.engine.profiles import throughput
+from stoker.engine.estimation.speeds import fold
+from stoker.engine.fleet import registration as runners
+from stoker.engine.jobs import leases
+from stoker.engine.jobs.outcomes import End, judge
+from stoker.engine.jobs.states import State
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, Speed, WorkerUpdate
+from stoker.engine.scheduling.enact import Decision, Enactment, enact
+from stoker.engine.scheduling.measured_profiles import throughput
+from stoker.engine.scheduling.query_columns import rows_of
+from stoker.engine.scheduling.view import snapshot
 from stoker.engine.spec.model import JobSpec, PipelineOptions, Provenance, Retries, Reuse, Stop, Submission
-from stoker.engine.states import State
 from stoker.engine.store import migrate
-from stoker.engine.view import snapshot
-from stoker.engine.workflow import leases, runners
-from stoker.engine.workflow.outcomes import End, judge
-from stoker.engine.workflow.plans import Decision, Enactment, enact
-from stoker.engine.workflow.speeds import fold
-from stoker.engine.workflow.submit import SubmitRequest, submit
 from stoker.policies.contract import Phase
 from stoker.policies.estimate.throughput import Throughput
 from stoker.runners.train.batch_feeds import Part

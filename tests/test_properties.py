@@ -24,23 +24,23 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from stoker.engine.board import Board
 from stoker.engine.config import Config, Guards
 from stoker.engine.errors import Conflict, NotFound, Stale, StokerError, UsageError
-from stoker.engine.plan_check import PlanError, check
+from stoker.engine.fleet import registration as runners
+from stoker.engine.fleet.board import Board
+from stoker.engine.fleet.watch import look_at_leases
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.states import FINAL, State, legal
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Report
-from stoker.engine.scheduling import Scheduling
+from stoker.engine.scheduling.plan_check import PlanError, check
+from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
+from stoker.engine.scheduling.ticks import Scheduling
+from stoker.engine.scheduling.view import Snapshot, snapshot
 from stoker.engine.spec.check import require_all
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, Provenance, Retries, Stop, Submission, Tier
 from stoker.engine.spec.same import differences
-from stoker.engine.states import FINAL, State, legal
 from stoker.engine.store.store import Committed, Store
-from stoker.engine.view import Snapshot, snapshot
-from stoker.engine.workflow import runners
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.settings import PolicySetting, set_policy
-from stoker.engine.workflow.submit import SubmitRequest, submit
-from stoker.engine.workflow.watch import look_at_leases
 from stoker.policies.contract import Allocation, Group, Plan, Reason, View, Waiting, plan_of
 from stoker.policies.contract import Phase as JobPhase
 from stores import reopened

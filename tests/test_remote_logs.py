@@ -17,10 +17,10 @@ import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, end_workers, free_port, until
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict
+from stoker.engine.fleet.remote_logs import RemoteLogs, Source
 from stoker.engine.home import Home
 from stoker.engine.identity import boot_id
 from stoker.engine.protocol import VERSION, Assignments, GpuInfo, Hello, LogPiece, LogRequest, Poll
-from stoker.engine.remote_logs import RemoteLogs, Source
 
 LINES = 67_000  #: of about 1 KiB: a log has 64 MiB
 pytestmark = pytest.mark.xdist_group("remote-logs")

@@ -20,11 +20,11 @@ import duckdb
 import msgspec
 import numpy as np
 import pytest
+from stoker.engine.json_rows import plain
 from stoker.engine.report import Table, read_report, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect
-from stoker.engine.rows import plain
-from stoker.engine.sqlfiles import MIGRATIONS
 from stoker.engine.store.reading import read_on
+from stoker.engine.store.sqlfiles import MIGRATIONS
 
 pytestmark = pytest.mark.xdist_group("report")
 

@@ -16,8 +16,8 @@ from stoker.policies.unisched.solver.dual import evaluate
 from stoker.policies.unisched.solver.patterns import patterns
 from stoker.policies.unisched.solver.plain import solve_plain
 from stoker.policies.unisched.solver.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
-from stoker.policies.unisched.solver.schedule import Schedule
 from stoker.policies.unisched.solver.selector import solve
+from stoker.policies.unisched.solver.timetable import Schedule
 from stoker.policies.unisched.solver.twins import find_twins
 
 NODE = 8

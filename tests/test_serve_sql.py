@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from stoker.engine.api.serve_sql import open_copy, serve
+from stoker.engine.adhoc.quack import open_copy, serve
 from stoker.engine.errors import UsageError
 
 

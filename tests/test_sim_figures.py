@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from stoker.engine.sim import figures as f
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.result import Bars, Fates, Result, Usage
+from stoker.engine.sim.results import figures as f
+from stoker.engine.sim.results.result import Bars, Fates, Result, Usage
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies.contract import Demand, Profile
 from stoker.policies.estimate.throughput import Throughput
@@ -263,7 +263,7 @@ def test_contention_by_integration_agrees_with_counting() -> None:
 
 def test_columns_are_those_of_the_table() -> None:
     """Every figure has a column of sim_runs, from jct_avg to lost_gpu_time and in its order."""
-    from stoker.engine.sqlfiles import MIGRATIONS
+    from stoker.engine.store.sqlfiles import MIGRATIONS
 
     text = (MIGRATIONS / "0002_simulation.sql").read_text()
     columns = [line.split()[0] for line in text[text.index("CREATE TABLE sim_runs") :].split(");")[0].splitlines()[1:] if line.strip()]

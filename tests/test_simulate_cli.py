@@ -34,15 +34,16 @@ from stoker.engine.cli.simulating import make_study
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, UsageError
 from stoker.engine.home import Home
-from stoker.engine.sim import options as model
-from stoker.engine.sim import record, study
+from stoker.engine.sim import run_options as model
+from stoker.engine.sim import study
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.history import AS_IT_WAS, History
-from stoker.engine.sim.options import NO_LIMITS, Options
-from stoker.engine.sim.result import Usage
+from stoker.engine.sim.results import record
+from stoker.engine.sim.results.history import AS_IT_WAS, History
+from stoker.engine.sim.results.result import Usage
+from stoker.engine.sim.run_options import NO_LIMITS, Options
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.store.store import Store
-from stoker.engine.workflow.simulations import NewRun, add_run
+from stoker.engine.studies.stored_simulations import NewRun, add_run
 from stoker.policies.nearest import meant
 
 #: On two GPUs, first in, first out: a ends at 100, b (both GPUs) at 150, c behind it at 160.

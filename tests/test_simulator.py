@@ -28,11 +28,11 @@ from scripted import (
     run,
     workload,
 )
-from stoker.engine.guards import Actions, Limits
+from stoker.engine.scheduling.guards import Actions, Limits
 from stoker.engine.sim import failures, simulator
-from stoker.engine.sim.errors import SimulationError
-from stoker.engine.sim.options import NO_LIMITS, Costs, Errors
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import NO_LIMITS, Costs, Errors
+from stoker.engine.sim.simulation_error import SimulationError
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Demand, Floats, Group, Phase, Plan, View, plan_of

@@ -11,9 +11,9 @@ import pytest
 from expected import PEERS, Peer, peer_workload, titan_recorded
 from scripted import run
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.figures import figures
-from stoker.engine.sim.options import Options
-from stoker.engine.sim.result import Result
+from stoker.engine.sim.results.figures import figures
+from stoker.engine.sim.results.result import Result
+from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.workload import Workload
 
 TRACES = os.environ.get("STOKER_TRACES")

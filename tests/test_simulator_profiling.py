@@ -12,8 +12,8 @@ from accounts import NODES, Witness, assert_accounts_agree, costs, workloads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, Timetable, run, workload
-from stoker.engine.sim.errors import SimulationError
-from stoker.engine.sim.options import Costs, Errors
+from stoker.engine.sim.run_options import Costs, Errors
+from stoker.engine.sim.simulation_error import SimulationError
 from stoker.engine.sim.workload import Workload
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scripted import Scripted, Timetable, run, workload
 from stoker.engine.sim.agenda import Agenda, Kind
-from stoker.engine.sim.options import Costs, Errors
+from stoker.engine.sim.run_options import Costs, Errors
 from stoker.engine.sim.truth import beliefs
 from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
 from stoker.policies.estimate.goodput import Goodput, StepTime

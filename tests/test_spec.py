@@ -17,14 +17,14 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec import cron
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.check import require, require_all
+from stoker.engine.spec.click_options import OPTIONS, from_options, overrides, spec_options
 from stoker.engine.spec.dump import dump
 from stoker.engine.spec.expand import fired, submissions
-from stoker.engine.spec.job import NAMES as FIELDS
-from stoker.engine.spec.load import load_file, load_text
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop, Switch, Tier, Tuner
-from stoker.engine.spec.options import OPTIONS, from_options, overrides, spec_options
+from stoker.engine.spec.reading.job_reader import NAMES as FIELDS
+from stoker.engine.spec.reading.load import load_file, load_text
+from stoker.engine.spec.reading.secrets import MASK, looks_secret, mask_argv, redact
 from stoker.engine.spec.same import differences
-from stoker.engine.spec.secrets import MASK, looks_secret, mask_argv, redact
 
 NOW = 1_900_000_000.0
 HERE = Context(now=NOW, cwd=Path("/work"), files=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.job import NAMES, NESTED
-from stoker.engine.spec.load import load_file, load_text
-from stoker.engine.spec.options import OPTIONS
+from stoker.engine.spec.click_options import OPTIONS
+from stoker.engine.spec.reading.job_reader import NAMES, NESTED
+from stoker.engine.spec.reading.load import load_file, load_text
 from stoker.runners.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]

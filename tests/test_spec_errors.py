@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.load import load_file, load_text
-from stoker.engine.spec.options import from_options, overrides
-from stoker.engine.spec.tree import MAX_BYTES
+from stoker.engine.spec.click_options import from_options, overrides
+from stoker.engine.spec.reading.load import load_file, load_text
+from stoker.engine.spec.reading.tree import MAX_BYTES
 from stoker.runners.recipes import RECIPES
 
 NOW = 1_900_000_000.0  # 2030-03-17T17:46:40Z

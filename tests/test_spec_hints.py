@@ -11,7 +11,7 @@ import pytest
 from stoker.engine.cli.main import run
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.hints import missing
-from stoker.engine.spec.load import load_text
+from stoker.engine.spec.reading.load import load_text
 from stoker.runners.recipes import RECIPES
 
 ARRAY = "array: {params: {lr: [0.1, 0.2], seed: [1]}}\n"

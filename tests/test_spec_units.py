@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.engine.spec import units
+from stoker.engine.spec.reading import units
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from sqlglot import exp
 from sqlglot.errors import OptimizeError, SqlglotError
 from sqlglot.optimizer.qualify import qualify
 from sqlglot.schema import MappingSchema
-from stoker.engine.sqlfiles import ROOT, view_files
 from stoker.engine.store import migrate
+from stoker.engine.store.sqlfiles import ROOT, view_files
 
 FILES = sorted((ROOT / "sql").rglob("*.sql"))
 

@@ -17,9 +17,9 @@ from sqlglot.errors import SqlglotError
 from stoker.engine.adhoc.allowed import check_parsed, guard
 from stoker.engine.adhoc.query import Limits, plain, readable, run_parquet, run_query
 from stoker.engine.errors import LimitExceeded, StokerError, UsageError
-from stoker.engine.sqlfiles import view_files
 from stoker.engine.store import lockdown, migrate
 from stoker.engine.store.lockdown import lock_down
+from stoker.engine.store.sqlfiles import view_files
 
 CANARY = "canary-5f1c9d"
 POPULATE = (Path(__file__).parent / "populate.sql").read_text()

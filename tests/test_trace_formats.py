@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stoker.engine.traces.check import check_jobs, check_name
-from stoker.engine.traces.formats import stoker as own
-from stoker.engine.traces.formats.registry import FAMILIES, IMPORTED
+from stoker.engine.traces.formats import from_stoker as own
+from stoker.engine.traces.formats.known_formats import FAMILIES, IMPORTED
 from stoker.engine.traces.formats.rows import Tally
 from stoker.engine.traces.models import measured
 from stoker.engine.traces.read import default_name, read
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
+from stoker.engine.traces.trace_check import check_jobs, check_name
 
 PHILLY = json.dumps(
     [

@@ -28,9 +28,9 @@ from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, LimitExceeded, NotFound, StokerError, StoreError, Unauthorized, UsageError
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
+from stoker.engine.studies.stored_traces import NewTrace, add_trace, drop_trace
 from stoker.engine.traces.read import read
 from stoker.engine.traces.trace import Trace, TraceJob
-from stoker.engine.workflow.traces import NewTrace, add_trace, drop_trace
 
 pytestmark = pytest.mark.xdist_group("trace-store")
 

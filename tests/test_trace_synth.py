@@ -21,15 +21,15 @@ from scripted import run as simulated
 from stoker.engine.cli.main import run
 from stoker.engine.cli.trace_synth import window
 from stoker.engine.traces.attributes import KEYWORDS, MIXES, SPARED, Attributes
-from stoker.engine.traces.check import check_jobs
-from stoker.engine.traces.formats import stoker
-from stoker.engine.traces.formats.stoker import SCALES
+from stoker.engine.traces.formats import from_stoker as stoker
+from stoker.engine.traces.formats.from_stoker import SCALES
 from stoker.engine.traces.generate import Shape
 from stoker.engine.traces.models import CATALOGUES, Model, Speed, profiles
 from stoker.engine.traces.read import read
 from stoker.engine.traces.sampling import HOUR, Choice, scale_rows
 from stoker.engine.traces.synth import from_nothing, sample
 from stoker.engine.traces.trace import Trace, TraceJob, to_workload
+from stoker.engine.traces.trace_check import check_jobs
 
 DAY = 24 * HOUR
 

@@ -10,8 +10,8 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.figures import jct_of, reward_of
-from stoker.engine.sim.options import Options
+from stoker.engine.sim.results.figures import jct_of, reward_of
+from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry

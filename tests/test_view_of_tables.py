@@ -11,12 +11,12 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from stoker.engine.columns import Beside, Groups, csr, fetch, fetch_of, first_known, rows_of
-from stoker.engine.profiles import throughput
-from stoker.engine.sqlfiles import view_files
+from stoker.engine.scheduling.measured_profiles import throughput
+from stoker.engine.scheduling.query_columns import Beside, Groups, csr, fetch, fetch_of, first_known, rows_of
+from stoker.engine.scheduling.view import PROFILED_AT_MOST, PROFILED_ON, Snapshot, snapshot
+from stoker.engine.scheduling.work import work_of
 from stoker.engine.store import migrate
-from stoker.engine.view import PROFILED_AT_MOST, PROFILED_ON, Snapshot, snapshot
-from stoker.engine.work import work_of
+from stoker.engine.store.sqlfiles import view_files
 from stoker.policies.contract import Phase
 
 pytestmark = pytest.mark.xdist_group("view-of-tables")

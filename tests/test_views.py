@@ -9,9 +9,9 @@ from typing import Any
 
 import duckdb
 import pytest
-from stoker.engine.schema_text import schema
-from stoker.engine.sqlfiles import sql, view_files
 from stoker.engine.store import migrate
+from stoker.engine.store.schema_text import schema
+from stoker.engine.store.sqlfiles import sql, view_files
 
 POPULATE = (Path(__file__).parent / "populate.sql").read_text()
 VIEWS = [path.stem[3:] for path in view_files()]

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from stoker.engine.errors import Conflict, NotFound, Stale, UsageError
+from stoker.engine.fleet import registration as runners
+from stoker.engine.fleet.watch import run_out
+from stoker.engine.jobs import leases
+from stoker.engine.jobs.control import Control, control
+from stoker.engine.jobs.moves import Move, move
+from stoker.engine.jobs.outcomes import End, judge
+from stoker.engine.jobs.states import FINAL, TRANSITIONS, State
+from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Record, Records, Report, WorkerUpdate
+from stoker.engine.scheduling.enact import Decision, Enactment, enact
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, Provenance, Retries, Stop, Submission, Tier
-from stoker.engine.states import FINAL, TRANSITIONS, State
 from stoker.engine.store.store import Store
-from stoker.engine.workflow import leases, runners
-from stoker.engine.workflow.control import Control, control
-from stoker.engine.workflow.moves import Move, move
-from stoker.engine.workflow.outcomes import End, judge
-from stoker.engine.workflow.plans import Decision, Enactment, enact
-from stoker.engine.workflow.submit import SubmitRequest, submit
-from stoker.engine.workflow.watch import run_out
 
 SLOTS = 4
 HELLO = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from stoker.engine.guards import Actions, Evictions, Limits, protect, reconcile
-from stoker.engine.plan_check import check, complete
+from stoker.engine.scheduling.guards import Actions, Evictions, Limits, protect, reconcile
+from stoker.engine.scheduling.plan_check import check, complete
 from stoker.policies.contract import Demand, Gpus, Jobs, Memory, Nodes, Phase, Plan, Policy, Profile, View
 from stoker.policies.placement.consolidated import Placement
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LimitExceeded, StokerError, UsageError
-from ..sqlfiles import sql as sql_file
+from ..store.sqlfiles import sql as sql_file
 
 if TYPE_CHECKING:
     import duckdb

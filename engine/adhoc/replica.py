@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..sqlfiles import sql
 from ..store.changes import apply, decode, merged
+from ..store.sqlfiles import sql
 from .query import readable
 
 if TYPE_CHECKING:

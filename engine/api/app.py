@@ -14,20 +14,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import NotFound, StokerError, Unreachable
-from ..spec.tree import one_line
-from . import jobs, operators, reports, runner, simulations, traces
+from ..spec.reading.tree import one_line
+from . import jobs, operators, reports, simulations, traces
+from . import runner_calls as runner
 from .answers import Encoded
 from .auth import Identity, owner
 from .call import Call, Endpoint
 
 if TYPE_CHECKING:
-    from ..daemon import Daemon
+    from ..services import Services
 
 log = logging.getLogger(__name__)
 LONGEST_ERROR = 1000  #: characters
 
 
-def application(daemon: Daemon, *, tcp: bool) -> Starlette:
+def application(daemon: Services, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
     table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
     routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table]
@@ -36,7 +37,7 @@ def application(daemon: Daemon, *, tcp: bool) -> Starlette:
     return app
 
 
-def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable[[Request], Awaitable[Response]]:
+def _serve(daemon: Services, role: str, function: Endpoint, tcp: bool) -> Callable[[Request], Awaitable[Response]]:
     local = owner()
 
     async def serve(request: Request) -> Response:
@@ -60,7 +61,7 @@ def _serve(daemon: Daemon, role: str, function: Endpoint, tcp: bool) -> Callable
     return serve
 
 
-def _known(daemon: Daemon, request: Request) -> Identity:
+def _known(daemon: Services, request: Request) -> Identity:
     """Whose token was given; from then on the connection is no stranger's."""
     who = daemon.tokens.identify(request.headers.get("authorization"))
     if who.role != "none":

@@ -14,19 +14,18 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..errors import LimitExceeded, UsageError
 from ..fieldnames import with_meant
-from ..spec.tree import shown
+from ..spec.reading.tree import shown
 from .answers import Encoded
 from .auth import Identity
-from .pools import Kind
+from .thread_pools import Kind
 
 if TYPE_CHECKING:
-    from ..daemon import Daemon
+    from ..services import Services
 
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_BODY = 64 * 1024 * 1024  #: bytes of one request
 LARGE_BODY = 1024 * 1024  #: bytes; reading more would keep everybody else waiting
-MOST_LARGE = 8  #: requests with a large body that are in memory at a time
 LARGEST_NUMBER = 1e15  #: a float counts exactly up to here, and no log or listing is longer
 
 
@@ -38,7 +37,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Call:
     """One request: the daemon it is for, who asks, and what with."""
 
-    daemon: Daemon
+    daemon: Services
     who: Identity
     request: Request
     finish: ExitStack = field(default_factory=ExitStack)  #: what is given back once it has been answered

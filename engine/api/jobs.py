@@ -9,25 +9,25 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..errors import NotFound, Unauthorized, UsageError, nearest
-from ..explain import expected
-from ..explain import explain as explain_job
+from ..fleet.remote_logs import Source, source_of
+from ..forecast.explain import expected
+from ..forecast.explain import explain as explain_job
+from ..jobs.control import Control, control
+from ..jobs.pipeline_history import describe
+from ..jobs.schedule_rows import NewSchedule, add_schedule
+from ..jobs.states import FINAL, State
+from ..jobs.submission import SubmitRequest, check, submit
+from ..json_rows import objects
 from ..logfile import Piece, Place, read_log
-from ..pipelines import describe
-from ..remote_logs import Source, source_of
-from ..rows import objects
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
 from ..spec.model import JobSpec, Submission
-from ..spec.secrets import redact
-from ..spec.tree import shown
-from ..states import FINAL, State
+from ..spec.reading.secrets import redact
+from ..spec.reading.tree import shown
 from ..store.store import Store
-from ..workflow.control import Control, control
-from ..workflow.settings import NewSchedule, add_schedule
-from ..workflow.submit import SubmitRequest, check, submit
 from .answers import Encoded
 from .call import Call, Endpoint, endpoint
-from .pools import Kind
+from .thread_pools import Kind
 
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
 USUAL = 1000  #: jobs of a listing that does not ask for more

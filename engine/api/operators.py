@@ -15,23 +15,25 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
-from ...policies.config import make_config
+from ...policies.keys import make_config
 from ..adhoc.desk import Question
 from ..errors import NotFound, UsageError, nearest
-from ..rows import objects
-from ..schema_text import schema as schema_tables
+from ..fleet.watch import StopAll, stop_all
+from ..jobs.schedule_rows import ScheduleChange, change_schedule
+from ..json_rows import objects
+from ..scheduling.policy_settings import PolicySetting, set_policy
 from ..spec.check import NAME
-from ..spec.tree import shown
+from ..spec.reading.tree import shown
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import check_target, move
 from ..store.maintenance import compact as compact_database
-from ..workflow.settings import NewToken, PolicySetting, ScheduleChange, add_token, change_schedule, revoke_token, set_policy
-from ..workflow.watch import StopAll, stop_all
+from ..store.schema_text import schema as schema_tables
+from ..store.stored_tokens import NewToken, add_token, revoke_token
 from .answers import Encoded
 from .auth import GRANTS, digest, new_token
 from .call import Call, Nothing, endpoint
-from .pools import Kind
 from .prometheus import exposition
+from .thread_pools import Kind
 
 
 async def healthz(call: Call) -> dict[str, Any]:

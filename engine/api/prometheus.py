@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..rows import objects
-from ..states import State
-from ..workflow.outcomes import OUTCOMES
+from ..jobs.outcomes import OUTCOMES
+from ..jobs.states import State
+from ..json_rows import objects
 
 if TYPE_CHECKING:
-    from ..daemon import Daemon
+    from ..services import Services
 
 Sample = tuple[Mapping[str, object], float]
 RISKS = ("safe", "at risk", "missed", "unknown")  #: of open deadlines, as in the view `outlook`
 
 
-def exposition(daemon: Daemon) -> str:
+def exposition(daemon: Services) -> str:
     """All metrics: jobs, pools, GPUs, runners, leases, the store and the periodic tasks.
 
     What may be counted is listed at zero too: a series that vanishes is a gap to whoever draws it, and no alarm to whoever watches it.

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from ..errors import NotFound, nearest
-from ..rows import plain
-from ..sqlfiles import names
+from ..json_rows import plain
 from ..store.reading import Value, read
+from ..store.sqlfiles import names
 from .call import Call, endpoint
-from .pools import Kind
+from .thread_pools import Kind
 
 MAX_ROWS = 100_000
 MAX_SECONDS = 300.0

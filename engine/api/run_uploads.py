@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import Conflict, LimitExceeded, NotFound
-from ..workflow.simulations import Columns, NewRun
+from ..studies.stored_simulations import Columns, NewRun
 
 MAX_UPLOADS = 16  #: at once
 MAX_ROWS = 10_000_000  #: jobs of all uploads together, 80 bytes each

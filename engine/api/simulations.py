@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ..errors import NotFound, UsageError, nearest
-from ..rows import objects
-from ..workflow.simulations import NewRun, add_run
+from ..json_rows import objects
+from ..studies.stored_simulations import NewRun, add_run
 from .call import Call, endpoint
 
 MOST_RUNS = 1000  #: of a listing

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..store.store import Committed
-from .pools import Kind, Pools
+from .thread_pools import Kind, Pools
 
 MAX_AGE = 1.0  #: seconds: times in an answer go on though nothing is committed
 MAX_REST = 0.25  #: seconds of rest after an answer at most

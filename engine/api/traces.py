@@ -10,9 +10,9 @@ import msgspec
 from starlette.responses import Response
 
 from ..errors import LimitExceeded, UsageError
-from ..rows import objects
+from ..json_rows import objects
+from ..studies.stored_traces import NewTrace, add_trace, drop_trace, known_trace, no_trace
 from ..traces.trace import Trace, TraceJob
-from ..workflow.traces import NewTrace, add_trace, drop_trace, known_trace, no_trace
 from .call import MAX_BODY, Call, decode, endpoint
 from .uploads import Upload, begin
 

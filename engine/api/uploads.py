@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, LimitExceeded, NotFound, UsageError
-from ..traces.check import MOST, check_jobs, check_name
+from ..studies.stored_traces import NewTrace
 from ..traces.trace import Trace, TraceJob
-from ..workflow.traces import NewTrace
+from ..traces.trace_check import MOST, check_jobs, check_name
 
 MAX_UPLOADS = 8  #: at once
 MAX_BYTES = 1 << 30  #: packed, of all uploads together

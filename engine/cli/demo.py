@@ -178,7 +178,7 @@ def _summary(client: Client, jobs: list[dict[str, Any]], seconds: float, out: Pa
 
 
 def sql_text(name: str) -> str:
-    from ..sqlfiles import sql
+    from ..store.sqlfiles import sql
 
     return sql(f"report/{name}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from .. import format as fmt
-from ..states import FINAL, State
+from ..jobs.states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .forecasting import beside, forecast_of
 from .jobref import JOB, job_path

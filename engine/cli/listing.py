@@ -9,7 +9,7 @@ import click
 
 from .. import format as fmt
 from ..errors import UsageError, nearest
-from ..states import State
+from ..jobs.states import State
 from . import job_columns, runner
 from .command import App, Command, examples, pass_app
 from .output import Answer, Column, json_option, note, print_facts, print_table, section

@@ -39,8 +39,8 @@ def replay(app: App, since: str, pool: str, nodes: str | None, **given: Any) -> 
 
     The jobs that have ended are simulated, each as long as it ran; beside the policies stands what really happened.
     """
-    from ..sim.history import History
-    from ..sim.record import recorded
+    from ..sim.results.history import History
+    from ..sim.results.record import recorded
 
     now = time.time()
     begin = since_option(since, now)

@@ -23,7 +23,7 @@ QUERY_TIMEOUT = 330.0  #: seconds; the daemon gives up before
 
 def since_option(value: str | None, now: float) -> float | None:
     """A time, or how long ago."""
-    from ..spec import units
+    from ..spec.reading import units
 
     if value is None:
         return None

@@ -38,7 +38,7 @@ def serve_sql(app: App, uri: str, token: str | None, file: Path | None) -> None:
 
 
 def _serve(copy: Path, uri: str, token: str) -> None:
-    from ..api.serve_sql import open_copy, serve
+    from ..adhoc.quack import open_copy, serve
 
     con = open_copy(copy)
     try:

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .numbers import FiniteRange
 
 if TYPE_CHECKING:
-    from ..sim.options import Options
+    from ..sim.run_options import Options
 
     Number = click.ParamType[float]
 else:  # not generic before click 8.4
@@ -30,7 +30,7 @@ class Duration(Number):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from ..spec import units
+        from ..spec.reading import units
 
         try:
             return units.duration(value)
@@ -106,8 +106,8 @@ def make_options(costs: str, values: Mapping[str, Any]) -> Options:
     """Options of a simulation from a preset of costs and what was given besides."""
     import dataclasses
 
-    from ..sim.options import Errors, Options
     from ..sim.presets import PRESETS
+    from ..sim.run_options import Errors, Options
 
     given: dict[str, dict[str, Any]] = {part: {} for part in ("", "costs", "limits", "errors")}
     for setting in SETTINGS:

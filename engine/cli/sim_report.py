@@ -10,7 +10,7 @@ from .sim_table import columns_for, row_of
 
 if TYPE_CHECKING:
     from ..report.sim_plots import Comparison, Curve
-    from ..sim.record import Average, Recorded
+    from ..sim.results.record import Average, Recorded
     from ..sim.study import Study
 
 _PANELS = (  # column of sim_runs, its title, whether it is a time, whether it is a share
@@ -34,7 +34,7 @@ def write_report(
     ``about`` and ``wrong`` are sentences: what was simulated, and what of it failed.
     """
     from ..report.sim_page import Words, write
-    from ..sim.history import AS_IT_WAS
+    from ..sim.results.history import AS_IT_WAS
 
     seeds = max(average.seeds for average in averages)
     over = f", mean ± standard deviation over {seeds} seeds, curves of the first" if seeds > 1 else ""
@@ -58,7 +58,7 @@ def write_report(
 def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Average]) -> Comparison:
     """What the figures are drawn from."""
     from ..report.sim_plots import Comparison, Panel
-    from ..sim.figures import extent
+    from ..sim.results.figures import extent
 
     first: dict[str, Recorded] = {}
     for run in runs:
@@ -83,8 +83,8 @@ def comparison(study: Study, runs: Sequence[Recorded], averages: Sequence[Averag
 
 def _curve(study: Study, run: Recorded) -> Curve:
     from ..report.sim_plots import Curve, Stays
-    from ..sim import figures
     from ..sim.cluster import Cluster
+    from ..sim.results import figures
 
     result: Any = run.outcome.result
     done = figures.finished(result.fates)

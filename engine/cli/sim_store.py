@@ -10,7 +10,7 @@ from .command import App
 from .output import note
 
 if TYPE_CHECKING:
-    from ..sim.record import Recorded
+    from ..sim.results.record import Recorded
     from ..sim.study import Study
 
 TIMEOUT = 120.0  #: seconds until a stored run is acknowledged
@@ -41,7 +41,7 @@ class Keeper:
 
     def _send(self, run: Recorded) -> int:
         """Number of the stored run. Its jobs go in slices; the daemon writes all of them when it has the last."""
-        from ..sim.record import job_columns, usage_columns
+        from ..sim.results.record import job_columns, usage_columns
 
         jobs = job_columns(self._study, run.outcome)
         slices = [

@@ -9,14 +9,14 @@ from .. import format as fmt
 from .output import Column, Row, fit
 
 if TYPE_CHECKING:
-    from ..sim.record import Average
+    from ..sim.results.record import Average
 
 _OF_DEADLINES = ("VIOLATED", "R_SLO")
 
 
 def row_of(average: Average) -> dict[str, Any]:
     """A row: means by the names of the columns of sim_runs, their spread besides where there are several seeds."""
-    from ..sim.record import finite
+    from ..sim.results.record import finite
 
     choice = average.choice
     row = {

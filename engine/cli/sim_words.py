@@ -12,7 +12,7 @@ from .output import Row
 from .sim_options import DURATION, SETTINGS
 
 if TYPE_CHECKING:
-    from ..sim.record import Recorded
+    from ..sim.results.record import Recorded
     from ..sim.study import Study
 
 
@@ -20,7 +20,7 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
     """How many jobs were simulated, and of each policy how many of them came to no end; ``rows`` are those of the table."""
     import numpy as np
 
-    from ..sim.record import jobs_of
+    from ..sim.results.record import jobs_of
 
     counted = [run.row for run in runs] or [jobs_of(study)]
     jobs, large, late = (max(row[name] for row in counted) for name in ("jobs", "dropped", "not_submitted"))
@@ -66,7 +66,7 @@ def about(study: Study, name: str, made: float) -> Iterator[str]:
 
 def _settings(study: Study) -> Iterator[str]:
     """Options that are not the default, as they can be given again."""
-    from ..sim.options import Options
+    from ..sim.run_options import Options
 
     defaults = Options()
     for setting in SETTINGS:

@@ -28,7 +28,7 @@ from .sim_table import columns_for, row_of, without_room
 
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
-    from ..sim.record import Average, Recorded
+    from ..sim.results.record import Average, Recorded
     from ..sim.study import Run, Source, Study
     from ..sim.workload import Workload
 
@@ -129,7 +129,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
 
     ``notes`` were said of its jobs, and are for the report too; ``before`` is shown first, as what really happened.
     """
-    from ..sim.record import averages
+    from ..sim.results.record import averages
     from ..sim.study import cores
 
     if given["out"]:
@@ -170,8 +170,8 @@ def _now() -> str:
 
 def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Recorded], signal.Signals | None]:
     """The runs that were done, in the order of the study, and the signal that kept it from doing all."""
-    from ..sim import errors
-    from ..sim.record import recorded
+    from ..sim import simulation_error as errors
+    from ..sim.results.record import recorded
     from ..sim.study import run_study
 
     runs: list[Recorded] = []
@@ -193,7 +193,7 @@ def _run(study: Study, processes: int, keeper: Keeper | None) -> tuple[list[Reco
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
     """The first Ctrl-C or SIGTERM raises `errors.Ended`; another Ctrl-C does what it does elsewhere, should the end take too long."""
-    from ..sim import errors
+    from ..sim import simulation_error as errors
 
     if threading.current_thread() is not threading.main_thread():
         yield  # signals cannot be set there, and go to the main thread
@@ -263,7 +263,7 @@ def _unwritable(out: Path, error: OSError) -> UsageError:
 
 
 def _show(study: Study, value: Row, said: Sequence[str]) -> None:
-    from ..sim.history import AS_IT_WAS
+    from ..sim.results.history import AS_IT_WAS
 
     rows = value["policies"]
     replayed = f"; {AS_IT_WAS!r} was measured" if rows and rows[0]["label"] == AS_IT_WAS else ""

@@ -17,8 +17,8 @@ import click
 from ... import __version__
 from .. import format as fmt
 from ..errors import Gathered, NotFound, StokerError, UsageError
-from ..spec.options import spec_options
-from ..states import FINAL
+from ..jobs.states import FINAL
+from ..spec.click_options import spec_options
 from .command import App, Command, examples, pass_app
 from .forecasting import Forecast, forecasts, lines, require
 from .jobref import job_path
@@ -120,9 +120,9 @@ def _read(app: App, files: Sequence[Path], options: dict[str, Any], command: Seq
     from ...runners import recipes
     from ..spec.build import Context
     from ..spec.check import require_all
-    from ..spec.load import load_file, load_text
-    from ..spec.options import from_options, overrides
-    from ..spec.tree import MAX_BYTES, decode
+    from ..spec.click_options import from_options, overrides
+    from ..spec.reading.load import load_file, load_text
+    from ..spec.reading.tree import MAX_BYTES, decode
 
     # Where the daemon is on another host, so are its runners: what is installed here says nothing of them.
     context = Context.here(recipes.RECIPES, None if app.client.url else os.environ, note)

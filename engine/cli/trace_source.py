@@ -44,7 +44,7 @@ def is_file(path: Path) -> bool:
 
 def check_stored(name: str) -> str:
     """A name that a trace of the daemon's may have; NotFound says what this one is, which need not be asked of the daemon."""
-    from ..traces.check import check_name
+    from ..traces.trace_check import check_name
 
     try:
         return check_name(name)

@@ -78,7 +78,7 @@ def synth(app: App, source: str | None, name: str, to: Path | None, force: bool,
     SOURCE is a file, or the name of an imported trace. Jobs are sampled and keep their arrival pattern; models, deadlines, stopping rules
     and elastic ranges are assigned as asked for. The whole recipe is stored beside the trace.
     """
-    from ..traces.check import check_name
+    from ..traces.trace_check import check_name
 
     _refuse_strangers(source, options)
     try:
@@ -184,7 +184,7 @@ def window(text: str, starts_at: float | None) -> tuple[float, float]:
 
 
 def _moment(text: str, starts_at: float | None, missing: float) -> float:
-    from ..spec import units
+    from ..spec.reading import units
 
     text = text.strip()
     if not text:
@@ -201,7 +201,7 @@ def _moment(text: str, starts_at: float | None, missing: float) -> float:
 
 
 def _duration(field: str, text: str) -> float:
-    from ..spec import units
+    from ..spec.reading import units
 
     try:
         return units.duration(text)
@@ -236,7 +236,7 @@ def _pairs(field: str, text: str | None, mark: str, kind: Callable[[str], T], fo
 
 
 def _write(made: Trace, to: Path, force: bool) -> dict[str, Any]:
-    from .trace import write_file
+    from .trace_commands import write_file
 
     write_file(made, to, force)
     return {"file": str(to), "existing": False}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...policies.contract import Bools, Floats, Ints, Jobs
-from ..guards import Protection
-from .columns import Column
+from ..scheduling.guards import Protection
+from .record_columns import Column
 from .table import Table
 from .truth import EARLY, errors_stay, unlearnt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .options import Costs
+from .run_options import Costs
 
 #: `thesis`: 002 ch. 5.3.2.3 with fig. 5.3. Suspension takes up to 4 s, whatever the model and the number of GPUs (fig. 5.3a).
 #: Resumption grows with the GPUs, and that of VGG19 on 16 differs from that on 2 by at most 5 s (fig. 5.3b as the text reads it).

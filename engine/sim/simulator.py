@@ -27,18 +27,18 @@ import numpy as np
 from ...policies.contract import Allocation, Phase, Plan, Policy, View
 from ...policies.contract import Memory as PolicyMemory
 from ...policies.placement.cells import Grid, free_gpus
-from ..guards import Actions, Evictions, Start, next_look, protection, reconcile
-from ..plan_check import PlanError, check
+from ..scheduling.guards import Actions, Evictions, Start, next_look, protection, reconcile
+from ..scheduling.plan_check import PlanError, check
 from .agenda import NOBODY, Agenda, Kind
 from .cluster import Cluster
-from .errors import SimulationError
+from .execution import Training
 from .failures import Failures
 from .live import LiveJobs
-from .options import NO_LIMITS, Options
-from .recorder import Recorder
-from .result import Result
+from .results.recorder import Recorder
+from .results.result import Result
+from .run_options import NO_LIMITS, Options
+from .simulation_error import SimulationError
 from .table import Job, Table
-from .training import Training
 from .truth import Truth, beliefs
 from .workload import Workload
 

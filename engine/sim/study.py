@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ...policies import registry
-from ...policies.config import make_config
+from ...policies.keys import make_config
 from ...policies.nearest import meant
 from .cluster import Cluster
-from .errors import SimulationError
-from .options import Options
-from .result import Result
+from .results.result import Result
+from .run_options import Options
+from .simulation_error import SimulationError
 from .simulator import simulate
 from .workload import Workload
 

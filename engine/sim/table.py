@@ -16,8 +16,8 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 
 from ...policies.contract import Floats, Ints, Phase
-from .columns import FORMAT, Column
-from .options import Options
+from .record_columns import FORMAT, Column
+from .run_options import Options
 from .workload import Workload
 
 _pack = struct.Struct(FORMAT).pack

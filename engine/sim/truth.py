@@ -15,7 +15,7 @@ import numpy as np
 
 from ...policies.contract import Bools, Floats, Gpus, Profile
 from ...policies.placement.cells import Grid
-from .options import Costs, Errors
+from .run_options import Costs, Errors
 from .workload import Workload
 
 LEAST_NOISE = 0.05  #: normal noise is cut off here: nothing is believed to take no time

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import Gathered, NotFound, Several, UsageError, nearest
-from . import fields, hints, scripts
+from . import hints
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, resolve_arrays, tasks
 from .graph import find_cycle
-from .job import DEMANDS, FIELDS, NAMES, demand
 from .model import JobSpec, base_name
 from .names import clean, default_name
-from .tree import Node, shown
-from .units import is_relative
+from .reading import fields, scripts
+from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
+from .reading.tree import Node, shown
+from .reading.units import is_relative
 
 
 class Recipe(Protocol):

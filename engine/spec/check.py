@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import Gathered, UsageError
-from . import cron, secrets
+from . import cron
 from .graph import find_cycle
-from .loading import pipeline_problems, reuse_problems
 from .model import JobSpec, Provenance, Stop
-from .params import variable
-from .tree import one_line, shown
-from .units import LARGEST, LATEST, LONGEST, format_duration
+from .reading import secrets
+from .reading.loading import pipeline_problems, reuse_problems
+from .reading.params import variable
+from .reading.tree import one_line, shown
+from .reading.units import LARGEST, LATEST, LONGEST, format_duration
 
 MAX_GPUS = 65_536
 MAX_PRIORITY = 1_000_000

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from . import loading, tree
 from .check import TASK
 from .model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop
-from .params import SHELL
-from .units import format_clock, format_duration, format_size
+from .reading import loading, tree
+from .reading.params import SHELL
+from .reading.units import format_clock, format_duration, format_size
 
 
 def dump(specs: Sequence[JobSpec]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from .model import Demand, Dependency, JobSpec, command_digest
-from .params import substitute, substitute_command
+from .reading.params import substitute, substitute_command
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..errors import nearest
 from .model import JobSpec
-from .params import variable
-from .tree import shown
+from .reading.params import variable
+from .reading.tree import shown
 
 _WORD = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 _ELSEWHERE = "on the runner's host it may be there"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from .params import SHELL
-from .scripts import script_of, simple_words
+from .reading.params import SHELL
+from .reading.scripts import script_of, simple_words
 
 
 def default_name(values: Mapping[str, Any]) -> str:

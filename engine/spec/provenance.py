@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ..errors import Conflict, LimitExceeded, NotFound, StokerError
 from .model import Provenance
-from .secrets import mask_argv
-from .tree import one_line
-from .units import format_size
+from .reading.secrets import mask_argv
+from .reading.tree import one_line
+from .reading.units import format_size
 
 MAX_DIFF = 1 << 20
 MAX_UNTRACKED = 100  #: names of untracked files noted with the diff

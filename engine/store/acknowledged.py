@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import StoreError
-from ..sqlfiles import sql
 from .changes import Change, apply
+from .sqlfiles import sql
 
 if TYPE_CHECKING:
     import duckdb

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from ..sqlfiles import sql
+from .sqlfiles import sql
 
 if TYPE_CHECKING:
     import duckdb

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StoreError
-from ..sqlfiles import MIGRATIONS
+from .sqlfiles import MIGRATIONS
 
 if TYPE_CHECKING:
     import duckdb

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LimitExceeded, UsageError
-from ..sqlfiles import sql
+from .sqlfiles import sql
 from .store import Store
 
 if TYPE_CHECKING:

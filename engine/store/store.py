@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StokerError, StoreError, UsageError
-from ..sqlfiles import sql, view_files
 from . import migrate
 from .acknowledged import BAD_LOG, Acknowledged, accept, open_checked
 from .changes import Change
+from .sqlfiles import sql, view_files
 from .transaction import Catalog, Transaction
 
 if TYPE_CHECKING:

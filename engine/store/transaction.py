@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..sqlfiles import sql
 from .acknowledged import Mark, count, counted
 from .changes import Change, Op, apply
+from .sqlfiles import sql
 
 if TYPE_CHECKING:
     import duckdb

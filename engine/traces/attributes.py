@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...policies.contract import Floats
-from .formats.stoker import SCALES
+from .formats.from_stoker import SCALES
 from .models import CATALOGUES, Model
 from .sampling import scale_rows
 from .trace import DEMANDS, TraceJob

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import format as fmt
-from .check import FILE_ENDINGS, check_name, wrong
 from .formats.family import Family
-from .formats.registry import choose
+from .formats.known_formats import choose
 from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
 from .formats.tables import read_durations, read_throughputs
 from .trace import Trace, TraceJob
+from .trace_check import FILE_ENDINGS, check_name, wrong
 
 YEAR = 365.2425 * 86_400.0
 GPU_TYPE = "v100"  #: of Gavel's tables of throughputs, the one that its evaluation starts from

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from ...policies.contract import Bools, Floats, Ints
 from .. import format as fmt
+from .formats.from_stoker import SCALES
 from .formats.rows import EPOCH
-from .formats.stoker import SCALES
 from .trace import Trace, TraceJob
 
 HOUR, DAY = 3600.0, 86_400.0

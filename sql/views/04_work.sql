@@ -1,5 +1,5 @@
 -- What is known of the work that jobs have left, free of the clock: by steps and pace, else as a duration of the whole job.
--- engine/work.py says the same in NumPy, for the policies' ticks: a change here is a change there.
+-- engine/scheduling/work.py says the same in NumPy, for the policies' ticks: a change here is a change there.
 CREATE OR REPLACE VIEW work AS
 WITH known AS (
     SELECT model, gpu_count, min(seconds_per_step) AS pace, avg(duration) AS duration, max(peak_memory) AS memory

@@ -14,12 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
-if TYPE_CHECKING:
-    from .tables import Durations, Throughputs
+from .lookups import Durations, Throughputs
 
 LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
 LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from ..trace import TraceJob
+from .lookups import Durations, Throughputs
 from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
 
 T = TypeVar("T")
 LARGEST_TABLE = 1 << 28  #: bytes unpacked
 DURATION_KEYS = ("key", "model", "num_gpus", "batch_size")  #: columns by which a table of durations may be asked
-
-
-@dataclass(frozen=True)
-class Throughputs:
-    """Steps a second by job type and GPUs, of one kind of GPU."""
-
-    path: Path
-    worker: str
-    rates: Mapping[tuple[str, int], float]
-
-
-@dataclass(frozen=True)
-class Durations:
-    """Seconds by the columns that the table has."""
-
-    path: Path
-    columns: tuple[str, ...]
-    seconds: Mapping[tuple[str, ...], float]
 
 
 def steps_per_second(row: Row, model: str, gpus: int) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...arrays import Floats, Ints
-from .schedule import Schedule
+from .timetable import Schedule
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

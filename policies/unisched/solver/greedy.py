@@ -10,7 +10,7 @@ import numpy as np
 from ...arrays import Bools, Floats, Ints
 from .choices import NONE, Columns
 from .problem import Problem
-from .schedule import Schedule
+from .timetable import Schedule
 
 _ENOUGH = 4000  #: columns tried for jobs without one, best first
 

@@ -17,7 +17,7 @@ from .dual import descend, evaluate
 from .exact import choose_exactly
 from .greedy import fill, realise, within_rows
 from .problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution
-from .schedule import Schedule
+from .timetable import Schedule
 from .twins import Twins, find_twins
 
 _TIES = 1e-7  #: of the largest value: prices so low that they only make equal choices take what uses least

@@ -1,0 +1,56 @@
+"""Endpoints of runners: register, long poll, report."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from .. import protocol
+from ..errors import Stale
+from ..fleet import offers
+from ..fleet import registration as runners
+from ..protocol import VERSION, Hello, LogPiece, Poll, Report, Welcome
+from .call import Call, endpoint
+
+
+async def hello(call: Call) -> Welcome:
+    message = await call.message(Hello)
+    if message.protocol == VERSION:  # of another one nothing counts but that
+        offers.require(message)
+    session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
+    call.daemon.fleet.registered(message.node, session)
+    interval = call.daemon.config.runners.telemetry_interval
+    return Welcome(session=session, telemetry_interval=interval, heartbeat=call.daemon.fleet.heartbeat)
+
+
+async def poll(call: Call) -> Any:
+    message = await call.message(Poll)
+    fleet = call.daemon.fleet
+    fleet.hear(message.node, message.session)
+    remote_logs = call.daemon.remote_logs
+    wait = 0.0 if remote_logs.waiting(message.node) else min(message.wait, fleet.heartbeat)
+    answer = await call.daemon.board.poll(message.node, message.version, wait)
+    if not fleet.current(message.node, message.session):
+        raise Stale(f"runner {message.node}: another agent has registered under this name since")
+    return remote_logs.hand_out(message, answer)
+
+
+async def report(call: Call) -> Any:
+    message = await call.message(Report)
+    call.daemon.fleet.hear(message.node, message.session)
+    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message))
+
+
+async def log(call: Call) -> dict[str, Any]:
+    message = await call.message(LogPiece)
+    call.daemon.fleet.hear(message.node, message.session)
+    call.daemon.remote_logs.take(message)
+    return {}
+
+
+ENDPOINTS = [
+    endpoint(protocol.HELLO, "runner", hello, ["POST"]),
+    endpoint(protocol.POLL, "runner", poll, ["POST"]),
+    endpoint(protocol.REPORT, "runner", report, ["POST"]),
+    endpoint(protocol.LOG, "runner", log, ["POST"]),
+]

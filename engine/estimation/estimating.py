@@ -1,0 +1,128 @@
+"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, and what suspensions cost.
+
+One periodic task, so one thread: fitting a curve takes milliseconds, and no tick and no write waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...policies.estimate.learning_curves import IterationEstimate, estimate_iterations
+from ..scheduling.overheads import Overheads
+from ..store.sqlfiles import sql
+from ..store.store import Committed, Store
+from .stored_estimates import Estimate, write_estimates
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
+REFIT = 10.0  #: seconds between two fits of one job, at least
+SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
+ROUND = 1.0  #: seconds of fitting in one look; who is left comes in the next
+REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A job that stops at a metric: a row of policy/watched."""
+
+    job: int
+    metric: str
+    target: float
+    mode: Literal["max", "min"]
+    most: int
+    step: int  #: last one reported
+    at_step: int | None  #: of the estimate that there is
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The last look at a job."""
+
+    step: int = -1  #: last one reported then
+    again: float = -math.inf  #: the next one is not before
+    failed: bool = False  #: people have been told that it can't be estimated
+
+
+class Estimating:
+    """Keeps `iteration_estimates` up to date, and hands on the `Overheads` whenever they may have changed."""
+
+    def __init__(self, store: Store, adopt: Callable[[Overheads], None], clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._adopt = adopt
+        self._clock = clock
+        self._reported = self._moved = True  # what came before this process
+        self._measured_at = -math.inf
+        self._looks: dict[int, _Look] = {}
+
+    def committed(self, commit: Committed) -> None:
+        """After each commit, on the writer's thread."""
+        if "watched" in commit.topics:
+            self._reported = True
+        if "leases" in commit.topics:
+            self._moved = True
+
+    def look(self) -> None:
+        """A periodic task: does nothing unless something has come since the last time."""
+        now = self._clock()
+        if self._moved and now - self._measured_at >= REMEASURE:
+            self._moved, self._measured_at = False, now
+            self._adopt(Overheads(self._store.rows("policy/overheads")))
+        if self._reported:
+            self._reported = False  # before the tables are read: what comes meanwhile is seen the next time
+            if self._refit(now):
+                self._reported = True
+
+    def _refit(self, now: float) -> bool:
+        """Fit the curves of jobs that have gone on, the longest unseen first; whether some are left for later."""
+        watched = [_Watched(*row) for row in self._store.rows("policy/watched")]
+        self._looks = {one.job: self._looks.get(one.job, _Look()) for one in watched}
+        moved = [one for one in watched if self._looks[one.job].step != one.step]
+        due = sorted((one for one in moved if self._looks[one.job].again <= now), key=lambda one: self._looks[one.job].again)
+        estimates, end, left = [], time.monotonic() + ROUND, len(moved)
+        for one in due:
+            began = time.perf_counter()
+            failed = self._looks[one.job].failed
+            self._looks[one.job] = _Look(one.step, now + REFIT, failed)
+            try:
+                estimates += self._estimate(one)
+            except ValueError as error:  # what a script reports is anybody's, and no reason to estimate no others
+                if not failed:
+                    log.warning("job %d: its iterations can't be estimated: %s", one.job, error, extra={"action": "estimate.error"})
+                failed = True
+            self._looks[one.job] = _Look(one.step, now + max(REFIT, (time.perf_counter() - began) / SHARE), failed)
+            left -= 1
+            if time.monotonic() > end:
+                break
+        if estimates:
+            self._store.write(write_estimates, estimates)
+        return left > 0
+
+    def _estimate(self, one: _Watched) -> list[Estimate]:
+        """Empty: too few values of its metric are known, or none has come since the last estimate."""
+        with self._store.read() as con:
+            curve = con.execute(sql("policy/metric_curve"), [one.job, one.metric]).fetchnumpy()
+        steps, values = np.asarray(curve["step"]), np.asarray(curve["value"])
+        if not len(steps) or int(steps[-1]) == one.at_step:
+            return []
+        start = time.perf_counter()
+        found = estimate_iterations(steps, values, target=one.target, mode=one.mode, maximum=one.most, done=one.step)
+        seconds = time.perf_counter() - start
+        if math.isnan(found.probability):
+            return []
+        iterations, low, high = (math.ceil(value) for value in (found.iterations, found.low, found.high))
+        spread = _spread_of_rest(found, one.step)
+        return [Estimate(one.job, int(steps[-1]), iterations, low, high, found.probability, spread, len(steps), seconds)]
+
+
+def _spread_of_rest(found: IterationEstimate, done: int) -> float:
+    """Standard deviation of the logarithm of the iterations left: of the log-normal with their mean and the deviation of the whole."""
+    left = max(found.iterations - done, 1.0)
+    return math.sqrt(math.log1p((found.iterations * found.log_std / left) ** 2))

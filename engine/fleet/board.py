@@ -1,0 +1,131 @@
+"""The assignments of every runner, in memory with a version: long polls are answered from here, not by a query each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..protocol import Assignment, Assignments
+from ..store.store import Store
+
+RENDEZVOUS_BASE = 29500
+GRACE = 30.0  #: seconds, of specs that do not say
+
+
+class Board:
+    """Written after commits that touch leases (any thread), read by polls (the event loop)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._base = time.time_ns() // 1_000_000  # so that no version of an earlier daemon comes again with other contents
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self.stale = False  #: the last refresh failed
+        self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._answers: dict[str, Assignments] = {}
+        self._terms: dict[int, dict[str, Any]] = {}  # lease to what its assignments say of the job: read once, when it is new
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def detach(self) -> None:
+        """The loop is about to be closed: commits that come later wake nobody."""
+        with self._lock:
+            self._loop = None
+
+    def refresh(self) -> None:
+        """Read the runners and the live leases; wake the polls of runners whose assignments have changed."""
+        with self._lock:
+            self.stale = True
+            wanted = self._read()
+            changed = []
+            for node, leaving in self._store.rows("policy/leaving"):
+                now = Assignments(version=0, leases=wanted.get(node, []), shutdown="stop" if leaving else None)
+                before = self._answers.get(node)
+                if before is None or msgspec.structs.replace(before, version=0) != now:
+                    version = (before.version if before else self._base) + 1
+                    self._answers[node] = msgspec.structs.replace(now, version=version)
+                    changed.append(node)
+            self.stale = False
+            if self._loop is not None and changed:
+                self._loop.call_soon_threadsafe(self._wake, changed)
+
+    def _read(self) -> dict[str, list[Assignment]]:
+        leases: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for row in self._store.objects("policy/assignments"):
+            leases[row["lease"]].append(row)
+        self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
+        fresh = sorted(leases.keys() - self._terms.keys())
+        for lease, text, snapshot, memory in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+            spec = json.loads(text)
+            self._terms[lease] = {"spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE)}
+        wanted: dict[str, list[Assignment]] = defaultdict(list)
+        for lease, held in leases.items():
+            for node, part in _parts(held, self._terms[lease]):
+                wanted[node].append(part)
+        return wanted
+
+    def _wake(self, nodes: list[str]) -> None:
+        for node in nodes:
+            for waiter in self._waiters[node]:
+                waiter.set()
+
+    def wake(self, node: str) -> None:
+        """Answer the polls of a node now: there is something else to tell it. On the loop only."""
+        self._wake([node])
+
+    async def poll(self, node: str, version: int, wait: float) -> Assignments:
+        """The assignments of a node as soon as their version is another one than ``version`` or it is woken, at most ``wait`` s later."""
+        waiter = asyncio.Event()
+        self._waiters[node].add(waiter)
+        try:
+            answer = self._answers.get(node)
+            if (answer is None or answer.version == version) and not self._closing:
+                try:
+                    await asyncio.wait_for(waiter.wait(), wait)
+                except TimeoutError:
+                    pass
+            return self._answers.get(node) or Assignments(version=self._base, leases=[])
+        finally:
+            self._waiters[node].discard(waiter)
+
+    def close(self) -> None:
+        """Answer every poll at once from now on: the daemon is stopping."""
+        self._closing = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
+
+
+def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tuple[str, Assignment]]:
+    """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
+    lease = held[0]
+    nodes = list(dict.fromkeys(row["node"] for row in held))
+    for rank, node in enumerate(nodes):
+        own = [row for row in held if row["node"] == node]
+        if own[0]["exited"]:
+            continue
+        yield (
+            node,
+            Assignment(
+                lease=lease["lease"],
+                job=lease["job"],
+                attempt=lease["attempt"],
+                gpus=[row["gpu"] for row in own],
+                world_size=lease["gpu_count"],
+                node_rank=rank,
+                nodes=len(nodes),
+                rendezvous=f"{lease['address']}:{RENDEZVOUS_BASE + lease['lease'] % 1000}" if len(nodes) > 1 else "",
+                resume=max(lease["attempt"] - 1, 0),
+                profile=lease["profile"],
+                stop=lease["stop"],
+                **terms,
+            ),
+        )

@@ -1,0 +1,412 @@
+"""What runners say: they register, they report; what follows for leases and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import Conflict, Stale, StokerError, UsageError
+from ..estimation.speeds import learn_speeds
+from ..jobs.leases import Stop, end, stop
+from ..jobs.moves import Move, move
+from ..jobs.outcomes import End
+from ..jobs.pipeline_steps import rows_of
+from ..jobs.states import State
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
+from ..store.transaction import Transaction
+from .offers import require_free
+
+NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
+#: ends of workers from the worst: the worst part decides what became of a gang
+SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
+
+
+def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError]:
+    """Register runners; answers with their sessions. Leases of theirs that they no longer know are lost."""
+    answers: list[int | StokerError] = []
+    for message in batch:
+        if message.protocol != VERSION:
+            answers.append(
+                UsageError(
+                    f"runner {message.node} speaks protocol {message.protocol}, the daemon {VERSION}: install the same version of stoker"
+                )
+            )
+            continue
+        try:
+            require_free(tx, message)
+        except Conflict as conflict:
+            answers.append(conflict)
+            continue
+        found = tx.objects("node", message.node)
+        known = found[0] if found else None
+        if known and known["state"] not in ("stopped", "gone") and (known["host"], known["home"]) != (message.host, message.home):
+            # Taking over the name would declare its jobs lost while they run: they would be started a second time.
+            answers.append(
+                Conflict(
+                    f"runner {message.node} is {known['home']} on {known['host']}: choose another --node; if that one is no more, "
+                    f"'stoker runner forget {message.node}' first"
+                )
+            )
+            continue
+        session = (known["session"] if known else 0) + 1
+        _register(tx, message, session, known)
+        gone = [row[0] for row in tx.execute("forgotten_leases", message.node, list(message.leases))]
+        _exit(tx, {(lease, message.node): _lost(lease, tx.now, "its runner has lost its run directory") for lease in gone})
+        answers.append(session)
+    tx.touch("nodes", "leases", "queue")
+    return answers
+
+
+def _register(tx: Transaction, message: Hello, session: int, known: dict[str, Any] | None) -> None:
+    kept = known["state"] if known and known["state"] in ("draining", "drained") else "up"
+    node = {"id": message.node, "host": message.host, "boot_id": message.boot_id, "pid": message.pid, "pid_started": message.pid_started,
+            "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
+            "joined_at": tx.now, "last_seen": tx.now, "leaving": False}  # fmt: skip
+    tx.upsert("nodes", ["id"], [node])
+    offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
+                "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
+    missing = {row[0] for row in tx.execute("node_gpus", message.node)} - {gpu.id for gpu in message.gpus}
+    tx.update("gpus", ["id"], [{"id": gpu, "health": "missing", "note": "its runner no longer finds it"} for gpu in missing])
+    tx.upsert("gpus", ["id"], offered)
+    tx.event("node.up", f"runner:{message.node}", node=message.node, before=known["state"] if known else None, after=kept,
+             detail={"version": message.version, "gpus": len(offered), "session": session})  # fmt: skip
+
+
+def _short(text: str | None) -> str | None:
+    """What a runner says in words: cut, not refused, for the rest of the message is true however long they are."""
+    return text if text is None or len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "…"
+
+
+def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerError]:
+    """Take what runners report: records, workers' states, samples, health of GPUs. All of a report, or Stale."""
+    sessions = dict(tx.execute("sessions"))
+    current = [message for message in batch if sessions.get(message.node) == message.session]
+    live = _live(tx, current)
+    stale = _take_records(tx, [(m.node, records) for m in current for records in m.records], live)
+    # A runner's clock may be ahead of ours: nothing has happened later than now.
+    updates = [(m.node, msgspec.structs.replace(update, ts=min(update.ts, tx.now))) for m in current for update in m.workers]
+    for node, update in updates:
+        if (update.lease, node) not in live:
+            stale.setdefault(node, set()).add(update.lease)
+    _take_updates(tx, [(node, update) for node, update in updates if (update.lease, node) in live], live)
+    told = {sample.gpu for m in current for sample in m.samples} | {gpu.id for m in current for gpu in m.gpus}
+    nodes = dict(tx.execute("gpu_nodes", sorted(told))) if told else {}  # of another node's GPU a runner has nothing to tell
+    _take_samples(tx, [(m.node, sample) for m in current for sample in m.samples if nodes.get(sample.gpu) == m.node])
+    health = [(m.node, gpu) for m in current for gpu in m.gpus if nodes.get(gpu.id) == m.node]
+    for node, gpu in health:
+        tx.event("gpu.health", f"runner:{node}", node=node, after=gpu.health, reason=_short(gpu.note), detail={"gpu": gpu.id})
+        tx.touch("queue")
+    tx.update("gpus", ["id"], [{"id": gpu.id, "health": gpu.health, "note": _short(gpu.note)} for _, gpu in health])
+    for message in current:
+        if message.left:
+            _leave(tx, message.node)
+    return [
+        Ack(stale=sorted(stale.get(message.node, ())))
+        if sessions.get(message.node) == message.session
+        else Stale(f"runner {message.node}: another agent has registered under this name since")
+        for message in batch
+    ]
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A live lease with its job, one object for all its parts."""
+
+    job: int
+    job_state: State
+    state: str
+    started_at: float | None
+    total_steps: int | None  #: of the job, as submitted
+    metric: str | None  #: that the job's stopping rule watches
+    profile: bool  #: a profiling run, of which nothing but its measurements is kept
+    nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of a live lease on one node."""
+
+    lease: _Lease
+    state: str  #: of the worker
+
+
+def _live(tx: Transaction, messages: Sequence[Report]) -> dict[tuple[int, str], _Part]:
+    wanted = {r.lease for m in messages for r in m.records} | {u.lease for m in messages for u in m.workers}
+    parts: dict[tuple[int, str], _Part] = {}
+    leases: dict[int, _Lease] = {}
+    for number, node, worker, job, job_state, *facts in tx.execute("live_parts", sorted(wanted)) if wanted else ():
+        lease = leases.setdefault(number, _Lease(job, State(job_state), *facts))
+        lease.nodes.append(node)
+        parts[number, node] = _Part(lease, worker)
+    return parts
+
+
+def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: Mapping[tuple[int, str], _Part]) -> dict[str, set[int]]:
+    """Store records that are new; answers with the leases of each node that are no longer its own."""
+    stale: dict[str, set[int]] = {}
+    marks = {(lease, rank): seq for lease, rank, seq in tx.execute("marks", sorted({r.lease for _, r in batch}))} if batch else {}
+    metrics: list[dict[str, Any]] = []
+    moved: dict[tuple[int, int], int] = {}
+    latest: dict[int, _Latest] = {}
+    speeds: list[tuple[int, Speed, int | None]] = []
+    pipelines: list[dict[str, Any]] = []
+    for node, records in batch:
+        part = live.get((records.lease, node))
+        if part is None:
+            stale.setdefault(node, set()).add(records.lease)
+            continue
+        key = (records.lease, records.rank)
+        for record in records.records:
+            if record.seq <= moved.get(key, marks.get(key, 0)):
+                continue  # sent again after a lost answer
+            moved[key] = record.seq
+            if record.speed is not None:
+                speeds.append((records.lease, record.speed, record.total))
+            if record.speed is not None or part.lease.profile:
+                continue
+            source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
+            if record.pipeline is not None:
+                pipelines += rows_of(record.pipeline, source)
+                continue
+            metrics += [source | {"step": record.step, "name": name, "value": value} for name, value in record.values.items()]
+            if records.rank == 0:
+                latest.setdefault(part.lease.job, _Latest(part.lease, record)).take(record)
+    tx.insert("metrics", metrics)
+    tx.insert("pipelines", pipelines)
+    newest = [{"lease_id": lease, "rank": rank, "seq": seq} for (lease, rank), seq in moved.items()]
+    tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
+    _progress(tx, latest)
+    learn_speeds(tx, speeds)
+    return stale
+
+
+@dataclass(slots=True)
+class _Latest:
+    """What the new records of a job come to."""
+
+    lease: _Lease
+    first: Record
+    last: Record = field(init=False)
+    values: dict[str, float] = field(default_factory=dict)
+    total: int | None = None
+    checkpoint: int | None = None
+    memory: int | None = None
+
+    def take(self, record: Record) -> None:
+        self.last = record
+        self.values.update(record.values)
+        for name in ("total", "checkpoint", "memory"):
+            if (value := getattr(record, name)) is not None:
+                setattr(self, name, value)
+
+
+def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
+    """Bring `progress` up to date with the newest records of each job."""
+    known = {row["job_id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
+    rows = []
+    for job, new in latest.items():
+        old = known.get(job, _NO_PROGRESS)
+        watched = new.lease.metric
+        if watched in new.values:
+            tx.touch("watched")
+        rows.append(
+            row := {
+                "job_id": job,
+                "step": new.last.step,
+                "total_steps": _first(new.total, old["total_steps"], new.lease.total_steps),
+                "loss": new.values.get("loss", old["loss"]),
+                "metric": new.values.get(watched, old["metric"]) if watched else old["metric"],
+                "seconds_per_step": _pace(old, new),
+                "checkpoint_step": _first(new.checkpoint, old["checkpoint_step"]),
+                "peak_memory": max(filter(None, (new.memory, old["peak_memory"])), default=None),
+                "updated_at": new.last.ts,
+            }
+        )
+        if _is_news(old, row):
+            tx.touch("estimates")
+    tx.put("progress", ["job_id"], rows, {(job,) for job in known})
+
+
+_NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(
+    ("step", "total_steps", "loss", "metric", "seconds_per_step", "checkpoint_step", "peak_memory", "updated_at")
+)
+
+
+def _is_news(old: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the end of the job is expected elsewhere now: its steps or their pace have become known, or are others."""
+    before, now = old["seconds_per_step"], row["seconds_per_step"]
+    if row["total_steps"] != old["total_steps"] or (before is None) != (now is None):
+        return True
+    return now is not None and abs(now - before) > NEWS * before
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _pace(old: Mapping[str, Any], new: _Latest) -> float | None:
+    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted."""
+    started, updated = new.lease.started_at, old["updated_at"]
+    within = started is not None and updated is not None and updated >= started
+    ts, step = (updated, old["step"]) if within else (new.first.ts, new.first.step)
+    before = old["seconds_per_step"]
+    if new.last.step <= step or new.last.ts <= ts:
+        return None if before is None else float(before)
+    pace = (new.last.ts - ts) / (new.last.step - step)
+    return float(pace) if before is None else float(0.7 * before + 0.3 * pace)
+
+
+#: how far a worker or a lease has come
+REACHED = {"granted": 0, "starting": 1, "running": 2, "stopping": 3, "exited": 4}
+
+
+def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], live: dict[tuple[int, str], _Part]) -> None:
+    workers: dict[tuple[int, str], dict[str, Any]] = {}
+    leases: dict[int, dict[str, Any]] = {}
+    moves: list[Move] = []
+    exits: dict[tuple[int, str], WorkerUpdate] = {}
+    for node, update in batch:
+        part = live[update.lease, node]
+        if REACHED[update.state] <= REACHED[part.state]:
+            continue  # sent again after a lost answer
+        part.state = update.state
+        if update.state == "exited":
+            exits[update.lease, node] = update
+            continue
+        row = workers.setdefault((update.lease, node), {"lease_id": update.lease, "node_id": node})
+        row.update(state=update.state, pid=update.pid, pid_started=update.pid_started, boot_id=update.boot_id, run_dir=update.run_dir)
+        if update.state == "running":
+            row["started_at"] = update.ts
+        if changes := _advance(update, part.lease):
+            leases.setdefault(update.lease, {"id": update.lease}).update(changes)
+        moves += _follow(tx, node, update, part.lease)
+    tx.update("workers", ["lease_id", "node_id"], list(workers.values()))
+    tx.update("leases", ["id"], list(leases.values()))
+    move(tx, moves)
+    _exit(tx, exits)
+
+
+def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
+    """What changes in a lease: it follows the first of its workers that gets there, and never goes back."""
+    changes: dict[str, Any] = {}
+    if update.state == "running" and lease.started_at is None:
+        lease.started_at = changes["started_at"] = update.ts
+    if REACHED[update.state] > REACHED[lease.state]:
+        lease.state = changes["state"] = update.state
+    return changes
+
+
+def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> list[Move]:
+    """The job, too, follows the first of its workers, unless it is being stopped."""
+    to = {"starting": State.STARTING, "running": State.RUNNING}[update.state]
+    if lease.job_state not in (State.ASSIGNED, State.STARTING) or lease.job_state is to:
+        return []
+    lease.job_state = to
+    changes = {"first_start_at": update.ts} if to is State.RUNNING and not tx.execute("has_started", lease.job) else {}
+    return [Move(lease.job, to, f"on {', '.join(sorted(lease.nodes))}", f"runner:{node}", update.lease, changes)]
+
+
+def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> None:
+    """Workers are gone; leases all of whose workers are gone end, as the worst of them did."""
+    if not exits:
+        return
+    tx.update(
+        "workers",
+        ["lease_id", "node_id"],
+        [
+            {"lease_id": lease, "node_id": node, "state": "exited", "ended_at": update.ts, "exit_code": update.exit_code,
+             "outcome": update.outcome, "message": _short(update.message)}
+            for (lease, node), update in exits.items()
+        ],
+    )  # fmt: skip
+    ends = {}
+    for lease, outcomes, codes, messages, why in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
+        worst = min(range(len(outcomes)), key=lambda i: SEVERITY.index(outcomes[i]))
+        ends[lease] = End(outcomes[worst], codes[worst], why, messages[worst])
+    end(tx, ends)
+    # The rest of a gang waits for the part that is gone, for minutes (torch's exit barrier): end it too.
+    broken = {lease for (lease, _), update in exits.items() if update.outcome != "completed"} - ends.keys()
+    stop(tx, [Stop(lease, "partner", "daemon") for lease in sorted(broken)])
+
+
+def _lost(lease: int, now: float, why: str) -> WorkerUpdate:
+    message = f"{why}; the job goes on from its last checkpoint"
+    return WorkerUpdate(lease=lease, state="exited", ts=now, outcome="lost", message=message)
+
+
+def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
+    tx.insert(
+        "telemetry",
+        [
+            {"ts": s.ts, "gpu_id": s.gpu, "node_id": node, "lease_id": s.lease, "utilisation": s.utilisation,
+             "memory_used": s.memory_used, "power": s.power, "temperature": s.temperature}
+            for node, s in batch
+        ],
+    )  # fmt: skip
+
+
+def _leave(tx: Transaction, node: str) -> None:
+    """An agent says goodbye only with nothing in hand: what it was assigned and has not taken up never started."""
+    tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
+    tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
+    _give_up(tx, node, f"runner {node} has left")
+    tx.touch("nodes", "leases", "queue")
+
+
+def _give_up(tx: Transaction, node: str, why: str) -> None:
+    """Declare every part that lives on a runner lost; the caller knows that none runs."""
+    gone = [row[0] for row in tx.execute("node_leases", node)]
+    _exit(tx, {(lease, node): _lost(lease, tx.now, why) for lease in gone})
+
+
+#: what a runner's state may become other than by its own registration
+NODE_TRANSITIONS = {
+    "up": {"suspect", "draining", "gone"},
+    "suspect": {"up", "draining", "gone"},
+    "draining": {"drained", "up", "gone"},
+    "drained": {"draining", "up", "gone"},
+    "stopped": {"gone"},
+    "gone": set[str](),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A change of a runner's state, by a person or by the daemon's watch."""
+
+    node: str
+    state: str
+    actor: str
+    reason: str
+    leaving: bool = False  #: it is to leave when its workers have ended
+
+
+def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[StokerError | None]:
+    """Set the states of runners. ``gone``: every worker there is declared lost; the caller has made sure that they are."""
+    answers: list[StokerError | None] = []
+    for change in batch:
+        found = tx.objects("node", change.node)
+        before = found[0]["state"] if found else "unknown"
+        if change.state not in NODE_TRANSITIONS.get(before, ()) and before != change.state:
+            answers.append(Conflict(f"runner {change.node} is {before}: it can't become {change.state}; see 'stoker runner list'"))
+            continue
+        tx.event("node.state", change.actor, node=change.node, before=before, after=change.state, reason=change.reason)
+        tx.update("nodes", ["id"], [{"id": change.node, "state": change.state, "leaving": change.leaving}])
+        if change.state == "gone":
+            tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
+            _give_up(tx, change.node, f"runner {change.node} was declared dead")
+        answers.append(None)
+    tx.touch("nodes", "leases", "queue")
+    return answers
+
+
+def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:
+    """When runners were last heard: node to time."""
+    last: dict[str, float] = {}
+    for heard in batch:
+        last.update(heard)
+    tx.update("nodes", ["id"], [{"id": node, "last_seen": ts} for node, ts in last.items()])
+    return [None] * len(batch)

@@ -1,0 +1,105 @@
+"""Which runners are heard of, and what the daemon concludes from silence."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import Conflict, NotFound, Stale
+from ..identity import Process, alive, boot_id
+from ..store.store import Store
+from .registration import NodeChange, change_node, seen
+
+SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
+
+
+class Fleet:
+    """Sessions and last words of runners, in memory; written to `nodes` now and then.
+
+    Silence is not death: a silent runner's jobs may well be running, so nothing of it is started elsewhere until
+    its processes are proved dead (another boot, or it says so itself) or a person declares it dead.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, *, silent_after: float = SILENT_AFTER) -> None:
+        self._store = store
+        self._silent_after = silent_after
+        self.heartbeat = min(20.0, silent_after / 3)  #: longest wait of a poll: three missed ones make a runner suspect
+        self._clock = clock
+        self._lock = threading.Lock()
+        rows = store.rows("api/fleet")
+        self._sessions: dict[str, int] = {node: session for node, session, _, _ in rows}
+        self._states: dict[str, str] = {node: state for node, _, state, _ in rows}
+        self._leaving: dict[str, bool] = {node: leaving for node, _, _, leaving in rows}
+        self._began = clock()  # a fresh daemon gives everybody the full time
+        self._heard: dict[str, float] = {}
+
+    def registered(self, node: str, session: int) -> None:
+        with self._lock:
+            self._sessions[node] = session
+            self._heard[node] = self._clock()
+
+    def current(self, node: str, session: int) -> bool:
+        return self._sessions.get(node) == session
+
+    def hear(self, node: str, session: int) -> None:
+        """A word of a runner. Stale: it must register (again)."""
+        if not self.current(node, session):
+            raise Stale(f"runner {node}: this session is not the current one; register again, unless another agent has taken the name")
+        self._heard[node] = self._clock()
+
+    def silence(self, node: str) -> float:
+        """Seconds since a runner was heard, or since the daemon began to listen."""
+        return self._clock() - self._heard.get(node, self._began)
+
+    def reload(self) -> None:
+        """Sessions and states as committed, after something has changed them."""
+        with self._lock:
+            rows = self._store.rows("api/fleet")
+            self._sessions = {node: session for node, session, _, _ in rows}
+            self._states = {node: state for node, _, state, _ in rows}
+            self._leaving = {node: leaving for node, _, _, leaving in rows}
+
+    def watch(self) -> None:
+        """Write down who was heard; mark who has gone silent, or come back; settle drains. A periodic task."""
+        now = self._clock()
+        with self._lock:
+            heard, states = dict(self._heard), dict(self._states)
+        self._store.write(seen, heard)
+        busy = {row[0] for row in self._store.rows("api/busy_nodes")}
+        for node, state in states.items():
+            silent = now - heard.get(node, self._began)
+            if state == "up" and silent > self._silent_after:
+                self._mark(node, "suspect", f"silent for {silent:.0f} s; its jobs are not started elsewhere while they may be running")
+            elif state == "suspect" and node in heard and silent < self._silent_after:
+                self._mark(node, "up", "it is heard again")
+            elif state == "draining" and node not in busy:
+                self._mark(node, "drained", "its last job has left")
+
+    def _mark(self, node: str, state: str, reason: str) -> None:
+        """Unless it has stopped, or been changed by somebody, since the look: the next one sees what it is then."""
+        with contextlib.suppress(Conflict):
+            self.change(node, state, "daemon", reason)
+
+    def change(self, node: str, state: str, actor: str, reason: str, *, leaving: bool | None = None) -> None:
+        """Set a runner's state; ``leaving`` None: as it was, unless it is to serve again. Conflict when it can't be."""
+        self._require(node)
+        if leaving is None:
+            leaving = state in ("draining", "drained") and self._leaving.get(node, False)
+        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving))
+
+    def forget(self, node: str, actor: str) -> None:
+        """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""
+        self._require(node)
+        if self._states[node] not in ("stopped", "gone") and self.silence(node) < self._silent_after:
+            last = f"was heard less than {self._silent_after:.0f} s ago, or the daemon has just started"
+            raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
+        for pid, started, boot in self._store.rows("api/node_processes", node):
+            if boot == boot_id() and alive(Process(pid, started)):
+                raise Conflict(f"runner {node}: its process {pid} is alive on this host; end it first, so that no job runs twice")
+        self.change(node, "gone", actor, f"declared dead by {actor}")
+
+    def _require(self, node: str) -> None:
+        if node not in self._sessions:
+            raise NotFound(f"runner {node!r}: there is none; 'stoker runner list' shows them")

@@ -1,0 +1,98 @@
+"""Why a job waits, runs or ended as it did, from what the tables say: `stoker explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..jobs.states import FINAL, State
+from ..json_rows import objects
+from ..store.store import Store
+from .deadline_watch import verdict
+
+#: Why jobs wait that would be served, were it their turn.
+_IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
+
+
+def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lambda pool: False) -> dict[str, Any]:
+    """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
+
+    ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
+    """
+    (row,) = objects(store, "api/job", job)
+    found = objects(store, "api/waiting", job)
+    waiting = found[0] if found else None
+    decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
+    blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
+    return {
+        "job": {"id": job, "name": row["name"], "state": row["state"]},
+        "summary": _summary(row, waiting) + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
+        "waiting": waiting,
+        "decisions": decisions,
+        "blockers": blockers,
+        "deadline": _deadline(store, row),
+        "expected": expected(store, job),
+        "silent": objects(store, "api/silent", job),
+    }
+
+
+def expected(store: Store, job: int) -> dict[str, Any] | None:
+    """When a job that stops at a metric is expected to get there; None: it stops otherwise, has ended, or nothing is known yet."""
+    found = objects(store, "api/expected", job)
+    return found[0] if found else None
+
+
+def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    state = row["state"]
+    if state in (State.PENDING, State.SUBMITTED):
+        why = waiting["reason"] if waiting else row["state_reason"] or "the policy has not looked at it yet"
+        place = f" (place {waiting['position']} in the queue)" if waiting and waiting["position"] else ""
+        return f"{why}{place}" if why.startswith("waits") else f"waits: {why}{place}"
+    if state in FINAL:
+        return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
+    return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+
+
+def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    """Of a job without a deadline that waits its turn: that others go first because they have some."""
+    if waiting is None or row["demand"] != "best-effort" or waiting["code"] not in _IN_LINE:
+        return ""
+    ((before, holding),) = store.rows("api/deadlines_ahead", row["id"])
+    does = ((before, "wait", " before it"), (holding, "hold", " GPUs"))
+    counts = [f"{count} {verb}{'s' * (count == 1)}{what}" for count, verb, what in does if count]
+    return f"; jobs with deadlines go first: {' and '.join(counts)}" if counts else ""
+
+
+def _decision(job: int, row: dict[str, Any]) -> dict[str, Any]:
+    """What a decision meant for this job."""
+    plan = row.pop("plan")
+    what, why = "waits", plan["deferred"].get(str(job), "")
+    for start in plan["starts"]:
+        if start["job"] == job:
+            what, why = f"starts on {', '.join(start['gpus'])}", f"lease {start['lease']}"
+    for stop in plan["stops"]:
+        if stop["lease"] in row["leases"]:
+            what, why = f"stops ({stop['reason']})", f"for job {stop['for']}" if stop["for"] else ""
+    return {"ts": row["ts"], "policy": row["policy"], "code": row["code"], "outcome": row["outcome"], "what": what, "why": why}
+
+
+def _deadline(store: Store, row: dict[str, Any]) -> dict[str, Any] | None:
+    """How its last deadline stands by the view `outlook`, as `ps`, `top`, the queue and the alarms say, or what became of it."""
+    at = row["deadline"]
+    if at is None:
+        return None
+    if row["finished_at"] is not None:
+        met = row["state"] == State.COMPLETED and row["finished_at"] <= at
+        risk = "met" if met else "missed"
+        return {"at": at, "estimate": row["finished_at"], "risk": risk, "verdict": risk, "given_up": False}
+    found = objects(store, "api/outlook", row["id"])
+    if not found:  # has ended since it was looked at
+        return _deadline(store, objects(store, "api/job", row["id"])[0])
+    (outlook,) = found
+    return {
+        "at": at,
+        "estimate": outlook["est_end"],
+        "risk": outlook["deadline_risk"],
+        "verdict": verdict(outlook, at),
+        "given_up": outlook["given_up"],
+    }

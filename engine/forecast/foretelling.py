@@ -1,0 +1,85 @@
+"""Keeps what is told of a pool's waiting jobs true: their places and expected starts, as `forecast` works them out, in `waiting`.
+
+They are worked out anew when something has come that they rest on (who waits, a pace or estimate that is learnt or changes, GPUs), when
+the order of service is another one, when a start that was foretold has passed, and else twice a minute, as small changes add up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...policies.contract import Phase, View
+from ..scheduling.enact import Forecast, write_forecast
+from ..store.store import Store
+from .expected_starts import estimate_starts
+
+LOOKS = 1.0  #: seconds between looks at whether one is due; a look that finds none costs nothing
+INTERVAL = 0.5  #: seconds between two forecasts of a pool, at least
+SHARE = 0.01  #: of a core at most is spent on the forecasts of one pool: those of very long queues are made less often
+REFRESH = 30.0  #: seconds after which a forecast is made anew though nothing is known to have changed
+SLACK = 5.0  #: seconds by which a start may move without being written
+
+Place = tuple[int | None, float | None]  #: in the queue, from 1, and expected start (s since the epoch); None: not known
+
+
+class Foretelling:
+    """Of one pool. `news` may be called by anybody, `refresh` by one thread."""
+
+    def __init__(self, store: Store, pool: str, look: Callable[[], View], clock: Callable[[], float] = time.time) -> None:
+        self._store, self._pool, self._look, self._clock = store, pool, look, clock
+        self._news = self._told = True  #: who wrote what there is, is not known yet
+        self._order: Sequence[int] = ()  #: that the last forecast was made of
+        self._again = -math.inf  #: the next one is not before
+        self._wrong_at = -math.inf  #: when time will have made it wrong
+
+    def news(self) -> None:
+        """Something has come that starts may depend on."""
+        self._news = True
+
+    def refresh(self, order: Sequence[int]) -> None:
+        """Bring what is told up to date if it may be wrong; ``order``: who waits (ids), in the order of service."""
+        now = self._clock()
+        if now < self._again or not (order or self._told) or not (self._news or now >= self._wrong_at or order != self._order):
+            return
+        began = time.thread_time()
+        self._news, self._order = False, order  # before the tables are read: what comes meanwhile is seen the next time
+        try:
+            starts = self._tell(order)
+        except Exception:
+            self._news = True  # still owed
+            raise
+        self._wrong_at = min([now + REFRESH, *(start for start in starts if start > now)])
+        self._again = now + max(INTERVAL, (time.thread_time() - began) / SHARE)
+
+    def _tell(self, order: Sequence[int]) -> list[float]:
+        """The expected starts that are known."""
+        view = self._look()
+        waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
+        order = [job for job in order if job in waiting]  # others have left the queue since the order was made
+        starts = np.asarray(estimate_starts(view, order)).tolist()
+        places: dict[int, Place] = {
+            job: (place, None if math.isnan(start) else start) for place, (job, start) in enumerate(zip(order, starts, strict=True), 1)
+        }
+        told: dict[int, Place] = {job: (place, start) for job, place, start in self._store.rows("policy/foretold", self._pool)}
+        moved = {job: place for job, place in places.items() if _moved(told.get(job, _NOTHING), place, view.now)}
+        moved |= dict.fromkeys(told.keys() - places.keys(), _NOTHING)  # held meanwhile, say: not in line any more
+        if moved:
+            self._store.write(write_forecast, Forecast([(job, *place) for job, place in moved.items()]))
+        self._told = bool(places)
+        return [start for start in starts if not math.isnan(start)]
+
+
+_NOTHING: Place = (None, None)
+
+
+def _moved(before: Place, after: Place, now: float) -> bool:
+    """Whether a place is worth writing: another position, or a start that has moved. One that is overdue is now, whatever was written."""
+    if before[0] != after[0]:
+        return True
+    if before[1] is None or after[1] is None:
+        return before[1] is not after[1]
+    return abs(max(before[1], now) - max(after[1], now)) > SLACK

@@ -1,0 +1,256 @@
+"""Simulation from the middle: a pool as a View has it, jobs running on their GPUs, under leases that stand, goes on from there.
+
+The clock goes on from the moment of the View: policies begin rounds and cycles at multiples of their lengths, and leases end there.
+Nothing arrives: all jobs are there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...policies.contract import Bools, Floats, Gpus, Ints, Nodes, Phase, Plan, Policy, View
+from ...policies.contract import Memory as PolicyMemory
+from ..scheduling.guards import Actions, Evictions
+from ..sim.agenda import NOBODY, Kind
+from ..sim.cluster import Cluster
+from ..sim.run_options import Options
+from ..sim.simulator import Simulation
+from ..sim.table import Job
+from ..sim.truth import Truth
+from ..sim.workload import Workload
+
+STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (002 fig. 5.3a: 2 to 4 s with the saving)
+
+
+class OutOfTime(Exception):
+    """The simulation has used up its processor time."""
+
+
+class _Known(Exception):
+    """Nothing that is asked for can change any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Whose ends are asked for, a row a job of the View. The simulation stops when it knows them."""
+
+    to_the_end: Bools  #: until they end
+    until_deadline: Bools  #: until they end or their last deadline passes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool(Cluster):
+    """The GPUs of a View, with those that are out of use."""
+
+    known: tuple[Nodes, Gpus]
+
+    def tables(self) -> tuple[Nodes, Gpus]:
+        return self.known
+
+
+def ends_from(
+    view: View,
+    left: Floats,
+    policy: Policy,
+    options: Options,
+    watched: Watched,
+    *,
+    evictions: Evictions,
+    memory: PolicyMemory = None,
+    cpu_seconds: float = math.inf,
+    start_up: Floats | None = None,
+) -> Floats:
+    """When the jobs of ``view`` end, in seconds from its moment, a row a job; NaN: later than the simulation ran, or never.
+
+    ``left``: seconds of work that each job has left in truth, on ``gpus_min`` GPUs; what the policy believes of it is
+    ``view.jobs.remaining`` at first, and stays as wrong. ``evictions``: who gave way to whom, by the jobs' ids.
+    ``memory``: what the policy keeps in mind.
+    ``start_up``: seconds that the first start of each job takes; None: as in ``options``.
+    Raises SimulationError when the policy fails, OutOfTime after ``cpu_seconds`` of this thread.
+    """
+    simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, time.thread_time() + cpu_seconds, start_up)
+    try:
+        simulation.run(None)
+    except _Known:
+        pass
+    return simulation.recorder.ended - view.now
+
+
+class _Starts(Truth):
+    """First starts take as long as they did of each job's model."""
+
+    def __init__(self, workload: Workload, gpus: Gpus, options: Options, start_up: Floats) -> None:
+        super().__init__(workload, gpus, options.costs, options.seed)
+        self._start_up = start_up
+
+    def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
+        return super().start_cost(job, gpus, resumed=True) if resumed else float(self._start_up[job])
+
+
+class _Ongoing(Simulation):
+    def __init__(
+        self,
+        view: View,
+        left: Floats,
+        policy: Policy,
+        options: Options,
+        watched: Watched,
+        evictions: Evictions,
+        memory: PolicyMemory,
+        cpu_until: float,
+        start_up: Floats | None,
+    ) -> None:
+        gpus_of = tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())
+        workload = _workload(view, left)
+        truth = None if start_up is None else _Starts(workload, view.gpus, options, start_up)
+        super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth)
+        self._watched = watched
+        self._cpu_until = cpu_until
+        self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
+        self.agenda.now = view.now
+        self.evictions, self.memory = evictions, memory
+        self.table.ids = view.jobs.id
+        self._number = {job: number for number, job in enumerate(view.jobs.id.tolist())}
+        self._start_up = self._starting = np.zeros(len(left))
+        if start_up is not None:
+            self._start_up = start_up
+            begun = (view.jobs.held > 0) & (view.jobs.run_time == 0.0)
+            self._starting = np.where(begun, np.maximum(start_up - view.jobs.lease_time, 0.0), 0.0)
+        self._take_over(view, left)
+
+    def _take_over(self, view: View, left: Floats) -> None:
+        """Put the jobs in the table as they stand."""
+        jobs = view.jobs
+        self._take_over_profiling(view)
+        self.arrived, self.to_come = len(self.arrivals), 0
+        columns = (
+            jobs.preemptions,
+            jobs.attained - jobs.lease_time * jobs.held,
+            jobs.run_time - jobs.lease_time,
+            view.now - jobs.lease_time,
+            left,
+            _whole(view, left),
+            jobs.remaining / np.maximum(left, 1e-9),
+            jobs.run_time > 0,
+            jobs.held,
+        )
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        for number, job in self.table.at_hand.items():
+            job.preemptions, job.attained, job.ran, job.granted, job.left, job.work, job.belief, begun, _ = rows[number]
+            self.recorder.attempts[number] = int(begun)
+        for number, job in self.table.at_hand.items():
+            if rows[number][-1]:
+                self._hold(job, view)
+        self.changed = True
+        self.agenda.put(view.now, Kind.WAKE, NOBODY)
+
+    def _take_over_profiling(self, view: View) -> None:
+        """Jobs of unknown speed have their profiling runs to come, or are in them, where the policy gives them such."""
+        jobs = view.jobs
+        needed = np.zeros(len(jobs), dtype=np.int64) if not self.profiles or jobs.profile_gpus is None else jobs.profile_gpus
+        trained = np.maximum(jobs.lease_time - self._start_up, 0.0)
+        for job in self.arrivals.tolist():
+            self.table.add(job, view.now, int(needed[job]))
+            self.waiting.add(job)
+            if needed[job]:
+                self.training.unmeasured[job] = max(self.options.costs.profiling - float(trained[job]), 0.0)
+                if 0 < jobs.held[job] < jobs.gpus_min[job]:
+                    self.training.profiling.add(job)
+
+    def _know(self, job: Job) -> None:
+        """What is believed of its duration is of the view, and stays as wrong as it is."""
+        belief = job.belief
+        super()._know(job)
+        job.belief = belief
+
+    def _hold(self, job: Job, view: View) -> None:
+        """The job has the GPUs that it has, and trains or is about to have stopped."""
+        jobs, number = view.jobs, job.number
+        job.since = view.now + float(self._starting[number])
+        job.phase = int(jobs.phase[number])
+        self.recorder.attempts[number] = int(number not in self.training.profiling)  # from a profiling run nothing goes on
+        self.waiting.discard(number)
+        self.training.occupy(job, jobs.allocation(number).tolist())
+        if job.phase == Phase.STOPPING:
+            self.agenda.put(view.now + STOPS_IN, Kind.STOPPED, number)
+            return
+        self.training.pace(job)
+        end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])
+        self.training.renew(job, max(end, view.now))
+
+    def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
+        number = self._number
+        return (
+            replace(
+                plan,
+                allocations={number[job]: given for job, given in plan.allocations.items()},
+                rejected=[number[job] for job in plan.rejected],
+            ),
+            Actions(
+                starts=[start._replace(job=number[start.job]) for start in actions.starts],
+                stops=[stop._replace(job=number[stop.job]) for stop in actions.stops],
+                renewals=[renewal._replace(job=number[renewal.job]) for renewal in actions.renewals],
+            ),
+        )
+
+    def _decide(self) -> None:
+        if self._is_known():
+            raise _Known
+        if time.thread_time() > self._cpu_until:
+            raise OutOfTime
+        super()._decide()
+
+    def _is_due(self) -> bool:
+        """A lease that runs out between rounds is asked for too: the rounds here are ours, and not those of the policy."""
+        return bool(self.lapsed) or super()._is_due()
+
+    def _is_known(self) -> bool:
+        over = ~np.isnan(self.recorder.ended) | self.recorder.rejected | self.recorder.dropped
+        late = ~self._watched.until_deadline | (self._last_deadline < self.now)
+        return bool((over | ~self._watched.to_the_end).all() and (over | late).all())
+
+
+def _whole(view: View, left: Floats) -> Floats:
+    """Seconds of work of the whole job: what it has left and, as far as is known, what it has done."""
+    jobs = view.jobs
+    done = jobs.run_time
+    if jobs.progress is not None:
+        share = np.where(np.isnan(jobs.progress) | (jobs.progress >= 1.0), 0.0, jobs.progress)
+        done = np.where(share > 0.0, left * share / (1.0 - share), done)
+    return np.maximum(left + done, 1e-9)
+
+
+def _workload(view: View, left: Floats) -> Workload:
+    jobs = view.jobs
+    users, user = np.unique(jobs.user, return_inverse=True)
+    models, model = np.unique(jobs.model, return_inverse=True)
+    nothing: Ints = np.zeros(len(jobs), dtype=np.int64)
+    return Workload(
+        name=f"pool {view.pool} now",
+        key=[str(job) for job in jobs.id.tolist()],
+        submitted=jobs.submitted_at,
+        duration=(whole := _whole(view, left)),
+        most=whole,
+        gpus_min=jobs.gpus_min,
+        gpus_max=jobs.gpus_max,
+        priority=jobs.priority,
+        demand=jobs.demand,
+        user=user.astype(np.int64),
+        model=model.astype(np.int64),
+        users=[str(code) for code in users.tolist()],
+        models=[str(code) for code in models.tolist()],
+        tier_start=jobs.tier_start,
+        tier_deadline=jobs.tier_deadline,
+        tier_reward=jobs.tier_reward,
+        estimate=np.full(len(jobs), np.nan),
+        gpu_memory=jobs.gpu_memory,
+        iterations=np.full(len(jobs), np.nan),
+        batch_size=nothing,
+        profile=nothing - 1 if jobs.profile is None else jobs.profile,
+        profiles=view.profiles,
+    )

@@ -1,0 +1,36 @@
+"""Jobs that are not submitted yet, put into a View to see what would become of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...policies.contract import Demand, Phase, View
+from ..spec.model import JobSpec
+
+_DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
+#: What is not known of a job that nobody has seen run, in the columns that a View need not have.
+_OPTIONAL = {
+    "protected": False, "protected_until": -math.inf, "profile": -1, "progress": math.nan, "lease_end": math.inf,
+    "remaining_most": math.nan, "uncertainty": math.nan, "overhead": math.nan,
+}  # fmt: skip
+
+
+def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: int = -1, profile_gpus: int = 0) -> View:
+    """The view with one more, pending job, in the last row. ``remaining``: seconds that it takes, where it does not say so itself."""
+    jobs = view.jobs
+    new: dict[str, Any] = {
+        "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": view.now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,
+        "gpus_max": spec.gpus_max, "priority": spec.priority, "demand": _DEMANDS[spec.demand.kind],
+        "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0,
+        "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.gpu_memory, "preemptions": 0, "user": -1,
+        "model": model, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
+    }  # fmt: skip
+    new |= {name: value for name, value in (_OPTIONAL | {"profile_gpus": profile_gpus}).items() if getattr(jobs, name) is not None}
+    columns = {name: np.append(getattr(jobs, name), value).astype(getattr(jobs, name).dtype) for name, value in new.items()}
+    columns["tier_deadline"] = np.append(jobs.tier_deadline, [tier.deadline for tier in spec.demand.tiers])
+    columns["tier_reward"] = np.append(jobs.tier_reward, [tier.reward for tier in spec.demand.tiers])
+    return replace(view, jobs=replace(jobs, **columns))

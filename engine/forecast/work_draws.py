@@ -1,0 +1,136 @@
+"""How long jobs may take beyond what is believed: draws of the work that they have left.
+
+All are log-normal: errors of estimates multiply, and durations of jobs spread over orders of magnitude. By what is known of a job:
+
+- steps and their pace, or a policy's estimator: the work left is as believed, times a small error;
+- a duration of the whole job, said by the submitter or measured on earlier jobs of the model: it is as said, times the error
+  that durations said before had in this pool, given that it is longer than the job has run already;
+- nothing: as jobs of its model took, or else those of the pool, given how long it has run already.
+
+A job that has outrun all of that has as long to go as it has run, in the median, as of heavy-tailed durations is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from ...policies.contract import Bools, Floats, Jobs
+
+STEPS_SPREAD = 0.1  #: standard deviation of the logarithm of the work left where steps and their pace are known
+SAID_SPREAD = 0.3  #: the same of a whole duration that somebody said, as long as too few have ended to learn it
+UNKNOWN_SPREAD = 1.0  #: the same where nothing is known
+UNKNOWN = 3600.0  #: seconds, the median of a job of which nothing is known in a pool where nothing has ended
+ENOUGH = 8  #: ended jobs from which something is learnt
+_LEAST_SPREAD, _MOST_SPREAD = 0.02, 2.0
+_OUTRUN = 0.99  #: share of the believed durations that a job has outrun, from which on the belief is worth nothing
+_LEAST_OUTRUN = 10.0  #: seconds
+_MAD = 1.4826  #: of a normal distribution: the standard deviation over the median absolute deviation
+_GOLDEN = (5**0.5 - 1) / 2
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Completed jobs of the pool, the newest first."""
+
+    model: Sequence[str]
+    seconds: Floats  #: that it ran
+    estimate: Floats  #: that the submitter had expected, NaN: none
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Where what is believed of jobs comes from, a row a job of the View."""
+
+    model: Sequence[str]
+    by_steps: Bools  #: what is left follows from its steps and their pace
+    whole: Floats  #: seconds that the whole job takes as somebody said, NaN: nobody did
+    said: Bools  #: that was its submitter
+    ending: Bools  #: it is cancelled: it ends as soon as it has stopped
+
+
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """A log-normal distribution."""
+
+    median: float
+    spread: float  #: standard deviation of the logarithm
+
+    @classmethod
+    def of(cls, values: Floats) -> _Law:
+        """Fitted so that a few outliers do not matter."""
+        logs = np.log(values)
+        middle = float(np.median(logs))
+        spread = _MAD * float(np.median(np.abs(logs - middle)))
+        return cls(float(np.exp(middle)), min(max(spread, _LEAST_SPREAD), _MOST_SPREAD))
+
+
+class Durations:
+    """Draws of the seconds of work that jobs have left on ``gpus_min`` GPUs. A draw depends on its number and on nothing else."""
+
+    def __init__(self, jobs: Jobs, known: Known, finished: Finished, seed: int = 0) -> None:
+        self._seed = seed
+        ran, n = jobs.run_time, len(jobs)
+        laws = _laws(known, finished)
+        self._median = np.array([law.median for law in laws])
+        self._spread = np.array([law.spread for law in laws])
+        self._before = ran.copy()  #: the draws are of the whole job, and longer than this
+        uncertain = np.full(n, np.nan) if jobs.uncertainty is None else jobs.uncertainty
+        ahead = ~np.isnan(jobs.remaining) & (known.by_steps | ~np.isnan(uncertain))
+        self._set(ahead, jobs.remaining, np.where(np.isnan(uncertain), STEPS_SPREAD, uncertain))
+        self._least = self._share_outrun()
+        self._set(self._least > _OUTRUN, np.maximum(ran, _LEAST_OUTRUN), np.full(n, UNKNOWN_SPREAD))
+        self._set(known.ending, np.zeros(n), np.zeros(n))
+        self._least = self._share_outrun()
+
+    def _set(self, rows: Bools, left: Floats, spread: Floats) -> None:
+        """Of these the work left is known, and not only the whole of it."""
+        self._median[rows], self._spread[rows], self._before[rows] = left[rows], spread[rows], 0.0
+
+    def _share_outrun(self) -> Floats:
+        """Share of the believed durations that each job has outrun."""
+        outrun = np.zeros(len(self._median))
+        for row in np.flatnonzero(self._before > 0.0).tolist():
+            away = np.log(self._before[row] / max(float(self._median[row]), 1e-9)) / max(float(self._spread[row]), _LEAST_SPREAD)
+            outrun[row] = _NORMAL.cdf(float(away))
+        return outrun
+
+    def middles(self) -> Floats:
+        """The medians, a row a job."""
+        return self._at(np.full(len(self._median), 0.5))
+
+    def draw(self, number: int, evenly: int) -> Floats:
+        """One draw, a row a job. Of the row ``evenly`` the draws are spread evenly: few of them show the whole range."""
+        share = np.random.default_rng([self._seed, number]).uniform(size=len(self._median))
+        share[evenly] = (0.5 + number * _GOLDEN) % 1.0  # the additive recurrence: even after any number of draws
+        return self._at(share)
+
+    def _at(self, share: Floats) -> Floats:
+        """The quantiles of what is left, given what each job has run."""
+        within = np.clip(self._least + (1.0 - self._least) * share, 1e-9, 1.0 - 1e-9)
+        away = np.fromiter(map(_NORMAL.inv_cdf, within.tolist()), np.float64, len(within))
+        left: Floats = np.maximum(self._median * np.exp(self._spread * away) - self._before, 0.0)
+        return left
+
+
+def _laws(known: Known, finished: Finished) -> list[_Law]:
+    """How long each whole job takes."""
+    said = finished.estimate > 0  # False for NaN
+    error = _Law.of(finished.seconds[said] / finished.estimate[said]) if said.sum() >= ENOUGH else _Law(1.0, SAID_SPREAD)
+    anybody = _Law.of(finished.seconds) if len(finished.seconds) >= ENOUGH else _Law(UNKNOWN, UNKNOWN_SPREAD)
+    models = np.array(finished.model, dtype=object)
+    of_model: dict[str, _Law] = {}
+    laws = []
+    for row, model in enumerate(known.model):
+        if not np.isnan(known.whole[row]):
+            laws.append(_Law(float(known.whole[row]) * (error.median if known.said[row] else 1.0), error.spread))
+            continue
+        if model not in of_model:
+            same = models == model
+            of_model[model] = _Law.of(finished.seconds[same]) if same.sum() >= ENOUGH else anybody
+        laws.append(of_model[model])
+    return laws

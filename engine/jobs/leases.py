@@ -1,0 +1,156 @@
+"""Leases: granted by a plan, told to stop, ended with a verdict for their job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..estimation.speeds import mix
+from ..spec.model import JobSpec
+from ..store.transaction import Transaction
+from .moves import Move, move
+from .outcomes import End, judge
+from .states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never.
+
+    ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
+    the grant, which comes after the decision, before which the right does not end.
+    """
+
+    job: int
+    gpus: tuple[tuple[str, str], ...]
+    expires: float | None
+    profile: bool = False
+    lasts: float = 0.0
+
+
+def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
+    """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
+    attempts = {row[0]: row[1] for row in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
+    leases, held, workers, moves = [], [], [], []
+    for given in grants:
+        lease = tx.number("leases")
+        attempt = attempts[given.job] + (not given.profile)
+        expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
+        leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
+                       "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
+                       "decision_id": decision})  # fmt: skip
+        held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
+        nodes = dict.fromkeys(node for _, node in given.gpus)
+        workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
+        reason = f"{len(given.gpus)} GPU{'s' * (len(given.gpus) > 1)} on {', '.join(nodes)}"
+        changes = {"lease_id": lease, "attempts": attempt, "not_before": None}
+        to = State.PROFILING if given.profile else State.ASSIGNED
+        moves.append(Move(given.job, to, reason, f"policy:{policy}", lease, changes))
+    tx.insert("leases", leases)
+    tx.insert("lease_gpus", held)
+    tx.insert("workers", workers)
+    move(tx, moves)
+    tx.touch("leases")
+    return [lease["id"] for lease in leases]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A lease is to end. ``reason`` is a word of `leases.stop_reason`."""
+
+    lease: int
+    reason: str
+    actor: str
+    for_job: int | None = None
+
+
+def stop(tx: Transaction, stops: Sequence[Stop]) -> None:
+    """Tell live leases to stop. Those already stopping keep their reason, but a cancellation overrides it: it decides the job's fate.
+
+    A lease that no runner has taken up yet is no exception: its runner may be starting it at this moment, so only
+    the runner's own word ends it.
+    """
+    if not stops:
+        return
+    live = {row["id"]: row for row in tx.objects("live_leases", [s.lease for s in stops])}
+    updates, moves = [], []
+    for wanted in stops:
+        lease = live.get(wanted.lease)
+        if lease is None or (lease["stop_reason"] is not None and wanted.reason != "cancelled"):
+            continue
+        first = lease["stop_reason"] is None
+        updates.append({"id": wanted.lease, "state": "stopping", "stop_reason": wanted.reason, "stop_for": wanted.for_job,
+                        "stop_at": tx.now if first else lease["stop_at"]})  # fmt: skip
+        lease["stop_reason"] = wanted.reason
+        tx.event("lease.stop", wanted.actor, job=lease["job_id"], lease=wanted.lease, reason=wanted.reason)
+        if first:
+            moves.append(Move(lease["job_id"], State.SUSPENDING, wanted.reason, wanted.actor, wanted.lease))
+    tx.update("leases", ["id"], updates)
+    move(tx, moves)
+    tx.touch("leases")
+
+
+def end(tx: Transaction, ends: Mapping[int, End]) -> None:
+    """End leases whose workers are all gone, and decide for each what becomes of its job."""
+    if not ends:
+        return
+    moves, leases = [], []
+    for lease in tx.objects("ending_leases", list(ends)):
+        how = ends[lease["id"]]
+        spec = msgspec.json.decode(lease["spec"], type=JobSpec)
+        verdict = judge(
+            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
+            losses=lease["losses"], profile=lease["profile"], measured=lease["measured"],
+        )  # fmt: skip
+        trained = lease["started_at"] is not None and not lease["profile"]
+        ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
+        changes = {
+            "run_time": lease["run_time"] + ran,
+            "attained": lease["attained"] + ran * lease["gpu_count"],
+            "preemptions": lease["preemptions"] + verdict.preempted,
+            "failures": lease["failures"] + verdict.failed,
+            "unmeasured": lease["unmeasured"] + verdict.unmeasured,
+            "exit_code": how.exit_code,
+            "not_before": tx.now + verdict.delay if verdict.delay else None,
+            "outcome": verdict.outcome if verdict.state in (State.COMPLETED, State.FAILED, State.CANCELLED) else None,
+        }
+        reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
+        moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
+        leases.append({"id": lease["id"], "state": "ended", "ended_at": tx.now, "outcome": verdict.outcome,
+                       "message": reason, "exit_code": how.exit_code})  # fmt: skip
+    tx.update("leases", ["id"], leases)
+    move(tx, moves)
+    _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
+    tx.touch("leases")
+
+
+def _reached(spec: JobSpec, lease: Mapping[str, Any]) -> str:
+    """How a completed job fulfilled its stopping rule."""
+    stop, value, step = spec.stop, lease["metric"], lease["step"]
+    if stop.metric is None or stop.target is None or value is None:
+        return "completed"
+    if (value >= stop.target) if stop.mode == "max" else (value <= stop.target):
+        return f"{stop.metric} {value:.4g} reached {stop.target:.4g} at step {step}"
+    return f"completed at step {step}, {stop.metric} {value:.4g} short of {stop.target:.4g}"
+
+
+def _learn(tx: Transaction, jobs: Sequence[int]) -> None:
+    """Fold what completed jobs measured into the profiles that later jobs of the model are estimated from."""
+    measured: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in tx.objects("measured", list(jobs)) if jobs else ():
+        measured[row["model"], row["gpu_name"], row["gpu_count"]].append(row)
+    rows = []
+    for (model, gpu, count), found in measured.items():
+        profile = {key: found[0][f"old_{key}"] for key in ("seconds_per_step", "duration", "peak_memory", "samples")}
+        for row in found:
+            weight = 1 / min((profile["samples"] or 0) + 1, 5)  # a plain mean at first, then a moving one
+            for key in ("seconds_per_step", "duration"):
+                profile[key] = mix(profile[key], row[key], weight)
+            profile["peak_memory"] = max(profile["peak_memory"] or 0, row["peak_memory"] or 0) or None
+            profile["samples"] = (profile["samples"] or 0) + 1
+        rows.append({"model": model, "gpu_name": gpu, "gpu_count": count, **profile, "updated_at": tx.now})
+    tx.upsert("profiles", ["model", "gpu_name", "gpu_count"], rows)

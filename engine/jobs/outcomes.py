@@ -1,0 +1,115 @@
+"""What the end of a lease means for its job: a pure function, so that every case can be read and tested in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec.model import Retries
+from .states import State
+
+#: reasons for which the engine itself stops a lease, and after which the job simply waits for the next one
+YIELDING = {"preempted": "preempted", "expired": "its lease expired", "drain": "its runner is being drained", "held": "held"}
+
+#: of leases
+OUTCOMES = (
+    "completed", "failed", "oom", "hang", "timeout", "preempted", "profiled", "cancelled", "lost", "unkillable", "start-failed",
+)  # fmt: skip
+
+MAX_LOSS_DELAY = 300.0  #: seconds
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a lease ended."""
+
+    outcome: str  #: as the runner saw it: completed, failed, stopped, oom, hang, lost, start-failed, unkillable
+    exit_code: int | None
+    stop_reason: str | None  #: why the engine had told it to stop, None: it had not
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows for the job."""
+
+    state: State
+    outcome: str  #: of the lease; of the job, when the state is final
+    reason: str
+    preempted: bool = False
+    failed: bool = False
+    delay: float = 0.0  #: seconds before it may run again
+    unmeasured: bool = False  #: its profiling run had its time, and measured too little
+
+
+def judge(
+    end: End,
+    retries: Retries,
+    *,
+    failures: int,
+    cancelled: bool,
+    held: bool,
+    losses: int = 0,
+    profile: bool = False,
+    measured: bool = False,
+) -> Verdict:
+    """Decide what becomes of a job whose last worker has gone.
+
+    ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
+    a profiling run, and ``measured``, its speed is known now.
+    """
+    if end.outcome == "completed" and not profile:
+        return Verdict(State.COMPLETED, "completed", "completed")
+    if cancelled or end.stop_reason == "cancelled":
+        return Verdict(State.CANCELLED, "cancelled", "cancelled")
+    back = State.SUBMITTED if held else State.PENDING
+    if profile and (verdict := _profiled(end, back, measured)) is not None:
+        return verdict
+    if end.stop_reason in ("timeout", "hang"):
+        return _failure(end, retries, failures, back)
+    if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
+        # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
+        return Verdict(back, "preempted", YIELDING[end.stop_reason], preempted=end.stop_reason in ("preempted", "expired"))
+    if end.outcome == "stopped":
+        return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
+    if end.outcome in ("lost", "unkillable"):
+        # The first loss is nobody's fault. A job that is lost again and again waits longer each time: it may be what kills its workers.
+        delay = min(2.0**losses, MAX_LOSS_DELAY) if losses else 0.0
+        words = end.message or "its worker was lost; it goes on from its last checkpoint"
+        return Verdict(back, end.outcome, "its profiling run was lost; it is profiled again" if profile else words, delay=delay)
+    return _failure(end, retries, failures, back)
+
+
+def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
+    """After a profiling run that neither failed nor was lost: it counts as no preemption and no failure of the job."""
+    if end.outcome == "completed" and measured:
+        return Verdict(back, "profiled", "its speed was measured; it waits for the GPUs to train on")
+    if end.outcome == "completed":
+        return Verdict(back, "profiled", "its profiling run ended without having measured its speed", unmeasured=True)
+    early = {**YIELDING, "timeout": "the timeout of the job"}.get(end.stop_reason or "")
+    if early is not None and end.outcome in ("stopped", "failed", "unkillable", "lost"):
+        reason = f"its profiling run was ended early: {early}"
+        return Verdict(back, "profiled", reason, unmeasured=not measured and end.stop_reason in ("expired", "timeout"))
+    return Verdict(back, "profiled", "its profiling run was stopped from outside") if end.outcome == "stopped" else None
+
+
+def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:
+    outcome = end.stop_reason if end.stop_reason in ("timeout", "hang") else end.outcome
+    reason = end.message or _words(outcome, end.exit_code)
+    final = failures >= retries.limit or end.exit_code in retries.never_on or (outcome == "oom" and failures >= 1)
+    if final:
+        return Verdict(State.FAILED, outcome, reason, failed=True)
+    delay = min(retries.backoff * retries.factor**failures, retries.max_backoff)
+    return Verdict(back, outcome, f"{reason}; retry {failures + 1} of {retries.limit} in {delay:.0f} s", failed=True, delay=delay)
+
+
+def _words(outcome: str, exit_code: int | None) -> str:
+    known = {
+        "oom": "out of memory: ask for more gpu_memory, or use a smaller batch",
+        "timeout": "ran longer than its timeout: raise timeout, or stop earlier",
+        "hang": "made no progress for its hang_after: the end of its log may show where it hangs",
+    }
+    if outcome in known:
+        return known[outcome]
+    if exit_code is not None and exit_code < 0:
+        return f"killed by signal {-exit_code}, not by Stoker: look at its log and at the kernel's (out of memory?)"
+    return f"exit code {exit_code}: see 'stoker logs'"

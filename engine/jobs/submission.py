@@ -1,0 +1,240 @@
+"""Submission: jobs enter the tables, all of a request or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
+from ..spec.check import require_time
+from ..spec.model import JobSpec, Submission, base_name
+from ..spec.same import differences
+from ..store.transaction import Transaction
+from .states import FINAL, State
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    submission: Submission
+    user: str
+    schedule: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A job that was submitted with an idempotency key."""
+
+    id: int
+    spec: JobSpec
+    submitted_at: float
+
+
+@dataclass(slots=True)
+class _Names:
+    """Which job a word in `after:` means: a number is anybody's; of a name or a key one's own newest, or else anybody's of that name."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    own: dict[tuple[str, str], int] = field(default_factory=dict)  #: by owner, and name or key
+    anybody: dict[str, int] = field(default_factory=dict)  #: by name
+
+    def find(self, word: str, user: str) -> int | None:
+        return self.numbers.get(word) or self.own.get((user, word)) or self.anybody.get(word)
+
+    def add(self, owner: str, name: str, job: int, *, is_key: bool = False) -> None:
+        """A job, which is newer than those that were added before it."""
+        self.own[owner, name] = max(job, self.own.get((owner, name), 0))
+        if not is_key:  # a key is nobody's business but its owner's
+            self.anybody[name] = max(job, self.anybody.get(name, 0))
+
+
+@dataclass(slots=True)
+class _Context:
+    """What the whole batch needs to know, read once."""
+
+    #: Job of an owner and an idempotency key. Keys belong to users, and the table has the owner beside each key, so that the
+    #: same key of two people needs no column of its own, and rows of before each user had keys of his own keep theirs.
+    keys: dict[tuple[str, str], _Keyed]
+    names: _Names
+    states: dict[int, State]
+    largest: dict[str, int]  #: GPUs of each pool
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, table: str, row: dict[str, Any]) -> None:
+        self.tables.setdefault(table, []).append(row)
+
+
+def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dict[str, Any]] | StokerError]:
+    """Accept jobs; answers with ``[{id, name, state, existing}]`` a request."""
+    context = _context(tx, batch)
+    answers: list[list[dict[str, Any]] | StokerError] = []
+    for request in batch:
+        jobs = request.submission.jobs
+        try:
+            known = _known(tx, request, context)
+            fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
+            check(fresh, context.largest, tx.now if request.schedule is None else 0.0)
+            edges = _resolve(fresh, known, request.user, context)
+        except StokerError as error:
+            answers.append(error)
+            continue
+        answers.append(_accept(tx, request, known, edges, context))
+    for table in ("jobs", "tiers", "dependencies", "provenance"):
+        tx.insert(table, context.tables.get(table, []))
+    tx.touch("queue")
+    return answers
+
+
+def check(jobs: Sequence[JobSpec], largest: dict[str, int], now: float) -> None:
+    """Refuse at once what could never run, or has no time left.
+
+    ``largest`` maps a pool to its GPUs; one whose runners are away is not judged.
+    """
+    errors = Gathered()
+    for spec in jobs:
+        with errors.part():
+            require_time(spec, now)
+        if spec.pool not in largest:
+            if largest and spec.pool != "default":
+                pools = f"{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
+                errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{pools}"))
+        elif 0 < largest[spec.pool] < spec.gpus_min:
+            has = f"pool {spec.pool!r} has {largest[spec.pool]}"
+            errors.add(UsageError(f"gpus: {base_name(spec.name)} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner"))
+    errors.tell()
+
+
+def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
+    specs = [spec for request in batch for spec in request.submission.jobs]
+    keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
+    wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
+    context = _Context(keys={}, names=_Names(), states={}, largest=dict(tx.execute("pool_sizes")))
+    for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
+        context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
+        context.states[job] = State(state)
+    for word, fits, owner, job, state in tx.execute("find_jobs", wanted) if wanted else ():
+        context.states[job] = State(state)
+        if fits == "number":
+            context.names.numbers[word] = job
+        else:
+            context.names.add(owner, word, job, is_key=fits == "key")
+    return context
+
+
+def _known(tx: Transaction, request: SubmitRequest, context: _Context) -> dict[str, int]:
+    """Jobs of the request that its user has submitted before with their keys, by name. Conflict when what was submitted is another job."""
+    known: dict[str, int] = {}
+    for spec in request.submission.jobs:
+        before = context.keys.get((_owner(spec, request), spec.idempotency_key or ""))
+        if before is None:
+            continue
+        if fields := differences(before.spec, spec, tx.now - before.submitted_at):
+            raise Conflict(
+                f"idempotency_key: {spec.idempotency_key!r} is that of job {before.id} {before.spec.name}, and {spec.name} differs from it "
+                f"in {', '.join(fields)}: give another key, or submit the same again"
+            )
+        known[spec.name] = before.id
+    return known
+
+
+def _owner(spec: JobSpec, request: SubmitRequest) -> str:
+    return spec.user or request.user
+
+
+def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, list[tuple[int | str, str]]]:
+    """For each new job its dependencies: the number of an earlier job, or the name of a new one in the same request.
+
+    ``known``: jobs of the request that were submitted before, by name.
+    """
+    own = {spec.name for spec in fresh}
+    edges: dict[str, list[tuple[int | str, str]]] = {}
+    for spec in fresh:
+        found = edges.setdefault(spec.name, [])
+        for dependency in spec.after:
+            if dependency.job in own and dependency.job != spec.name:
+                found.append((dependency.job, dependency.mode))
+                continue
+            job = known.get(dependency.job) or context.names.find(dependency.job, spec.user or user)
+            if job is None:
+                raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{nearest(dependency.job, own)}")
+            if dependency.mode == "ok" and context.states[job] in (State.FAILED, State.CANCELLED):
+                raise UsageError(f"after: job {dependency.job} has ended as {context.states[job]}, so {spec.name} could never start")
+            found.append((job, dependency.mode))
+    return edges
+
+
+def _accept(
+    tx: Transaction,
+    request: SubmitRequest,
+    known: Mapping[str, int],
+    edges: Mapping[str, list[tuple[int | str, str]]],
+    context: _Context,
+) -> list[dict[str, Any]]:
+    specs = request.submission.jobs
+    numbers = {spec.name: known.get(spec.name) or tx.number("jobs") for spec in specs}
+    answer = []
+    for spec in specs:
+        job = numbers[spec.name]
+        if spec.name in known:
+            answer.append({"id": job, "name": spec.name, "state": None, "existing": True})
+            continue
+        needs = [(numbers[target] if isinstance(target, str) else target, mode) for target, mode in edges[spec.name]]
+        unmet = 0
+        for number, mode in needs:
+            met = context.states.get(number) in FINAL
+            unmet += not met
+            context.add("dependencies", {"job_id": job, "needs": number, "mode": mode, "met": met})
+        state = State.SUBMITTED if unmet or spec.hold else State.PENDING
+        reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
+        _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), context)
+        _remember(spec, job, state, _owner(spec, request), tx.now, context)
+        answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
+    return answer
+
+
+def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
+    """What the later requests of the batch are to know of a new job."""
+    context.states[job] = state
+    context.names.add(owner, spec.name, job)
+    if spec.idempotency_key is not None:
+        context.names.add(owner, spec.idempotency_key, job, is_key=True)
+        context.keys[owner, spec.idempotency_key] = _Keyed(job, spec, now)
+
+
+def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) -> int | None:
+    """Number of the array that a task belongs to: that of its first task, which may have been submitted before."""
+    if task.array_size is None:
+        return None
+    first = next((s for s in specs if s.array_index == 0 and base_name(s.name) == base_name(task.name)), task)
+    return numbers[first.name]
+
+
+def _write(
+    tx: Transaction, request: SubmitRequest, spec: JobSpec, job: int, state: State, reason: str, array: int | None, context: _Context
+) -> None:
+    user = _owner(spec, request)
+    context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
+                         "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
+                         "schedule_id": request.schedule})  # fmt: skip
+    for tier in spec.demand.tiers:
+        context.add("tiers", {"job_id": job, "deadline": tier.deadline, "reward": tier.reward})
+    provenance = request.submission.provenance
+    context.add("provenance", {**msgspec.structs.asdict(provenance), "job_id": job, "argv": json.dumps(provenance.argv)})
+    tx.event("job.state", user, job=job, after=State.SUBMITTED, reason="submitted")
+    if state is State.PENDING:
+        tx.event("job.state", "daemon", job=job, before=State.SUBMITTED, after=state, reason=reason)
+
+
+def job_row(spec: JobSpec, now: float) -> dict[str, Any]:
+    """Columns of `jobs` that follow from the spec, and the zeros a job begins with."""
+    return {
+        "name": spec.name, "kind": spec.kind, "pool": spec.pool, "state_since": now, "priority": spec.priority, "held": spec.hold,
+        "gpus_min": spec.gpus_min, "gpus_max": spec.gpus_max, "gpu_memory": spec.gpu_memory, "demand": spec.demand.kind,
+        "deadline": spec.deadline, "model": spec.model, "signature": spec.signature, "total_steps": spec.stop.iterations,
+        "est_duration": spec.estimate, "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False,
+        "run_time": 0.0, "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap,
+        "idempotency_key": spec.idempotency_key, "labels": json.dumps(spec.labels), "spec": msgspec.json.encode(spec).decode(),
+    }  # fmt: skip

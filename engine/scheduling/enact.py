@@ -1,0 +1,133 @@
+"""Carrying out what a policy decided: leases granted and stopped, the decision recorded, all in one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..jobs.leases import Grant, Stop, grant, stop
+from ..store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A row of `decisions`; see its columns. ``number`` is set when a row is to be brought up to date."""
+
+    pool: str
+    policy: str
+    config_id: int
+    ts: float
+    last_ts: float
+    ticks: int
+    jobs_seen: int
+    status: str
+    gap: float | None
+    view_seconds: float
+    plan_seconds: float
+    apply_seconds: float
+    outcome: str
+    error: str | None = None
+    deferred: Mapping[int, str] = field(default_factory=dict)
+    number: int | None = None
+    memory: str | None = None  #: in JSON what the policy keeps in mind from now on; None: as before
+
+
+@dataclass(frozen=True, slots=True)
+class Enactment:
+    """What is to be done now."""
+
+    decision: Decision
+    grants: Sequence[Grant] = ()
+    stops: Sequence[Stop] = ()
+    renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
+    waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
+
+
+@dataclass(frozen=True, slots=True)
+class Enacted:
+    decision: int
+    leases: Sequence[int]
+    skipped: Mapping[int, str]  #: jobs whose grant was no longer possible, and why
+
+
+def enact(tx: Transaction, batch: Sequence[Enactment]) -> Sequence[Enacted]:
+    """Carry out plans. What has changed since the view was taken (a cancelled job, a GPU gone) is skipped, not forced."""
+    return [_enact(tx, one) for one in batch]
+
+
+def _enact(tx: Transaction, one: Enactment) -> Enacted:
+    number = one.decision.number or tx.number("decisions")
+    grants, skipped = _possible(tx, one.grants)
+    stop(tx, one.stops)
+    leases = grant(tx, grants, one.decision.policy, number) if grants else []
+    tx.update("leases", ["id"], [{"id": lease, "expires_at": expires} for lease, expires in one.renewals.items()])
+    _write_waiting(tx, one.waiting, f"policy:{one.decision.policy}")
+    _write_decision(tx, one, number, leases, skipped)
+    return Enacted(number, leases, skipped)
+
+
+def _possible(tx: Transaction, grants: Sequence[Grant]) -> tuple[list[Grant], dict[int, str]]:
+    if not grants:
+        return [], {}
+    startable = {row[0] for row in tx.execute("startable", [g.job for g in grants])}
+    free = {row[0] for row in tx.execute("free_gpus", sorted({gpu for g in grants for gpu, _ in g.gpus}))}
+    possible, skipped = [], {}
+    for given in grants:
+        wanted = {gpu for gpu, _ in given.gpus}
+        if given.job not in startable:
+            skipped[given.job] = "no longer waits"
+        elif not wanted <= free:
+            skipped[given.job] = "its GPUs are no longer free"
+        else:
+            free -= wanted
+            possible.append(given)
+    return possible, skipped
+
+
+def _write_waiting(tx: Transaction, waiting: Sequence[tuple[int, str, str, bool]], actor: str) -> None:
+    still = {row[0] for row in tx.execute("still_waiting", [row[0] for row in waiting])} if waiting else set()
+    current = [row for row in waiting if row[0] in still]
+    tx.upsert(
+        "waiting", ["job_id"], [{"job_id": job, "code": code, "reason": reason, "updated_at": tx.now} for job, code, reason, _ in current]
+    )
+    for job, code, reason, fresh in current:
+        if fresh:
+            tx.event("job.waiting", actor, job=job, after=code, reason=reason)
+
+
+def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequence[int], skipped: Mapping[int, str]) -> None:
+    decision = one.decision
+    row: dict[str, Any] = {"id": number, "last_ts": decision.last_ts, "ticks": decision.ticks}
+    if decision.number is not None:
+        tx.update("decisions", ["id"], [row])
+        return
+    started = [g for g in one.grants if g.job not in skipped]
+    plan = {
+        "starts": [
+            {"job": g.job, "gpus": [gpu for gpu, _ in g.gpus], "lease": lease, **({"profile": True} if g.profile else {})}
+            for g, lease in zip(started, leases, strict=True)
+        ],
+        "stops": [{"lease": s.lease, "reason": s.reason, "for": s.for_job} for s in one.stops],
+        "deferred": {str(job): why for job, why in {**decision.deferred, **skipped}.items()},
+    }
+    row |= {name: getattr(decision, name) for name in (
+        "pool", "policy", "config_id", "ts", "jobs_seen", "status", "gap", "view_seconds", "plan_seconds", "apply_seconds",
+        "outcome", "error", "memory")}  # fmt: skip
+    tx.insert("decisions", [{**row, "plan": json.dumps(plan)}])
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Places in the queue and estimated starts: rows of (job, position, estimated start or None)."""
+
+    rows: Sequence[tuple[int, int | None, float | None]]
+
+
+def write_forecast(tx: Transaction, batch: Sequence[Forecast]) -> Sequence[None]:
+    """Bring places and estimated starts up to date; jobs that wait no longer are left alone."""
+    latest = {row[0]: row for one in batch for row in one.rows}
+    rows = [{"job_id": job, "position": position, "est_start": start} for job, position, start in latest.values()]
+    tx.update("waiting", ["job_id"], rows)
+    return [None] * len(batch)

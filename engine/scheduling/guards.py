@@ -1,0 +1,382 @@
+"""What is done now to go from the view to the plan, within guards that no policy can override.
+
+A policy says what it wants; each eviction costs somebody the work since the last checkpoint. Schedulers
+that evict on a wish alone have gone wrong in four ways, and each has its guard here:
+
+- Evicting without a start: two 1-GPU jobs killed eleven, one a cycle, and used none of the room
+  (ROCm/spur #888). Here a start, and so a running job that grows or moves, names its GPUs; all their holders can be
+  stopped, or none is.
+- Evicting too many: only holders of a GPU that the plan gives to another job are stopped. A job that it preempts or leaves out,
+  but whose GPUs nobody gets, goes on: stopping it gains nothing (Kueue fills such victims back).
+- Evicting at once, again and again: a job runs for ``min_run_time`` before it may be stopped (KAI-Scheduler
+  #126), and is preempted at most ``max_preemptions`` times. A lease that ends does the same to a job, so
+  no lease ends sooner either, and one of a job whose preemptions are spent has no end. Both are one moment (`protect`): the job
+  may be stopped when its lease may be renewed, and not a rounding sooner or later.
+- Evicting for nobody: a lease that has run out, and that the plan does not renew, goes on while nobody waits (`anybody_waits`).
+- Evicting each other in turn: Kueue #3779, #2821 and #14543 loop because the order that evicts is not the order
+  that admits. Here who gave way to whom is remembered for ``cooldown`` seconds: a job may not displace one
+  that it gave way to, directly or through others, so evictions never form a cycle; and nobody gives way to
+  the same job twice, so one that is not started in the room made for it does not go on evicting.
+
+While victims stop, the policy plans the start again on their GPUs (`Placement.find_soon`), so what they free bit by
+bit is not given to others meanwhile (Kueue #13797).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ...policies.contract import Allocation, Bools, Floats, Phase, Plan, View
+from .plan_check import holders
+from .rowof import RowOf
+
+RESOLUTION = 1e-6  #: seconds; the tables keep microseconds, so an end may be read as that much later than it was planned
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much preemption a pool allows. Durations are seconds."""
+
+    min_run_time: float = 60.0  #: a lease is not taken back sooner
+    max_preemptions: int | None = None  #: of one job, None: no limit
+    cooldown: float = 300.0  #: for so long a preempted job may not displace the one it gave way to
+
+
+class Start(NamedTuple):
+    job: int
+    gpus: tuple[int, ...]
+    lease_end: float | None
+    profile: bool = False  #: a profiling run on fewer GPUs than the gang
+    lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
+
+
+class Stop(NamedTuple):
+    job: int
+    reason: str
+    for_job: int | None  #: who gets its GPUs; None: it moves to other GPUs itself
+
+
+class Deferred(NamedTuple):
+    """A start or move of the plan that is not done now, and why."""
+
+    job: int
+    text: str
+
+
+class Renewal(NamedTuple):
+    """A running job that keeps its GPUs, and when its lease now ends."""
+
+    job: int
+    lease_end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    starts: list[Start] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
+    renewals: list[Renewal] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Evictions:
+    """Who gave way to whom, and when last. Lost with the process; `leases.stop_for` and `stop_at` restore it."""
+
+    gave_way: Mapping[tuple[int, int], float] = field(default_factory=dict)  #: (victim, who got its GPUs) to time
+
+    def after(self, stops: list[Stop], now: float, limits: Limits) -> Evictions:
+        """Those once ``stops`` are committed; what is older than the cooldown is forgotten."""
+        recent = {pair: ts for pair, ts in self.gave_way.items() if now - ts < limits.cooldown}
+        recent.update({(stop.job, stop.for_job): now for stop in stops if stop.for_job is not None})
+        return Evictions(recent)
+
+    def yields_to(self, job: int, now: float, limits: Limits) -> set[int]:
+        """Every job that ``job`` gave way to lately, directly or through others."""
+        winners: dict[int, list[int]] = {}
+        for (victim, winner), ts in self.gave_way.items():
+            if now - ts < limits.cooldown:
+                winners.setdefault(victim, []).append(winner)
+        found: set[int] = set()
+        frontier = [job]
+        while frontier:
+            for winner in winners.get(frontier.pop(), ()):
+                if winner not in found:
+                    found.add(winner)
+                    frontier.append(winner)
+        return found
+
+
+def _spent(view: View, limits: Limits) -> Bools:
+    """Jobs whose budget of preemptions is spent. A profiling run is none of the job's: it ends when it is over."""
+    jobs = view.jobs
+    if limits.max_preemptions is None:
+        return np.zeros(len(jobs), dtype=bool)
+    spent: Bools = (jobs.preemptions >= limits.max_preemptions) & ((jobs.held == 0) | (jobs.held >= jobs.gpus_min))
+    return spent
+
+
+def protected_until(view: View, limits: Limits) -> Floats:
+    """Until when no eviction, move or end of lease is allowed, a row a job: for as long as it runs (inf) once its budget is spent.
+
+    Where that is the end of the job's lease but for a rounding it is that very number: what ends together does so for everybody.
+    """
+    jobs = view.jobs
+    until = np.where(_spent(view, limits), np.inf, view.now - jobs.lease_time + limits.min_run_time)
+    if jobs.lease_end is None:
+        return until
+    ends = np.where(np.isfinite(jobs.lease_end), jobs.lease_end, -np.inf)
+    return np.where(np.abs(until - ends) <= RESOLUTION, ends, until)
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What columns of `Jobs` are to hold, so that a policy looks for victims only where it can get them."""
+
+    protected: Bools
+    protected_until: Floats
+    lease_end: Floats | None
+
+
+def protection(view: View, limits: Limits) -> Protection:
+    until = np.where(view.jobs.phase == Phase.ACTIVE, protected_until(view, limits), -np.inf)
+    ends = view.jobs.lease_end
+    return Protection(until > view.now, until, None if ends is None else np.maximum(ends, until))
+
+
+def protect(view: View, limits: Limits) -> View:
+    """The view with its protection filled in; no lease ends before it."""
+    given = protection(view, limits)
+    jobs = dataclasses.replace(view.jobs, protected=given.protected, protected_until=given.protected_until, lease_end=given.lease_end)
+    return dataclasses.replace(view, jobs=jobs)
+
+
+def anybody_waits(view: View, started: Collection[int]) -> bool:
+    """Whether a job other than ``started`` waits for GPUs such as the pool has: for nobody else is a lease ended that has run out."""
+    jobs, gpus = view.jobs, view.gpus
+    for row in np.flatnonzero((jobs.phase == Phase.PENDING) & ~np.isin(jobs.id, list(started))).tolist():
+        memory = float(jobs.gpu_memory[row])
+        suits = gpus.usable & ((gpus.memory <= 0) | (gpus.memory >= memory))
+        if np.count_nonzero(suits) >= jobs.gpus_min[row]:
+            return True
+    return False
+
+
+def reconcile(view: View, plan: Plan, limits: Limits, evictions: Evictions) -> Actions:
+    """What to do now. ``plan`` has passed `plan_check.check`. Starts are served in the plan's order, then moves.
+
+    Nothing starts on a GPU that anybody still holds: a start that needs an eviction is deferred, its
+    victims are stopped now, and a later tick starts it. A running job that is to have GPUs of others goes on meanwhile.
+    """
+    if not plan.allocations:
+        return Actions()
+    tick = _Tick(view, plan, limits, evictions)
+    moves = []
+    for job, allocation in plan.allocations.items():
+        row = tick.row_of[job]
+        if view.jobs.phase[row] != Phase.ACTIVE:
+            tick.start(job, allocation)
+        elif set(allocation.gpus) == set(view.jobs.allocation(row).tolist()):
+            tick.actions.renewals.append(Renewal(job, tick.lease_end(job, allocation)))
+        else:
+            moves.append((job, allocation))
+    # After the starts: whoever had to make room for one has been stopped, and need not be moved.
+    for job, allocation in moves:
+        tick.move(job, allocation)
+    tick.move_in_turn()
+    return tick.actions
+
+
+def next_look(view: View, plan: Plan, actions: Actions, limits: Limits, evictions: Evictions) -> float:
+    """When to ask the policy again even if nothing happens: as it says, or when a guard ends that may hold somebody back; inf: never.
+
+    ``evictions`` are those after ``actions``.
+    """
+    now, jobs = view.now, view.jobs
+    moments = [] if plan.wake_at is None else [plan.wake_at]
+    if actions.deferred or np.count_nonzero(jobs.phase == Phase.PENDING) > len(actions.starts):
+        until = protected_until(view, limits)[jobs.phase == Phase.ACTIVE]
+        moments += [float(until.min(initial=math.inf, where=until > now)), *(ts + limits.cooldown for ts in evictions.gave_way.values())]
+        if actions.starts and not _spent(view, limits)[np.isin(jobs.id, [start.job for start in actions.starts])].all():
+            moments.append(now + limits.min_run_time)
+    return min((moment for moment in moments if moment > now), default=math.inf)
+
+
+class _Tick:
+    def __init__(self, view: View, plan: Plan, limits: Limits, evictions: Evictions) -> None:
+        jobs = view.jobs
+        self.view, self.plan, self.limits, self.evictions = view, plan, limits, evictions
+        self.row_of = RowOf(jobs.id)
+        self.holders: dict[int, list[int]] = {}
+        for row, gpu in holders(plan, view):
+            self.holders.setdefault(gpu, []).append(int(jobs.id[row]))
+        self.partners: dict[int, set[int]] = {}
+        for group in plan.groups:
+            for job in group.jobs:
+                self.partners.setdefault(job, set()).update(group.jobs)
+        self.stopped: set[int] = set()
+        self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
+        self.behind_movers: dict[int, list[int]] = {}  # jobs to be moved, and who holds the GPUs, of whom some are to move themselves
+        self.actions = Actions()
+
+    @cached_property
+    def protected_until(self) -> Floats:
+        return protected_until(self.view, self.limits)
+
+    def start(self, job: int, allocation: Allocation) -> None:
+        if (unusable := self._unusable(job, allocation)) is not None:
+            self._refuse(job, allocation, unusable)
+            return
+        holders = self._others_on(job, allocation)
+        if not holders:
+            end = self.lease_end(job, allocation)
+            lasts = 0.0 if end is None else self.limits.min_run_time
+            self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
+            return
+        if (objection := self._make_way(job, holders)) is not None:
+            # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
+            if all(self._is_to_move(holder) or self._stopping(holder) or self._objection(holder, job) is None for holder in holders):
+                self._defer(job, objection)
+            else:
+                self._refuse(job, allocation, objection)
+            return
+        self._defer(job, f"waits for {_jobs(holders)} to stop")
+
+    def move(self, job: int, allocation: Allocation) -> None:
+        """Stop a job that is to go on elsewhere, but only when it can go on at once.
+
+        Whom the plan preempts makes way for it first. Who moves away itself is not hurried (`move_in_turn`).
+        """
+        if job in self.stopped:
+            return
+        held = self.view.jobs.allocation(self.row_of[job]).tolist()
+        if self.refused.intersection(held):
+            self._defer(job, "is not moved: the job that wants its GPUs cannot start yet")
+        elif (unusable := self._unusable(job, allocation)) is not None:
+            self._defer(job, unusable)
+        elif (objection := self._protection(job)) is not None:
+            self._defer(job, objection)
+        elif holders := self._others_on(job, allocation):
+            if any(self._is_to_move(holder) for holder in holders):
+                self.behind_movers[job] = holders
+            else:
+                self._defer(job, self._make_way(job, holders) or _until_gone(holders))
+        else:
+            self._stop(job, None)
+
+    def move_in_turn(self) -> None:
+        """Moves onto GPUs of jobs that are to move too: a chain is done from its end, one after another, and a circle at once.
+
+        Nobody in a circle could go on at once, so without this a job would never grow whose room is where it would push another from.
+        """
+        movers = {job: {holder for holder in others if self._is_to_move(holder)} for job, others in self.behind_movers.items()}
+        behind: dict[int, list[int]] = {}  # who waits for each mover
+        for job, those in movers.items():
+            for mover in those:
+                behind.setdefault(mover, []).append(job)
+        circle = dict(self.behind_movers)
+        outside = [job for job, others in circle.items() if not self._wait_for_each_other(job, others, movers[job])]
+        while outside:
+            job = outside.pop()
+            if circle.pop(job, None) is not None:
+                outside += behind.get(job, ())
+        for job in circle:
+            self._stop(job, None)
+        for job, others in circle.items():
+            self._make_way(job, others)
+        for job, others in self.behind_movers.items():
+            if job not in circle:
+                self._defer(job, _until_gone(others))
+
+    def _wait_for_each_other(self, job: int, holders: list[int], movers: set[int]) -> bool:
+        others = (holder for holder in holders if holder not in movers and not self._stopping(holder))
+        return bool(movers) and movers <= self.behind_movers.keys() and all(self._objection(other, job) is None for other in others)
+
+    def _make_way(self, job: int, holders: list[int]) -> str | None:
+        """Stop all who hold GPUs that ``job`` is to have, or none of them; what there is to object."""
+        victims = [holder for holder in holders if not self._stopping(holder)]
+        for victim in victims:
+            if (objection := self._objection(victim, job)) is not None:
+                return objection
+        for victim in victims:
+            self._stop(victim, job)
+        return None
+
+    def _is_to_move(self, holder: int) -> bool:
+        return holder in self.plan.allocations and not self._stopping(holder)
+
+    def _others_on(self, job: int, allocation: Allocation) -> list[int]:
+        """Who holds GPUs of ``allocation``, and does not share them by the plan."""
+        sharing = self.partners.get(job, set()) | {job}
+        holders = (holder for gpu in allocation.gpus for holder in self.holders.get(gpu, ()))
+        return sorted({holder for holder in holders if holder not in sharing})
+
+    def _unusable(self, job: int, allocation: Allocation) -> str | None:
+        if self.view.gpus.usable[list(allocation.gpus)].all():
+            return None
+        held = self.view.jobs.allocation(self.row_of[job])
+        for gpu in allocation.gpus:
+            if not self.view.gpus.usable[gpu] and gpu not in held:
+                return f"GPU {self.view.gpus.id[gpu]} is not usable now"
+        return None
+
+    def _objection(self, victim: int, job: int) -> str | None:
+        if self._keeps(victim):
+            return f"the plan lets job {victim} keep the GPUs"
+        cooldown, now = self.limits.cooldown, self.view.now
+        if victim in self.evictions.yields_to(job, now, self.limits):
+            return f"gave way to job {victim} less than {cooldown:g} s ago and may not displace it yet"
+        if now - self.evictions.gave_way.get((victim, job), -math.inf) < cooldown:
+            return f"job {victim} gave way to it less than {cooldown:g} s ago and does not do so again yet"
+        return self._protection(victim)
+
+    def _keeps(self, victim: int) -> bool:
+        kept = self.plan.allocations.get(victim)
+        if kept is None:
+            return victim not in self.plan.preempt
+        return set(kept.gpus) == set(self.view.jobs.allocation(self.row_of[victim]).tolist())
+
+    def lease_end(self, job: int, allocation: Allocation) -> float | None:
+        """When the lease ends: a lease that runs out is an eviction like any other, so not before the job's protection does."""
+        if allocation.lease_end is None:
+            return None
+        until = float(self.protected_until[self.row_of[job]])
+        if math.isinf(until):
+            return allocation.lease_end if allocation.profile else None
+        return max(allocation.lease_end, until)
+
+    def _protection(self, job: int) -> str | None:
+        until = self.protected_until[self.row_of[job]]
+        if until <= self.view.now:
+            return None
+        if math.isinf(until):
+            return f"job {job} has been preempted {self.limits.max_preemptions} times and is not preempted again"
+        return f"job {job} has run for less than {self.limits.min_run_time:g} s and is not stopped before"
+
+    def _stopping(self, job: int) -> bool:
+        return job in self.stopped or self.view.jobs.phase[self.row_of[job]] == Phase.STOPPING
+
+    def _stop(self, job: int, for_job: int | None) -> None:
+        self.stopped.add(job)
+        self.actions.stops.append(Stop(job, "preempted", for_job))
+
+    def _refuse(self, job: int, allocation: Allocation, text: str) -> None:
+        self.refused.update(allocation.gpus)
+        self._defer(job, text)
+
+    def _defer(self, job: int, text: str) -> None:
+        self.actions.deferred.append(Deferred(job, text))
+
+
+def _until_gone(ids: list[int]) -> str:
+    return f"is moved when {_jobs(ids)} {'has' if len(ids) == 1 else 'have'} left the GPUs that it moves to"
+
+
+def _jobs(ids: list[int]) -> str:
+    return f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(map(str, ids))}"

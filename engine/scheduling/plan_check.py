@@ -1,0 +1,262 @@
+"""Whether a Plan may be acted on at all. A bad plan changes nothing; its error is recorded with the decision."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...policies.contract import Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from .rowof import RowOf
+
+LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
+
+
+class PlanError(ValueError):
+    """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
+
+
+def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
+    """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``; without ``reasons`` nobody will look at them.
+
+    A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
+    usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
+    on what the policy gave: that may hold numbers of NumPy's, which the store can't bind, and what can be read only once.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan() answered with a {type(plan).__name__}, not a Plan")
+    row_of = RowOf(view.jobs.id)
+    if not isinstance(plan.allocations, Mapping):
+        raise PlanError(f"allocations: a {type(plan.allocations).__name__} is not a mapping of job to Allocation")
+    allocations = {
+        job: _allocation(job, allocation, row_of, view)
+        for job, allocation in zip(_ids("allocations", plan.allocations), plan.allocations.values(), strict=True)
+    }
+    fresh: set[int] = set()
+    for job, allocation in allocations.items():
+        row = row_of[job]
+        if view.jobs.phase[row] == Phase.PENDING or set(allocation.gpus) != set(view.jobs.allocation(row).tolist()):
+            fresh.add(job)
+            _check_gang(job, row, allocation, view)
+    plain = Plan(
+        allocations,
+        waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting) if reasons else (),
+        groups=tuple(Group(group.kind, tuple(_ids("groups", group.jobs))) for group in plan.groups),
+        warm={backbone: operator.index(wanted) for backbone, wanted in plan.warm.items()},
+        status=str(plan.status),
+        gap=None if plan.gap is None else float(plan.gap),
+        order=_ids("order", plan.order) if reasons else (),
+        preempt=frozenset(_ids("preempt", plan.preempt)),
+        wake_at=None if plan.wake_at is None else float(plan.wake_at),
+        rejected=_ids("rejected", plan.rejected) if plan.rejected else (),
+        memory=plan.memory if plan.memory is view.memory else _memory(plan.memory),
+    )
+    if plain.preempt or plain.rejected:
+        _check_preempt(plain, row_of, view)
+    if plain.allocations or plain.groups:
+        _check_sharing(plain, fresh, view)
+    if plain.waiting or plain.order:
+        _check_waiting(plain, view)
+    _check_rest(plain)
+    return plain
+
+
+def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
+    """The allocations of every job that is to have GPUs, those that stay included."""
+    jobs = view.jobs
+    stay = {
+        int(jobs.id[row]): Allocation(tuple(jobs.allocation(row).tolist()))
+        for row in (jobs.phase == Phase.ACTIVE).nonzero()[0].tolist()
+        if int(jobs.id[row]) not in plan.preempt
+    }
+    return {**stay, **plan.allocations}
+
+
+def _memory(given: Any) -> Memory:
+    """As JSON gives it back, so that nothing depends on whether it was read from the tables in between."""
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(f"memory: a {type(given).__name__} is not an object of JSON; give a dict, or None")
+    try:
+        text = json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"memory: cannot be kept as JSON: {error}") from None
+    if len(text) > LARGEST_MEMORY:
+        raise PlanError(f"memory: {len(text)} characters of JSON, {LARGEST_MEMORY} are the most")
+    kept: Memory = json.loads(text)
+    return kept
+
+
+def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> Allocation:
+    row = row_of.get(job)
+    if row is None:
+        raise PlanError(f"job {job}: is allocated, but is not in the view")
+    if view.jobs.phase[row] == Phase.STOPPING:
+        raise PlanError(f"job {job}: is allocated, but is stopping; leave it out until it has stopped")
+    if not isinstance(allocation, Allocation):
+        raise PlanError(f"job {job}: a {type(allocation).__name__} is not an Allocation")
+    return Allocation(
+        _gpus(job, allocation.gpus, view),
+        _lease_end(job, allocation.lease_end, view.now),
+        _batch_size(job, allocation.batch_size),
+        bool(allocation.profile),
+    )
+
+
+def _batch_size(job: int, size: int | None) -> int | None:
+    if size is None:
+        return None
+    try:
+        whole = operator.index(size)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise PlanError(f"job {job}: is to train with a batch of {size!r}; it must be a whole number from 1 on, None is its own")
+    return whole
+
+
+def _lease_end(job: int, end: float | None, now: float) -> float | None:
+    if end is not None and not (math.isfinite(end) and end > now):
+        raise PlanError(f"job {job}: its lease ends at {end}, which is not a time after now ({now}); None is no end")
+    return None if end is None else float(end)
+
+
+def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
+    try:
+        gpus = tuple(operator.index(gpu) for gpu in given)
+    except TypeError:
+        raise PlanError(f"job {job}: {given!r} are not rows of the view's GPUs") from None
+    count = len(view.gpus)
+    for gpu in gpus:
+        if not 0 <= gpu < count:
+            raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
+    if len(set(gpus)) != len(gpus):
+        raise PlanError(f"job {job}: has a GPU twice in {gpus}")
+    return gpus
+
+
+def _check_profile(job: int, row: int, allocation: Allocation, view: View) -> None:
+    """A profiling run has the GPUs that it needs, on a lease that ends."""
+    wanted = 0 if view.jobs.profile_gpus is None else int(view.jobs.profile_gpus[row])
+    if len(allocation.gpus) != wanted or not 0 < wanted < int(view.jobs.gpus_min[row]):
+        run = f"one on {wanted}" if 0 < wanted < int(view.jobs.gpus_min[row]) else "none on fewer than its gang"
+        raise PlanError(f"job {job}: has a profiling run on {len(allocation.gpus)} GPUs, it needs {run}")
+    if allocation.lease_end is None:
+        raise PlanError(f"job {job}: its profiling run has no end")
+
+
+def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
+    gpus, low, high = allocation.gpus, int(view.jobs.gpus_min[row]), int(view.jobs.gpus_max[row])
+    if allocation.profile:
+        _check_profile(job, row, allocation, view)
+    elif not low <= len(gpus) <= high:
+        wants = f"{low}" if low == high else f"{low} to {high}"
+        raise PlanError(f"job {job}: has {len(gpus)} GPUs, it takes {wants}")
+    if not view.gpus.usable[list(gpus)].all():
+        held = set(view.jobs.allocation(row).tolist())
+        for gpu in gpus:
+            if not view.gpus.usable[gpu] and gpu not in held:
+                raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which is not usable now")
+    memory = float(view.jobs.gpu_memory[row])
+    for gpu in gpus if memory > 0 else ():
+        if 0 < view.gpus.memory[gpu] < memory:
+            raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
+
+
+def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
+    partners: dict[int, set[int]] = {}
+    for group in plan.groups:
+        for job in group.jobs:
+            if job not in plan.allocations:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            partners.setdefault(job, set()).update(group.jobs)
+    users: dict[int, list[int]] = {}
+    _enter_stayers(plan, view, users)
+    for job, allocation in plan.allocations.items():
+        for gpu in allocation.gpus:
+            for other in users.setdefault(gpu, []):
+                # Jobs that share already may go on doing so: a policy must be able to take over from one that packs.
+                if other not in partners.get(job, ()) and (job in fresh or other in fresh):
+                    raise PlanError(f"job {job}: has GPU {view.gpus.id[gpu]}, which job {other} has too")
+            users[gpu].append(job)
+
+
+def holders(plan: Plan, view: View) -> list[tuple[int, int]]:
+    """(row of the job, GPU) for each GPU that the plan gives to anybody and a job holds now: most plans give only what is free."""
+    jobs = view.jobs
+    if view.free is not None and view.free.has(gpu for allocation in plan.allocations.values() for gpu in allocation.gpus):
+        return []
+    wanted = np.zeros(len(view.gpus), dtype=bool)
+    for allocation in plan.allocations.values():
+        wanted[list(allocation.gpus)] = True
+    hit = wanted[jobs.alloc_gpus].nonzero()[0]
+    rows = jobs.alloc_start.searchsorted(hit, side="right") - 1
+    return list(zip(rows.tolist(), jobs.alloc_gpus[hit].tolist(), strict=True))
+
+
+def _enter_stayers(plan: Plan, view: View, users: dict[int, list[int]]) -> None:
+    """Who keeps GPUs that the plan gives to others. Only these are looked up: most of the pool stays as it is."""
+    for row, gpu in holders(plan, view):
+        job = int(view.jobs.id[row])
+        gone = view.jobs.phase[row] == Phase.STOPPING or job in plan.allocations or job in plan.preempt
+        if not gone:
+            users.setdefault(gpu, []).append(job)
+
+
+def _check_preempt(plan: Plan, row_of: RowOf, view: View) -> None:
+    for job in plan.preempt:
+        row = row_of.get(job)
+        if row is None or view.jobs.phase[row] != Phase.ACTIVE:
+            raise PlanError(f"job {job}: is to be preempted, but holds no GPUs that could be taken")
+        if job in plan.allocations:
+            raise PlanError(f"job {job}: is both allocated and to be preempted")
+    for job in plan.rejected:
+        row = row_of.get(job)
+        if row is None or view.jobs.phase[row] != Phase.PENDING or job in plan.allocations:
+            raise PlanError(f"job {job}: is rejected, but does not wait")
+
+
+def _check_waiting(plan: Plan, view: View) -> None:
+    known = set(view.jobs.id.tolist())
+    stay = set(view.jobs.id[view.jobs.phase == Phase.ACTIVE].tolist()) - set(plan.preempt)
+    seen: set[int] = set()
+    for waiting in plan.waiting:
+        words = (waiting.reason.code, waiting.reason.text)
+        if not all(isinstance(word, str) and word for word in words):
+            raise PlanError("waiting: a reason needs a code and a text")
+        for job in waiting.jobs:
+            if job not in known:
+                raise PlanError(f"job {job}: is waiting, but is not in the view")
+            if job in plan.allocations:
+                raise PlanError(f"job {job}: is both allocated and waiting")
+            if job in stay:
+                raise PlanError(f"job {job}: is waiting, but keeps its GPUs: it is not to be preempted")
+            if job in seen:
+                raise PlanError(f"job {job}: is waiting twice")
+            seen.add(job)
+    order = set(plan.order)
+    if order and (len(order) != len(plan.order) or order != seen):
+        odd = min(order ^ seen, default=None)
+        raise PlanError("order: names a job twice" if odd is None else f"order: job {odd} is not in both order and waiting")
+
+
+def _check_rest(plan: Plan) -> None:
+    if plan.gap is not None and not math.isfinite(plan.gap):
+        raise PlanError(f"gap: {plan.gap} is not finite; None is unknown")
+    if plan.wake_at is not None and math.isnan(plan.wake_at):
+        raise PlanError("wake_at: is not a time; None is the next event")
+    for backbone, wanted in plan.warm.items():
+        if wanted < 0:
+            raise PlanError(f"warm: {wanted} workers of {backbone!r}; the number cannot be negative")
+
+
+def _ids(where: str, jobs: Iterable[int] | Ints) -> list[int]:
+    listed: list[Any] = jobs.tolist() if isinstance(jobs, np.ndarray) else list(jobs)
+    try:
+        return [operator.index(job) for job in listed]
+    except TypeError:
+        odd = next(job for job in listed if not hasattr(job, "__index__"))
+        raise PlanError(f"{where}: {odd!r} is not the id of a job") from None

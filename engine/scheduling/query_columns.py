@@ -1,0 +1,151 @@
+"""Columns of query results as plain arrays, joined and grouped in NumPy: DuckDB takes longer to plan a join than NumPy to do it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...policies.contract import Bools, Floats, Ints
+from ..store.sqlfiles import sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]
+
+
+_parsed: dict[str, duckdb.Statement] = {}
+_MISSING = {"f": np.nan, "M": np.datetime64("NaT"), "O": None}  #: by kind of array; of all others 0
+
+
+def parsed(con: duckdb.DuckDBPyConnection, name: str) -> duckdb.Statement:
+    """``sql/NAME.sql``, parsed once: for a query on one table that is up to half of the cost. Any connection can execute it."""
+    statement = _parsed.get(name)
+    if statement is None:
+        (statement,) = con.extract_statements(sql(name))
+        _parsed[name] = statement
+    return statement
+
+
+def fetch(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> Columns:
+    """Columns of ``sql/NAME.sql``. NULL is NaN, NaT, None, or, of integers and booleans, 0: to tell it from 0, cast to DOUBLE in SQL."""
+    columns = con.execute(parsed(con, name), list(parameters)).fetchnumpy()
+    return {name: _plain(column) for name, column in columns.items()}
+
+
+def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Ints) -> Columns:
+    """Columns of ``sql/NAME.sql`` for these keys; without any nothing is asked. Where there is no row there are no columns."""
+    columns = fetch(con, name, keys.tolist()) if len(keys) else {}
+    return columns if any(map(len, columns.values())) else {}
+
+
+def _plain(column: Array) -> Array:
+    if not isinstance(column, np.ma.MaskedArray):
+        return column
+    values: Array = column.data  # `filled` would copy
+    values[np.ma.getmaskarray(column)] = _MISSING.get(values.dtype.kind, 0)
+    return values
+
+
+def ints(column: Array) -> Ints:
+    return column.astype(np.int64, copy=False)
+
+
+def floats(column: Array, missing: float = np.nan) -> Floats:
+    values: Floats = column.astype(np.float64, copy=False)
+    return values if np.isnan(missing) else np.where(np.isnan(values), missing, values)
+
+
+def seconds(column: Array, missing: float = np.nan) -> Floats:
+    """Timestamps as seconds since the epoch."""
+    return np.where(np.isnat(column), missing, column.astype("datetime64[us]", copy=False).astype(np.int64) / 1e6)
+
+
+def first_known(*columns: Floats) -> Floats:
+    """Of each row the first value that is not NaN."""
+    known = columns[-1]
+    for column in columns[-2::-1]:
+        known = np.where(np.isnan(column), known, column)
+    return known
+
+
+def rows_of(keys: Array, known: Array) -> Ints:
+    """The position in ``known``, which holds nothing twice, of each key, -1 where it is not there."""
+    if not len(known):
+        return np.full(len(keys), -1, dtype=np.int64)
+    order = np.argsort(known)
+    place = order[np.minimum(np.searchsorted(known, keys, sorter=order), len(known) - 1)]
+    rows: Ints = np.where(known[place] == keys, place, -1)
+    return rows
+
+
+class Beside:
+    """The columns of one table beside the rows of another: a left join. ``columns`` may be {}: there is nothing for any row."""
+
+    def __init__(self, keys: Array, columns: Columns, key: str) -> None:
+        self._columns = columns
+        self._rows = rows_of(keys, columns[key] if columns else keys[:0])
+
+    @property
+    def there(self) -> Bools:
+        """Whether the table has a row for it."""
+        found: Bools = self._rows >= 0
+        return found
+
+    def floats(self, name: str, missing: float = np.nan) -> Floats:
+        return self._aligned(floats(self._columns[name], missing), missing) if self._columns else self._nothing(missing)
+
+    def seconds(self, name: str, missing: float = np.nan) -> Floats:
+        return self._aligned(seconds(self._columns[name], missing), missing) if self._columns else self._nothing(missing)
+
+    def _aligned(self, values: Floats, missing: float) -> Floats:
+        aligned: Floats = np.append(values, missing)[self._rows]  # row -1 is the one appended
+        return aligned
+
+    def _nothing(self, missing: float) -> Floats:
+        return np.full(len(self._rows), missing)
+
+
+class Groups:
+    """Rows with equal keys; aggregates have a row a group, by ascending key, and pass over NaN as SQL's do over NULL."""
+
+    def __init__(self, keys: Array) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        self.keys, self._starts = np.unique(keys[self._order], return_index=True)
+
+    @property
+    def first(self) -> Ints:
+        """The first row of each group."""
+        rows: Ints = self._order[self._starts]
+        return rows
+
+    def least(self, values: Floats) -> Floats:
+        found: Floats = np.fmin.reduceat(values[self._order], self._starts)
+        return found
+
+    def most(self, values: Floats) -> Floats:
+        found: Floats = np.fmax.reduceat(values[self._order], self._starts)
+        return found
+
+    def mean(self, values: Floats) -> Floats:
+        known = ~np.isnan(values)
+        count, total = (np.add.reduceat(v[self._order], self._starts) for v in (known.astype(np.float64), np.where(known, values, 0.0)))
+        means: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return means
+
+
+def csr(ids: Ints, owner: Ints, values: Array) -> tuple[Ints, Array]:
+    """Group ``values`` by their owner in the order of ``ids``; values of owners that are not there are left out."""
+    rows = rows_of(owner, ids)
+    inside = rows >= 0
+    rows, values = rows[inside], values[inside]
+    starts = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=len(ids)), out=starts[1:])
+    return starts, values[np.argsort(rows, kind="stable")]
+
+
+def codes(values: Array) -> Ints:
+    """Small codes in order of value: 0, 1, 2, …"""
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)

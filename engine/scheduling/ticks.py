@@ -1,0 +1,436 @@
+"""The policies at work: for each pool a task that takes a View, asks for a Plan, checks it, and carries it out.
+
+Woken by events (a submission, an end, a runner) and by its interval; a policy that raises or plans what can't be
+changes nothing, is recorded, and the allocations in force stay.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...policies import registry
+from ...policies.contract import Memory as PolicyMemory
+from ...policies.contract import Phase, Plan, Policy, View
+from ...policies.own import Loaded
+from ..config import Config
+from ..errors import StokerError
+from ..forecast.expected_starts import estimate_starts
+from ..forecast.foretelling import LOOKS, Foretelling
+from ..forecast.trial import with_job
+from ..jobs.leases import Grant, Stop
+from ..json_rows import objects
+from ..spec.model import JobSpec
+from ..store.store import Committed, Store
+from ..tasks import Tasks
+from .enact import Decision, Enactment, enact
+from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
+from .lease_ends import lapsed, next_end, put_off
+from .overheads import Overheads
+from .plan_check import PlanError, check
+from .policy_settings import PolicySetting, set_policy
+from .view import Snapshot, snapshot
+
+log = logging.getLogger(__name__)
+
+FOLD = 60.0  #: seconds after which ticks that decide the same are written down, at the latest
+#: What starts of waiting jobs depend on, beside what a policy decides.
+FORETOLD_BY = frozenset({"queue", "leases", "policy", "nodes", "estimates"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The policy in force in a pool."""
+
+    pool: str
+    policy: str
+    interval: float
+    config: dict[str, Any]
+    config_id: int
+    set_by: str
+    ts: float | None
+    loaded: Loaded | None  #: None: it can't be loaded
+
+    @property
+    def code(self) -> str:
+        return self.loaded.code if self.loaded else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a pool decides: what a simulation of it needs."""
+
+    name: str  #: of the policy
+    policy: Callable[[], Policy]  #: a new instance, as the pool's own is at work
+    limits: Limits
+    evictions: Evictions
+    memory: PolicyMemory = None  #: what the policy keeps in mind
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What the loop of one pool keeps between ticks: caches and counters, no facts."""
+
+    setting: Setting
+    policy: Policy
+    evictions: Evictions  #: who gave way to whom
+    memory: PolicyMemory  #: what the policy keeps in mind, as the newest decisions have it
+    foretelling: Foretelling
+    waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
+    order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
+    folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
+    written: float = 0.0  #: when it was last written
+    owed: bool = False  #: ticks of it are not written yet
+    coming: Setting | None = None  #: set, and in force from the next tick on
+    inherited: bool = False  #: jobs may hold leases of the policy before
+    asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
+    spared: frozenset[int] = frozenset()  #: leases that have run out, and go on as nobody waited by the last plan
+
+
+class Scheduling:
+    """All pools. `tick` may be called by anybody; ticks of one pool never overlap."""
+
+    def __init__(self, store: Store, tasks: Tasks, config: Config, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._clock = clock
+        self._config = config
+        self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
+        self._pools: dict[str, _Pool] = {}
+        self._overheads = Overheads()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self.reload()
+        self._tasks.every("forecast", LOOKS, self.forecast)
+        self._store.listen(self._committed)
+
+    def _committed(self, commit: Committed) -> None:
+        if "policy" in commit.topics or "nodes" in commit.topics:
+            self._tasks.wake("policies")
+        if commit.topics & {"queue", "leases", "policy", "nodes"}:
+            for pool in list(self._pools):
+                self._tasks.wake(f"policy {pool}")
+        if commit.topics & FORETOLD_BY:
+            for state in list(self._pools.values()):
+                state.foretelling.news()
+
+    def reload(self) -> None:
+        """Take up policies that were set and pools that have come. A setting is in force from the next tick on."""
+        known = {row["pool"]: row for row in objects(self._store, "api/policies")}
+        pools = {"default", *known, *(row[0] for row in self._store.rows("policy/pools"))}
+        for pool in sorted(pools):
+            row, state = known.get(pool), self._pools.get(pool)
+            if state is None:
+                self._adopt(self._first(pool, row))
+            elif row and row["id"] != (state.coming or state.setting).config_id:  # else it keeps the code that it was given
+                self._adopt(self._setting(pool, row))
+
+    def _first(self, pool: str, row: dict[str, Any] | None) -> Setting:
+        """The setting of a pool that has just come. Code that has changed since it was set is a version of its own."""
+        setting = self._setting(pool, row)
+        if row is None or setting.code == (row["code"] or "") or not setting.loaded:
+            return setting
+        again = PolicySetting(pool, setting.policy, setting.interval, setting.config, "daemon", setting.code)
+        return replace(setting, config_id=self._store.write(set_policy, again), set_by=again.set_by, ts=self._clock())
+
+    def _setting(self, pool: str, row: dict[str, Any] | None) -> Setting:
+        if row is None:
+            default = self._config.policy
+            return Setting(pool, default.name, default.interval, {}, 0, "default", None, _load(pool, default.name))
+        return Setting(pool, row["policy"], row["interval"], row["config"], row["id"], row["set_by"], row["ts"], _load(pool, row["policy"]))
+
+    def _adopt(self, setting: Setting) -> None:
+        """Hand a setting to its pool, whose next tick takes it up: ticks alone touch what a pool keeps."""
+        with self._lock:
+            state = self._pools.get(setting.pool)
+            if state is None:
+                pool = setting.pool
+                waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
+                foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
+                self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._memory(setting), foretells, waiting)
+            else:
+                state.coming = setting
+        self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
+
+    def _take_up(self, state: _Pool) -> None:
+        """Put a setting in force that has come since the last tick."""
+        with self._lock:
+            coming, state.coming = state.coming, None
+        if coming is not None:
+            self._flush(state)
+            state.setting, state.policy, state.folded, state.inherited = coming, _create(coming), None, True
+            state.memory = None
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """What `GET /v1/policy` tells of pools."""
+        fields = ("pool", "policy", "interval", "config", "code", "set_by", "ts")
+        return [{name: getattr(state.coming or state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
+
+    def know_overheads(self, overheads: Overheads) -> None:
+        """What suspensions cost, as measured last: from the next view on."""
+        self._overheads = overheads
+
+    def asked_at(self, pool: str) -> float:
+        """When a pool's policy was last asked and its answer carried out (s since the epoch), -inf: not yet."""
+        state = self._pools.get(pool)
+        return -math.inf if state is None else state.asked_at
+
+    def deadlines_first(self, pool: str) -> bool:
+        """Whether the policy of a pool serves jobs with deadlines before those without."""
+        state = self._pools.get(pool)
+        return state is not None and getattr(state.policy, "deadlines_first", False)
+
+    def spared(self, pool: str) -> Collection[int]:
+        """Leases of a pool that have run out, and go on until somebody waits."""
+        state = self._pools.get(pool)
+        return () if state is None else state.spared
+
+    def tick(self, pool: str) -> None:
+        """One decision of a pool."""
+        state = self._pools[pool]
+        self._take_up(state)
+        start = time.perf_counter()
+        seen = self.look(pool)
+        now = seen.view.now
+        seen = replace(seen, view=protect(seen.view, self._limits))
+        viewed = time.perf_counter()
+        blank = Decision(pool, state.setting.policy, state.setting.config_id, now, now, 1, len(seen.view.jobs), "ok", None, viewed - start,
+                         0.0, 0.0, "unchanged")  # fmt: skip
+        try:
+            plan = state.policy.plan(seen.view)
+            planned = time.perf_counter()
+            plan = check(plan, seen.view)
+            actions = reconcile(seen.view, plan, self._limits, state.evictions)
+            enactment = self._enactment(state, seen, plan, actions)
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
+            self._refused(state, blank, error)
+            state.asked_at = now
+            return
+        decision = replace(
+            blank,
+            status=plan.status,
+            gap=plan.gap,
+            plan_seconds=planned - viewed,
+            apply_seconds=time.perf_counter() - planned,
+            deferred=dict(actions.deferred),
+        )
+        if plan.memory != state.memory:
+            decision = replace(decision, memory=json.dumps(plan.memory))
+        self._carry_out(state, replace(enactment, decision=decision))
+        state.memory = plan.memory
+        state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
+        state.inherited, state.asked_at = False, now
+        state.evictions = state.evictions.after(actions.stops, now, self._limits)
+        again = min(
+            next_look(seen.view, plan, actions, self._limits, state.evictions),
+            next_end(seen, enactment.renewals, enactment.stops, enactment.grants),
+        )
+        if math.isfinite(again):
+            self._tasks.wake_at(f"policy {pool}", again)
+
+    def _memory(self, setting: Setting) -> PolicyMemory:
+        rows = self._store.rows("policy/memory", setting.pool, setting.config_id, setting.policy)
+        memory: PolicyMemory = json.loads(rows[0][0]) if rows else None
+        return memory
+
+    def _evictions(self, pool: str) -> Evictions:
+        rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
+        return Evictions({(victim, winner): ts for victim, winner, ts in rows})
+
+    def _enactment(self, state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> Enactment:
+        """A plan's actions in terms of the tables: rows of the view become numbers and names."""
+        view = seen.view
+        gpus, nodes = view.gpus, view.nodes
+        row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
+        grants = [
+            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end, profile, lasts)
+            for job, held, lease_end, profile, lasts in actions.starts
+        ]
+        actor = f"policy:{state.setting.policy}"
+        stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
+        renewals = put_off(seen)
+        renewals.update(
+            (int(seen.lease_id[row_of[job]]), lease_end)
+            for job, lease_end in actions.renewals
+            if (math.inf if lease_end is None else lease_end) != seen.expires_at[row_of[job]]
+        )
+        if state.inherited:  # the ends of leases that another policy set are not this one's
+            # But those of profiling runs are: without theirs they would measure for ever.
+            leased = np.flatnonzero(np.isfinite(seen.expires_at) & (view.jobs.phase == Phase.ACTIVE) & ~seen.profiling)
+            stay = [
+                row
+                for row in leased.tolist()
+                if int(view.jobs.id[row]) not in plan.allocations and int(view.jobs.id[row]) not in plan.preempt
+            ]
+            renewals.update({int(seen.lease_id[row]): None for row in stay})
+        over = lapsed(seen, renewals, stops, grants)
+        stops += over.stops
+        state.spared = over.spared
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
+
+    @staticmethod
+    def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
+        # A plan names those that it displaces as waiting too; they have no reason to wait before they have stopped.
+        pending = set(seen.view.jobs.id[seen.view.jobs.phase == Phase.PENDING].tolist())
+        now: dict[int, tuple[str, str]] = {job: (code, reason) for job, code, reason in seen.ineligible}
+        for group in plan.waiting:
+            now.update(dict.fromkeys(pending.intersection(group.jobs), (group.reason.code, group.reason.text)))
+        now.update((job, ("deferred", text)) for job, text in actions.deferred if job in pending)
+        before = state.waiting
+        changed = [(job, *why, before.get(job, ("",))[0] != why[0]) for job, why in now.items() if before.get(job) != why]
+        if changed or len(now) != len(state.waiting):
+            state.foretelling.news()
+        state.waiting = now
+        return changed
+
+    def _carry_out(self, state: _Pool, enactment: Enactment) -> None:
+        decision = enactment.decision
+        if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
+            self._flush(state)
+            acted = enactment.grants or enactment.stops or enactment.renewals
+            decision = replace(decision, outcome="applied" if acted else "unchanged")
+            try:
+                enacted = self._store.write(enact, replace(enactment, decision=decision))
+            except StokerError:
+                state.waiting = {}  # none of the new reasons is written: the next tick writes all of them
+                raise
+            for job in enacted.skipped:
+                state.waiting.pop(job, None)
+            state.folded, state.written = replace(decision, number=enacted.decision), decision.last_ts
+            state.foretelling.news()
+            return
+        self._fold(state, decision)
+
+    def _refused(self, state: _Pool, decision: Decision, error: BaseException) -> None:
+        """The policy raised, or its plan can't be: recorded once, however often it happens in a row."""
+        outcome = "invalid" if isinstance(error, PlanError) else "error"
+        words = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
+        if outcome == "error" and (state.folded is None or state.folded.error != words):
+            log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
+        state.spared = frozenset()  # a policy that fails keeps no lease that has run out
+        self._fold(state, replace(decision, outcome=outcome, error=words))
+
+    def _fold(self, state: _Pool, decision: Decision) -> None:
+        """A tick that changed nothing: count it in the row of the one before when that decided the same."""
+        last = state.folded
+        same = last is not None and decision.memory is None and _gist(last) == _gist(decision)
+        if last is None or not same:
+            self._flush(state)
+            number = self._store.write(enact, Enactment(decision)).decision
+            state.folded, state.written = replace(decision, number=number), decision.last_ts
+            return
+        state.folded, state.owed = replace(last, ticks=last.ticks + 1, last_ts=decision.last_ts), True
+        if decision.last_ts - state.written > FOLD:
+            self._flush(state)
+
+    def _flush(self, state: _Pool) -> None:
+        if state.folded is not None and state.owed:
+            self._store.write(enact, Enactment(state.folded))
+            state.written, state.owed = state.folded.last_ts, False
+
+    def flush(self) -> None:
+        """Write what was folded: the daemon is stopping."""
+        for state in self._pools.values():
+            self._flush(state)
+
+    def forecast(self) -> None:
+        """Places in the queue and estimated starts, brought up to date where they may be wrong."""
+        for state in list(self._pools.values()):
+            if state.asked_at > -math.inf:  # else what an earlier daemon told stands
+                state.foretelling.refresh(state.order)
+
+    def look(self, pool: str) -> Snapshot:
+        """A pool as its policy would see it now, but for what the guards protect."""
+        with self._store.read() as con:
+            seen = snapshot(con, pool, self._clock(), self._overheads)
+        state = self._pools.get(pool)
+        return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
+
+    def rules(self, pool: str) -> Rules | None:
+        """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        setting = state.coming or state.setting
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, None if state.coming else state.memory)
+
+    def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
+        """When jobs would start if they were submitted now, and why not at once: for a dry run."""
+        return [self._foresee(spec) for spec in jobs]
+
+    def _foresee(self, spec: JobSpec) -> tuple[float | None, str]:
+        if spec.hold or spec.after:
+            return None, "held" if spec.hold else f"waits for {', '.join(d.job for d in spec.after)}"
+        state = self._pools.get(spec.pool)
+        if state is None:
+            return None, f"no runner offers pool {spec.pool!r} yet"
+        view = self.look(spec.pool).view
+        trial = protect(with_job(view, spec), self._limits)
+        new = int(trial.jobs.id[-1])
+        # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
+        try:
+            plan = check(_create(state.setting).plan(trial), trial)
+            actions = reconcile(trial, plan, self._limits, state.evictions)
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
+            return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"
+        if new in plan.allocations:
+            put_off = dict(actions.deferred)
+            return (None, put_off[new]) if new in put_off else (view.now, "starts at once")
+        order = _order(plan)
+        start = float(estimate_starts(trial, order)[order.index(new)]) if new in order else math.nan
+        why = next((group.reason.text for group in plan.waiting if new in group.jobs), "the policy gives no reason")
+        return (None if math.isnan(start) else start), why
+
+
+def _load(pool: str, policy: str) -> Loaded | None:
+    """The code of a policy. One that can no longer be loaded, as its module has gone, must not keep the daemon from starting."""
+    try:
+        return registry.loaded(policy)
+    except ValueError as error:
+        log.error("pool %s: %s", pool, error, extra={"action": "policy.error"})
+        return None
+
+
+def _create(setting: Setting) -> Policy:
+    """The policy of a setting, of the code that was loaded for it."""
+    try:
+        return registry.create(setting.policy, setting.config, setting.loaded.policy if setting.loaded else None)
+    except (ValueError, KeyError) as error:
+        log.error("pool %s: %s", setting.pool, error, extra={"action": "policy.error"})
+        return _Missing(str(error.args[0]))
+
+
+class _Missing:
+    """In the place of a policy that can't be loaded: every tick is recorded as an error, and what runs goes on."""
+
+    Config: ClassVar[type] = type(None)
+    name: ClassVar[str] = "missing"
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def plan(self, view: View) -> Plan:
+        raise RuntimeError(self._why)
+
+
+def _order(plan: Plan) -> list[int]:
+    """Waiting jobs as the policy would serve them."""
+    return list(plan.order) or [job for group in plan.waiting for job in group.jobs]
+
+
+_NOTHING = Decision("", "", 0, 0.0, 0.0, 0, 0, "", None, 0.0, 0.0, 0.0, "")
+
+
+def _gist(decision: Decision) -> tuple[object, ...]:
+    """What makes two ticks the same decision; one that changed nothing repeats the one that was applied."""
+    outcome = "unchanged" if decision.outcome == "applied" else decision.outcome
+    return outcome, decision.error, decision.deferred, decision.policy, decision.config_id

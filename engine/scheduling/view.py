@@ -1,0 +1,197 @@
+"""Builds the View of a pool from the tables: the daemon's side of the policies' contract.
+
+The queries only fetch, each from one table, and none is asked for what is not there; joins and what depends on the moment are done
+here. A policy ticks on every event, and of its time planning SQL is the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
+from .measured_profiles import profiles_of
+from .overheads import Overheads
+from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, floats, ints, parsed, rows_of, seconds
+from .work import Work, work_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+PROFILED_AT_MOST = 2  #: profiling runs that have measured nothing; then the job runs unmeasured
+PROFILED_ON = 2  #: GPUs that show what a job computes and what its ranks say to each other, at most (002 ch. 5.3.2.1)
+
+NOT_MEASURED = Overheads()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A View with what the engine needs beside it to act on a Plan. Rows are those of ``view.jobs``."""
+
+    view: View
+    lease_id: Ints  #: live lease of each job, 0: none
+    expires_at: Floats  #: end of that lease, inf: none
+    profiling: Bools  #: that lease is a profiling run
+    ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
+
+
+def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED) -> Snapshot:
+    """Read one pool in one transaction, so that jobs, leases and GPUs fit each other."""
+    con.execute("BEGIN")
+    try:
+        seen = _read(con, pool, now)
+    finally:
+        con.execute("COMMIT")
+    jobs, lease_id = seen.jobs, ints(seen.jobs["lease_id"])
+    gpus, nodes = _gpus(seen.gpus, seen.nodes)
+    leases = Beside(lease_id, seen.leases, "id")
+    profiles, known = profiles_of(seen.speeds, seen.gpus["product"])
+    profile = rows_of(ints(jobs["signature"]), known)
+    overhead = overheads.of(pool, jobs["model"], ints(jobs["gpus_min"]))
+    table = _jobs(jobs, seen.work, leases, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
+    view = View(now, pool, table, gpus, nodes, profiles)
+    return Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one transaction saw. Of what was not asked for, as no job has it, there are no columns."""
+
+    jobs: Columns  #: schedulable ones, in submission order
+    work: Work  #: a row a job
+    leases: Columns
+    held: Columns
+    tiers: Columns
+    speeds: Columns  #: of the jobs' signatures, on any GPU
+    gpus: Columns
+    nodes: Columns
+    ineligible: list[tuple[int, str, str]]
+
+
+def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
+    everything = fetch(con, "policy/jobs", pool)
+    schedulable = _schedulable(everything, now)
+    order = np.lexsort((everything["id"], everything["submitted_at"]))
+    rows = order[schedulable[order]]
+    jobs = {name: column[rows] for name, column in everything.items()}
+    lease_id, signature = ints(jobs["lease_id"]), ints(jobs["signature"])
+    held_leases = lease_id[lease_id > 0]
+    speeds = fetch_of(con, "policy/speeds", np.unique(signature[signature > 0]))
+    gpus = fetch(con, "policy/gpus", pool)
+    return _Read(
+        jobs,
+        work_of(con, jobs, speeds, gpus["product"]),
+        leases=fetch_of(con, "policy/leases", held_leases),
+        held=fetch_of(con, "policy/held", held_leases),
+        tiers=fetch(con, "policy/tiers", pool) if jobs["timed"].any() else {},
+        speeds=speeds,
+        gpus=gpus,
+        nodes=fetch(con, "policy/nodes"),
+        ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+    )
+
+
+def _schedulable(jobs: Columns, now: float) -> Bools:
+    """Those that hold GPUs, and those that wait for nothing else; tasks of an array only as many as it may run at once."""
+    holds = ints(jobs["lease_id"]) > 0
+    free = jobs["pending"] & ~jobs["held"] & ~holds & (seconds(jobs["not_before"], -np.inf) <= now)
+    cap = floats(jobs["array_cap"], np.inf)
+    if np.isfinite(cap).any():
+        array = ints(jobs["array_id"])
+        for number in np.unique(array[free & np.isfinite(cap)]):
+            tasks = np.flatnonzero(free & (array == number))
+            tasks = tasks[np.argsort(jobs["id"][tasks])]
+            room = max(0, int(cap[tasks[0]]) - int((holds & (array == number)).sum()))
+            free[tasks[room:]] = False
+    schedulable: Bools = holds | free
+    return schedulable
+
+
+def _jobs(
+    jobs: Columns,
+    work: Work,
+    leases: Beside,
+    held: tuple[Ints, Ints],
+    tiers: Columns,
+    profile: Ints,
+    overhead: Floats | None,
+    now: float,
+) -> Jobs:
+    ids, gang, lease_id = ints(jobs["id"]), ints(jobs["gpus_min"]), ints(jobs["lease_id"])
+    tried = np.isfinite(seconds(jobs["first_start_at"])) | (ints(jobs["unmeasured"]) >= PROFILED_AT_MOST)
+    unmeasured = (profile < 0) & (ints(jobs["signature"]) > 0) & ~tried
+    trains_since = np.where(leases.floats("profile", 0.0) > 0, np.inf, leases.seconds("started_at", np.inf))
+    since_start = np.maximum(now - trains_since, 0.0)  # a runner's clock may be ahead of ours
+    run_time = floats(jobs["run_time"]) + since_start
+    remaining = np.maximum(np.where(np.isnan(work.ahead), work.duration - run_time, work.ahead), 0.0)
+    most = np.fmax(work.ahead_most, remaining)
+    alloc_start, alloc_gpus = csr(lease_id, *held)
+    tier_start, tier_deadline, tier_reward = _tiers(ids, tiers)
+    return Jobs(
+        id=ids,
+        submitted_at=seconds(jobs["submitted_at"]),
+        phase=np.where(lease_id == 0, Phase.PENDING, np.where(jobs["stopping"], Phase.STOPPING, Phase.ACTIVE)).astype(np.int64),
+        gpus_min=gang,
+        gpus_max=ints(jobs["gpus_max"]),
+        priority=ints(jobs["priority"]),
+        demand=np.where(jobs["strict"], Demand.STRICT, np.where(jobs["timed"], Demand.SOFT, Demand.BEST_EFFORT)).astype(np.int64),
+        deadline=seconds(jobs["deadline"], np.inf),
+        attained=floats(jobs["attained"]) + since_start * leases.floats("gpu_count", 0.0),
+        run_time=run_time,
+        lease_time=np.maximum(now - leases.seconds("granted_at", np.inf), 0.0),
+        remaining=remaining,
+        gpu_memory=np.fmax(work.gpu_memory, 0.0),
+        preemptions=ints(jobs["preemptions"]),
+        user=codes(jobs["owner"]),
+        model=codes(jobs["model"]),
+        alloc_start=alloc_start,
+        alloc_gpus=alloc_gpus,
+        tier_start=tier_start,
+        tier_deadline=tier_deadline,
+        tier_reward=tier_reward,
+        lease_end=leases.seconds("expires_at", np.inf),
+        remaining_most=most if (most > remaining).any() else None,
+        uncertainty=None if np.isnan(work.spread).all() else work.spread,
+        overhead=overhead,
+        profile=profile,
+        progress=np.minimum(work.done, 1.0),
+        profile_gpus=np.where(unmeasured, np.minimum(gang, PROFILED_ON), 0),
+    )
+
+
+def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:
+    if not tiers:
+        return np.zeros(len(ids) + 1, dtype=np.int64), np.zeros(0), np.zeros(0)
+    start, deadline = csr(ids, tiers["job_id"], tiers["deadline"])
+    return start, deadline, csr(ids, tiers["job_id"], tiers["reward"])[1]
+
+
+def _gpus(gpus: Columns, nodes: Columns) -> tuple[Gpus, Nodes]:
+    """What is there: by node, then by position on it. Something new may start on a healthy GPU of a node that is up."""
+    state_of = dict(zip(nodes["id"], nodes["state"], strict=True))
+    states = np.array([state_of.get(node, "gone") for node in gpus["node_id"]], dtype=object)
+    there = np.flatnonzero((gpus["health"] != "missing") & (states != "gone") & (states != "stopped"))
+    names, node_of = np.unique(gpus["node_id"][there].astype(str), return_inverse=True)
+    order = np.lexsort((gpus["idx"][there], node_of))
+    there = there[order]
+    table = Gpus(
+        id=gpus["id"][there],
+        node=node_of[order].astype(np.int64),
+        index=ints(gpus["idx"][there]),
+        usable=((gpus["health"] == "ok") & (states == "up"))[there],
+        memory=floats(gpus["memory"][there]),
+    )
+    return table, Nodes(id=names.astype(object))
+
+
+def _rows_of_held(gpus: Array, held: Columns) -> tuple[Ints, Ints]:
+    """Leases and the rows of their GPUs, ascending. One that has gone missing under a running job has no row: the job keeps the rest."""
+    if not held:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    row_of = {gpu: row for row, gpu in enumerate(gpus)}
+    rows = np.array([row_of.get(gpu, -1) for gpu in held["gpu_id"]], dtype=np.int64)
+    order = np.argsort(rows, kind="stable")
+    order = order[rows[order] >= 0]
+    return ints(held["lease_id"])[order], rows[order]

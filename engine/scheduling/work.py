@@ -1,0 +1,93 @@
+"""What is known of the work that jobs have left: the SQL view `work` in NumPy, because a policy's tick can't wait for its joins.
+
+The view stays the definition, for people and for other queries; tests hold the two against each other, row by row. What only jobs
+that have been started can have is asked for them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.contract import Bools, Floats, Ints
+from .query_columns import Array, Beside, Columns, Groups, fetch, fetch_of, first_known, floats, ints
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A row a job; the columns of the view `work`, with NaN for NULL."""
+
+    ahead: Floats
+    ahead_most: Floats
+    done: Floats
+    spread: Floats
+    duration: Floats
+    gpu_memory: Floats
+    measured: Bools
+
+
+def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, products: Array) -> Work:
+    """``jobs`` as sql/policy/jobs has them, ``speeds`` of their signatures as sql/policy/speeds, ``products`` of their pool's GPUs."""
+    ids = ints(jobs["id"])
+    progress = fetch_of(con, "policy/progress", ids[ints(jobs["attempts"]) > 0])  # profiling runs, which are no attempts, leave none
+    followed = progress["job_id"] if progress else ids[:0]  # iterations are estimated from what was reported
+    estimates = fetch_of(con, "policy/iterations", followed)
+    profiles = fetch(con, "policy/profiles")
+    model = Beside(jobs["kind"], _by_kind(profiles) if len(profiles["kind"]) else {}, "kind")
+    like = _like(ints(jobs["signature"]), speeds, products)
+    return _work(jobs, Beside(ids, progress, "job_id"), Beside(ids, estimates, "job_id"), like, model)
+
+
+def _by_kind(profiles: Columns) -> Columns:
+    """What ended jobs of a model measured on so many GPUs, whichever these were."""
+    groups = Groups(profiles["kind"])
+    return {
+        "kind": groups.keys,
+        "pace": groups.least(floats(profiles["seconds_per_step"])),
+        "duration": groups.mean(floats(profiles["duration"])),
+        "memory": groups.most(floats(profiles["peak_memory"])),
+    }
+
+
+def _like(signatures: Ints, speeds: Columns, products: Array) -> Beside:
+    """What was measured on work of the same signature on GPUs of these products, else on any: the slowest counts."""
+    if not speeds:
+        return Beside(signatures, {}, "signature")
+    communication = first_known(floats(speeds["within_node"]), floats(speeds["across_nodes"], 0.0))
+    groups = Groups(ints(speeds["signature"]))
+    here = np.isin(speeds["product"], products)
+
+    def most(values: Floats) -> Floats:
+        return first_known(groups.most(np.where(here, values, np.nan)), groups.most(values))
+
+    columns = {
+        "signature": groups.keys,
+        "pace": most(speeds["compute"] + (speeds["gang"] - 1) * communication),
+        "memory": most(floats(speeds["peak_memory"])),
+    }
+    return Beside(signatures, columns, "signature")
+
+
+def _work(jobs: Columns, progress: Beside, estimates: Beside, like: Beside, model: Beside) -> Work:
+    step = progress.floats("step", 0.0)
+    most = first_known(progress.floats("total_steps"), floats(jobs["total_steps"]))
+    expected = estimates.floats("iterations")  # was fitted some steps ago
+    needed = np.where(expected < most, np.maximum(expected, step), most)
+    pace = first_known(progress.floats("seconds_per_step"), like.floats("pace"), model.floats("pace"))
+    asked = floats(jobs["gpu_memory"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        done = step / needed
+    return Work(
+        ahead=(needed - step) * pace,
+        ahead_most=(most - step) * pace,
+        done=done,
+        spread=estimates.floats("spread"),
+        duration=first_known(floats(jobs["est_duration"]), model.floats("duration")),
+        gpu_memory=np.where(asked > 0, asked, first_known(like.floats("memory"), model.floats("memory"))),
+        measured=like.there,
+    )

@@ -1,0 +1,230 @@
+"""What the daemon's process is made of: the store, what is kept in memory of it, the periodic tasks; and how it ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from .adhoc.desk import Desk
+from .api.auth import Tokens
+from .api.run_uploads import RunUploads
+from .api.snapshots import Snapshots
+from .api.thread_pools import MOST_LARGE, Kind, Pools
+from .api.uploads import Uploads
+from .config import Config
+from .errors import StokerError
+from .estimation.estimating import INTERVAL as ESTIMATING
+from .estimation.estimating import Estimating
+from .fleet.board import Board
+from .fleet.remote_logs import RemoteLogs
+from .fleet.silence import Fleet
+from .fleet.watch import StopAll, look_at_leases, stop_all
+from .forecast.admission import Admission
+from .forecast.deadline_watch import DeadlineWatch
+from .home import Home
+from .hooks import Hooks
+from .jobs.counts import Counts
+from .jobs.notes import Note, note
+from .jobs.recurring import Recurring
+from .scheduling.ticks import Scheduling
+from .store.lockdown import lock_down
+from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
+from .store.store import Committed, Store
+from .tasks import Tasks
+
+FAILED_EXIT = 70  #: EX_SOFTWARE
+ENDS_WITHIN = 4.2  #: seconds from being told to stop to the end of the process, whatever runs
+FOR_HOOKS, FOR_STORE = 0.5, 1.0  #: of them, kept for what ends after the tasks, and for the database, which ends last
+LEASE_CLOCK = 1.0  #: seconds between looks at leases that expire
+log = logging.getLogger(__name__)
+
+
+class Services:
+    """Everything that lives in the daemon's process, but for the listeners: these end by what stands in ``at_end``."""
+
+    def __init__(self, home: Home, config: Config, *, accept_loss: bool = False) -> None:
+        self.home = home
+        self.config = config
+        self.started_at = time.time()
+        directories = [home.backups, home.archive, home.scratch]
+        for directory in directories:
+            directory.mkdir(exist_ok=True, mode=0o700)
+        clear_unfinished(home)
+        self.store = Store.open(
+            home.database,
+            backups=home.backups,
+            config={"memory_limit": config.limits.memory},
+            prepare=lambda con: lock_down(con, directories, [home.database]),
+            accept_loss=accept_loss,
+        )
+        # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
+        for table, used in zip(("jobs", "leases"), home.used_numbers(), strict=True):
+            self.store.skip_numbers(table, used)
+        if self.store.lost:
+            log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
+            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost))
+        self.tokens = Tokens(self.store)
+        self.tokens.refresh()
+        self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
+        self.board = Board(self.store)
+        self.board.refresh()
+        self.remote_logs = RemoteLogs(self.board, self.fleet, home)
+        self.counts = Counts(self.store)
+        self.tasks = Tasks(self._on_task)
+        self.recurring = Recurring(self.store, self.tasks)
+        self.hooks = Hooks(self.store, config.hooks)
+        self.scheduling = Scheduling(self.store, self.tasks, config)
+        self.deadlines = DeadlineWatch(self.store)
+        self.estimating = Estimating(self.store, self.scheduling.know_overheads)
+        self.admission = Admission(self.store, self.scheduling)
+        limits = config.limits
+        self.desk = Desk(
+            self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
+        )
+        self.uploads = Uploads()
+        self.run_uploads = RunUploads()
+        self.pools = Pools()
+        self.snapshots = Snapshots(self.pools)
+        self.large_bodies = asyncio.Semaphore(MOST_LARGE)
+        self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
+        self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to
+        self._last_resort: threading.Thread | None = None
+        self._ended = threading.Event()
+        self.exit_code = 0
+        self._looked = self.started_at
+        self.hanging: list[str] = []  #: what would not end, once closed
+        self.at_end: list[Callable[[], None]] = []  #: what ends the listeners
+
+    def start(self) -> None:
+        """Listen to commits and start the periodic tasks."""
+        self.store.listen(self._committed)
+        self.store.listen(self.counts.committed)
+        self.store.listen(self.snapshots.committed)
+        self.store.listen(self.hooks.committed)
+        self.store.listen(self.estimating.committed)
+        self.tasks.start()
+        self.tasks.every("policies", 3600.0, self.scheduling.reload)
+        self.tasks.every("recurring", 3600.0, self.recurring.reload)
+        self.tasks.every("lease clock", LEASE_CLOCK, self._look_at_clock)
+        self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
+        self.tasks.every("deadline watch", 5.0, self.deadlines.look)
+        self.tasks.every("estimates", ESTIMATING, self.estimating.look)
+        self.tasks.every("retention", 3600.0, self._retain)
+        if self.config.backup.cron:
+            self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
+        self.scheduling.start()
+        self.recurring.reload()
+
+    def _look_at_clock(self) -> None:
+        """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
+        now, before = time.time(), self._looked
+        policies = self.scheduling
+        look_at_leases(self.store, now, policies.asked_at, policies.spared, lambda pool: self.tasks.wake(f"policy {pool}"))
+        for (pool,) in self.store.rows("policy/backoffs_over", before, now):
+            self.tasks.wake(f"policy {pool}")
+        self._looked = now
+        if self.board.stale:  # a refresh failed: what it would have said is still owed
+            self.board.refresh()
+
+    def _retain(self) -> None:
+        keep = Retention(**msgspec.structs.asdict(self.config.retention))
+        self.store.write(thin, keep)
+        export_events(self.store, self.home, keep)
+
+    def _committed(self, commit: Committed) -> None:
+        """After each commit, on the writer's thread: bring what is kept in memory up to date."""
+        if "fatal" in commit.topics:
+            self.exit_code = FAILED_EXIT
+            self.stop_serving()
+            return
+        if commit.topics & {"leases", "nodes"}:
+            self.board.refresh()
+        if "nodes" in commit.topics:
+            self.fleet.reload()
+        if "tokens" in commit.topics:
+            self.tokens.refresh()
+        if "schedules" in commit.topics:
+            self.tasks.wake("recurring")
+
+    def _on_task(self, kind: str, task: str, words: str) -> None:
+        self._tell(kind, f"{task}: {words}", {"task": task})
+
+    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None) -> None:
+        """Put an event of the daemon's own on record."""
+        with contextlib.suppress(StokerError):
+            self.store.submit(note, Note(kind, "daemon", words, detail or {}))
+
+    def dismiss(self, *, workers: bool, actor: str) -> list[str]:
+        """Tell all runners to leave, with ``workers`` after they have stopped their jobs; those that were told."""
+        nodes = [str(row[0]) for row in self.store.rows("api/live_nodes")]
+        for node in nodes:
+            self.fleet.change(node, "draining", actor, "stoker is going down", leaving=True)
+        if workers:
+            self.store.write(stop_all, StopAll("drain", actor))
+        return nodes
+
+    async def stop_when_left(self, nodes: list[str]) -> None:
+        """Stop serving once the answer has gone out and these runners have reported that they leave; at the latest after the longest
+        grace period."""
+        end = time.monotonic() + 120.0
+        try:
+            while nodes and time.monotonic() < end:
+                states = dict(await self.pools.run(Kind.STATUS, self.store.rows, "api/node_states"))
+                if all(states.get(node) == "stopped" for node in nodes):
+                    break
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
+        finally:
+            self.stop_serving()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all that waits for something to answer with answers now."""
+        return self.ends_at is not None
+
+    def stop_serving(self) -> None:
+        """End: `ENDS_WITHIN` from now, whatever runs."""
+        if self.ends_at is None:
+            self.ends_at = time.monotonic() + ENDS_WITHIN
+            self._last_resort = threading.Thread(target=self._end_in_time, args=[self.ends_at], name="last resort", daemon=True)
+            self._last_resort.start()
+        for end in self.at_end:
+            end()
+        self.board.close()
+
+    def _end_in_time(self, moment: float) -> None:
+        if not self._ended.wait(max(0.0, moment - time.monotonic())):
+            leave_behind(["the end itself"], self.exit_code)
+
+    def end_quietly(self) -> None:
+        """Nothing hangs: the last resort is not needed. A thread that is left would keep DuckDB's objects, which it complains of."""
+        self._ended.set()
+        if self._last_resort is not None:
+            self._last_resort.join()
+
+    def close(self) -> None:
+        """Stop the tasks, write what is folded, checkpoint: as far as there is time."""
+        ends_at = self.ends_at or time.monotonic() + ENDS_WITHIN
+        self.pools.close()
+        self.hanging = self.tasks.stop(ends_at - FOR_HOOKS - FOR_STORE)
+        self.desk.close()
+        self.hooks.close(ends_at - FOR_STORE)
+        with contextlib.suppress(StokerError):  # counters only; the disk may be full
+            self.scheduling.flush()
+        if not self.store.close(ends_at):
+            self.hanging.append("the database")
+
+
+def leave_behind(what: list[str], code: int) -> NoReturn:
+    """Exit at once, whatever runs. All that was acknowledged is durable."""
+    log.error("left hanging: %s", ", ".join(what), extra={"action": "daemon.hanging"})
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,271 @@
+"""Jobs on their GPUs: who shares them with whom, how fast each trains, what it has done and what of that is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...policies.contract import Bools, Phase
+from ...policies.placement.cells import Free
+from ..scheduling.guards import Start
+from .agenda import Agenda, Kind
+from .results.recorder import Recorder
+from .run_options import Costs
+from .table import Job, Table
+from .truth import Truth
+
+_ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last digits of sums of times
+
+
+class Training:
+    """``free`` and ``usable``: GPUs that nobody holds, and those that are in use at all."""
+
+    def __init__(self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, usable: Bools) -> None:
+        self._table, self._truth, self._recorder, self._agenda = table, truth, recorder, agenda
+        self._costs, self._free = costs, free
+        self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
+        self._out_of_use = frozenset(np.flatnonzero(~usable).tolist())
+        self.on: list[tuple[int, ...]] = [()] * len(usable)  #: jobs on each GPU
+        self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
+        self.profiling: set[int] = set()  #: jobs in a profiling run
+        self._partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
+        self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
+        self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
+        self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
+
+    # Leases
+
+    def start(self, start: Start) -> None:
+        number, gpus, lease_end, profile, lasts = start
+        job, now = self._table.of(number), self._agenda.now
+        attempt = self._recorder.start(number, profile=profile)
+        cost = self._truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
+        if profile:
+            self.profiling.add(number)
+        if cost:
+            self._recorder.lose(number, cost * len(gpus))
+        job.phase = Phase.ACTIVE
+        job.granted = now
+        job.since = now + cost
+        self._agenda.void(number)
+        self.occupy(job, gpus)
+        self.pace(job)
+        failure = self._truth.time_to_failure(number, len(gpus), attempt, profile=profile)
+        if failure < math.inf:
+            self._fails_at[number] = job.since + failure
+            self._agenda.put(self._fails_at[number], Kind.FAILURE, number)
+        if lease_end is not None:
+            self.renew(job, max(lease_end, now + lasts))
+
+    def renew(self, job: Job, lease_end: float | None) -> None:
+        """Its lease lasts until then; None: for ever."""
+        end = math.inf if lease_end is None else lease_end
+        if end != job.lease_end:
+            job.lease_end = end
+            self._agenda.put(end, Kind.LEASE_END, job.number)
+
+    def suspend(self, job: Job) -> float:
+        """It is told to stop: it saves its work, and its GPUs are free when that is done.
+
+        The seconds of training in this lease that were not in vain.
+        """
+        number, now, suspend = job.number, self._agenda.now, self._costs.suspend
+        self._spare_start(job, now)
+        if number in self.profiling:
+            suspend, done = 0.0, self._measure(job)
+        else:
+            done = self._interrupt(job)
+        job.speed = 0.0
+        job.since = now
+        job.phase = Phase.STOPPING
+        self._agenda.void(number)
+        self._agenda.put(now + suspend, Kind.STOPPED, number)
+        return done
+
+    def stopped(self, job: Job) -> bool:
+        """It has saved its work and leaves; whether its profile has been measured but for the last digits."""
+        if job.number in self.profiling:
+            self.profiling.remove(job.number)
+        else:
+            self._recorder.lose(job.number, self._costs.suspend * len(job.gpus))
+            job.preemptions += 1
+        self._release(job)
+        return self.unmeasured.get(job.number, math.inf) < _ROUNDING
+
+    def fail(self, job: Job) -> bool:
+        """A worker dies: what it did since its last checkpoint is lost; whether it was at its work, and not in a profiling run."""
+        at_work = job.number not in self.profiling
+        if at_work:
+            every, stretches = self._costs.checkpoint_interval, self._trained(job)
+            self._undo(job, stretches, sum(seconds for seconds, _ in stretches) % every if every > 0 else 0.0)
+            self._release(job)
+        else:
+            self.leave_profiling(job)
+        return at_work
+
+    def leave_profiling(self, job: Job) -> bool:
+        """It leaves the GPUs of its profiling run, if it is in one."""
+        if job.number not in self.profiling:
+            return False
+        self._measure(job)
+        self.profiling.remove(job.number)
+        self._release(job)
+        return True
+
+    def end(self, job: Job) -> None:
+        self.unmeasured.pop(job.number, None)
+        self._vacate(job)
+
+    def close(self, moment: float) -> None:
+        """The simulation ends: what still runs has held its GPUs until then."""
+        for number, job in sorted(self._table.at_hand.items()):
+            if not job.gpus:
+                continue
+            if job.phase == Phase.STOPPING:
+                self._recorder.lose(number, (moment - job.since) * len(job.gpus))
+            else:
+                self._spare_start(job, moment)
+                if number in self.profiling:
+                    before = sum(seconds for seconds, _ in self._stretches.get(number, ()))
+                    self._recorder.lose(number, (before + max(moment - job.since, 0.0)) * len(job.gpus))
+            self._recorder.cut_short(number, job.granted, moment, job.gpus)
+
+    # GPUs
+
+    def occupy(self, job: Job, gpus: Sequence[int]) -> None:
+        """It has these GPUs; whoever is on them too trains at another pace from now on."""
+        number = job.number
+        job.gpus = list(gpus)
+        self._free.set(gpus, False)
+        partners = {other for gpu in gpus for other in self.on[gpu]}
+        if partners:
+            self._recorder.share(self._agenda.now, sum(bool(self.on[gpu]) for gpu in gpus))
+        for gpu in gpus:
+            self.on[gpu] += (number,)
+        for other in sorted(partners):
+            self._partners.setdefault(number, set()).add(other)
+            self._partners.setdefault(other, set()).add(number)
+            self._change_pace(self._table.of(other))
+
+    def _release(self, job: Job) -> None:
+        """Its lease is over, and its work is not."""
+        ran = self._agenda.now - job.granted
+        job.attained += ran * len(job.gpus)
+        job.ran += ran
+        job.lease_end = math.inf
+        job.speed = 0.0
+        self._vacate(job)
+
+    def _vacate(self, job: Job) -> None:
+        """Its GPUs are free, but for those that others share."""
+        number, gpus = job.number, job.gpus
+        job.gpus = []
+        self._stretches.pop(number, None)
+        self._fails_at.pop(number, None)
+        self._agenda.void(number)
+        self._recorder.leave(number, job.granted, self._agenda.now, gpus)
+        if number in self._partners:
+            self._part(number, gpus)
+            return
+        for gpu in gpus:
+            self.on[gpu] = ()
+        self._open(gpus)
+
+    def _open(self, gpus: list[int]) -> None:
+        """Nobody holds these any more."""
+        if self._out_of_use:
+            gpus = [gpu for gpu in gpus if gpu not in self._out_of_use]
+        self._free.set(gpus, True)
+
+    def _part(self, number: int, gpus: list[int]) -> None:
+        """It leaves GPUs that it shared, or some of which it did."""
+        for gpu in gpus:
+            self.on[gpu] = tuple(other for other in self.on[gpu] if other != number)
+        left = [gpu for gpu in gpus if not self.on[gpu]]
+        self._recorder.share(self._agenda.now, len(left) - len(gpus))
+        self._open(left)
+        for other in sorted(self._partners.pop(number)):
+            self._partners[other].discard(number)
+            if not self._partners[other]:
+                del self._partners[other]
+            self._change_pace(self._table.of(other))
+
+    # Pace
+
+    def set_batches(self, batches: Iterable[tuple[int, int]]) -> None:
+        """Batch sizes that the policy chooses hold at once. Until it chooses again, be it the same, a job trains at one efficiency:
+        that of its progress now, with which the noise of its gradients grows (Pollux, OSDI 2021, sec. 3.1)."""
+        for job, batch in batches:
+            self._batch[job] = batch
+            self._change_pace(self._table.of(job))
+
+    def pace(self, job: Job) -> None:
+        """The job's speed as things stand now, and its end at that speed."""
+        number = job.number
+        if number in self.unmeasured:
+            self._agenda.put(job.since + max(self.unmeasured[number], 0.0), Kind.MEASURED, number)
+        if number in self.profiling:
+            return
+        partners = sorted(self._partners[number]) if number in self._partners else []
+        job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), 1.0 - job.left / job.work)
+        self._agenda.put(job.since + job.left / job.speed, Kind.END, number)
+
+    def _change_pace(self, job: Job) -> None:
+        if job.phase == Phase.ACTIVE:
+            number = job.number
+            self._stretches[number] = self._trained(job)
+            self._agenda.void(number)  # its end comes at another time; the ends of its lease and its luck are as they were
+            self.pace(job)
+            self._agenda.put(self._fails_at.get(number, math.inf), Kind.FAILURE, number)
+            self._agenda.put(job.lease_end, Kind.LEASE_END, number)
+
+    # Work
+
+    def _settle(self, job: Job) -> float:
+        """Bring the work left up to this moment, from which time in training is counted anew; the seconds since it was last."""
+        now = self._agenda.now
+        trained = max(0.0, now - job.since)
+        job.left = max(0.0, job.left - trained * job.speed)
+        job.since = max(now, job.since)
+        return trained
+
+    def _trained(self, job: Job) -> list[tuple[float, float]]:
+        """(seconds, speed) of its training in this lease, up to this moment."""
+        seconds = self._settle(job)
+        if job.number in self.unmeasured:
+            self.unmeasured[job.number] -= seconds
+        stretches = self._stretches.pop(job.number, [])
+        if stretches and stretches[-1][1] == job.speed:
+            seconds += stretches.pop()[0]
+        stretches.append((seconds, job.speed))
+        while len(stretches) > 2 and sum(some for some, _ in stretches[2:]) >= self._undoable:
+            stretches[:2] = [(stretches[0][0] + stretches[1][0], 0.0)]  # how fast that was matters no more
+        return stretches
+
+    def _interrupt(self, job: Job) -> float:
+        """A job that trains is to stop; the seconds of training in this lease that were not in vain."""
+        lost = self._costs.lost_on_suspend
+        stretches = self._trained(job)
+        self._undo(job, stretches, lost)
+        self._recorder.preempt(job.number)
+        return sum(seconds for seconds, _ in stretches) - lost
+
+    def _measure(self, job: Job) -> float:
+        """A profiling run is to stop; the seconds that it has measured, which brought nothing else."""
+        seconds = sum(seconds for seconds, _ in self._trained(job))
+        self._recorder.lose(job.number, seconds * len(job.gpus))
+        return seconds
+
+    def _undo(self, job: Job, stretches: list[tuple[float, float]], seconds: float) -> None:
+        """The last ``seconds`` of the training are lost, as far as there were so many."""
+        for trained, speed in reversed(stretches):
+            undone = min(seconds, trained)
+            job.left += undone * speed
+            self._recorder.lose(job.number, undone * len(job.gpus))
+            seconds -= undone
+
+    def _spare_start(self, job: Job, moment: float) -> None:
+        """What of its start was still ahead of it has cost nothing."""
+        self._recorder.lose(job.number, -max(0.0, job.since - moment) * len(job.gpus))

@@ -1,0 +1,122 @@
+"""The daemon's own history as a workload, and as what really happened beside its simulations."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....policies.contract import Demand
+from ..cluster import Cluster
+from ..study import Choice, Outcome, Run, Source
+from ..workload import Workload, make_workload
+from .figures import FULL_REWARD
+from .recorder import usage
+from .result import Bars, Fates, Result, Usage, are_neighbours
+
+AS_IT_WAS = "as it was"
+_DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Jobs that ran and have ended, in the order in which they could first run; rows as ``GET /v1/simulations/history`` gives them."""
+
+    pool: str
+    jobs: Sequence[Mapping[str, Any]]
+    stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
+    nodes: Sequence[int]  #: GPUs of each node of the pool now
+    left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, and ``held_before`` the first of ``jobs`` came
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> History:
+        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], answer["left_out"])
+
+    @property
+    def begin(self) -> float:
+        """Its second 0, since the epoch."""
+        return float(self.jobs[0]["submitted"])
+
+    def cluster(self) -> Cluster:
+        return Cluster(tuple(self.nodes))
+
+    def source(self) -> Source:
+        """Runs of the same jobs are known by their digest, as those of one file are."""
+        return Source(hashlib.sha256(json.dumps(self.jobs, sort_keys=True).encode()).hexdigest())
+
+    def workload(self) -> Workload:
+        """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.
+
+        It is submitted when it could first run: what it waited for before, other jobs or a person, no policy would have changed.
+        """
+        jobs = self.jobs
+        return make_workload(
+            f"history of {self.pool}",
+            [job["submitted"] - self.begin for job in jobs],
+            [job["attained"] / job["gpus_min"] for job in jobs],
+            [job["gpus_min"] for job in jobs],
+            key=[f"{job['name']} #{job['id']}" for job in jobs],
+            gpus_max=[job["gpus_max"] for job in jobs],
+            priority=[job["priority"] for job in jobs],
+            demand=[_DEMANDS[job["demand"]] for job in jobs],
+            users=[job["owner"] for job in jobs],
+            models=[job["model"] for job in jobs],
+            tiers=[self._tiers(job) for job in jobs],
+            estimate=[np.nan if job["estimate"] is None else job["estimate"] for job in jobs],
+            gpu_memory=[job["gpu_memory"] for job in jobs],
+        )
+
+    def _tiers(self, job: Mapping[str, Any]) -> list[tuple[float, float]]:
+        """Rewards as they were submitted: policies weigh jobs by them. Jobs older than their limit may have asked for more."""
+        deadlines = [deadline - self.begin for deadline in job["deadlines"] or ()]
+        return [(deadline, min(reward, FULL_REWARD)) for deadline, reward in zip(deadlines, job["rewards"] or (), strict=True)]
+
+    def outcome(self, cluster: Cluster) -> Outcome:
+        """What really happened to the jobs that fit the simulated cluster: both are of the same jobs.
+
+        A lease counts from its grant to its end; what of it was not training was lost.
+        """
+        place = {job["id"]: row for row, job in enumerate(self.jobs)}
+        dropped = np.array([job["gpus_min"] > cluster.total for job in self.jobs], dtype=bool)
+        stays = [stay for stay in self.stays if not dropped[place[stay["job_id"]]]]
+        owner = np.array([place[stay["job_id"]] for stay in stays], dtype=np.int64)
+        begins, ends = (np.array([stay[name] for stay in stays], dtype=np.float64) for name in ("begins", "ends"))
+        gpus = np.array([stay["gpu_count"] for stay in stays], dtype=np.int64)
+        begins, ends = begins - self.begin, np.maximum(ends, begins) - self.begin
+        held, gpu_time = np.zeros(len(place)), np.zeros(len(place))
+        np.add.at(held, owner, ends - begins)
+        np.add.at(gpu_time, owner, (ends - begins) * gpus)
+        attained = np.array([job["attained"] for job in self.jobs], dtype=np.float64)
+        fates = Fates(
+            started=np.array([job["started"] - self.begin for job in self.jobs]),
+            ended=np.array([job["ended"] - self.begin for job in self.jobs]),
+            run_time=held,
+            gpu_time=gpu_time,
+            lost=np.maximum(gpu_time - attained, 0.0),
+            preemptions=np.where(dropped, 0, [job["preemptions"] for job in self.jobs]),
+            rejected=np.zeros(len(place), dtype=bool),
+            dropped=dropped,
+        )
+        bars = Bars(owner, begins, ends, np.array([min(stay["gpus"], default=0) for stay in stays], dtype=np.int64), gpus)
+        # A GPU that has left the pool since has no place in the chart.
+        apart = {row: some for row, stay in enumerate(stays) if len(some := stay["gpus"]) < gpus[row] or not are_neighbours(some)}
+        result = Result(fates, self._usage(fates, bars), bars.split(apart), events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
+        return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
+
+    def _usage(self, fates: Fates, stays: Bars) -> Usage:
+        """State of the pool after each change, as far as these jobs made it."""
+        submitted = np.array([job["submitted"] - self.begin for job in self.jobs])[~fates.dropped]
+        state = usage(
+            [
+                (stays.begins, stays.gpus, 1, 0),
+                (stays.ends, -stays.gpus, -1, 0),
+                (submitted, 0, 0, 1),
+                (fates.ended[~fates.dropped], 0, 0, -1),
+            ]
+        )
+        return dataclasses.replace(state, waiting=np.maximum(state.waiting, 0))  # a lease may end a moment after its job

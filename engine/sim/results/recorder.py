@@ -1,0 +1,139 @@
+"""Writes down what happens in a simulation."""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....policies.contract import Bools, Floats, Ints
+from ..workload import Workload
+from .result import Bars, Fates, Result, Usage, are_neighbours
+
+_REMEMBERED = 2000  #: finished jobs whose service a policy may see, so that a decision costs the same after a year
+_COLUMNS = 5
+_STAY = struct.Struct(f"{_COLUMNS}d")  #: a row of `Bars`; an array takes it at once, and plain numbers one by one
+_Change = tuple[Any, Any, Any, Any]  #: moments, and what changes at each of them: GPUs held, jobs that hold some, jobs at hand
+
+
+class Recorder:
+    def __init__(self, workload: Workload, dropped: Bools) -> None:
+        n = len(workload)
+        self.dropped = dropped
+        self.ended, self.rejected = np.full(n, np.nan), np.zeros(n, dtype=bool)
+        # What is read as well as written one by one is faster in lists.
+        self.gpu_time, self.lost = [0.0] * n, [0.0] * n
+        self.preemptions, self.attempts, self.profile_runs = [0] * n, [0] * n, [0] * n
+        self._begins = float(workload.submitted[~dropped].min(initial=math.inf))
+        self._came, self._given_up = array("d"), array("d")  #: moments
+        self._finished: list[int] = []  #: jobs in the order of their ends
+        self._stays = array("d")  #: rows of `Bars`, one after the other, with the first and the number of all GPUs of a stay
+        self._apart: dict[int, list[int]] = {}  #: by such a row, the GPUs of a stay that are not all neighbours
+        self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
+        self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
+        self._service: Floats | None = None
+
+    @property
+    def over(self) -> int:
+        """Jobs that have ended or were given up."""
+        return len(self._finished) + len(self._given_up)
+
+    def come(self, now: float) -> None:
+        self._came.append(now)
+
+    def start(self, job: int, *, profile: bool = False) -> int:
+        """How many times it had started before; profiling runs are counted apart, as nothing goes on from them."""
+        counts = self.profile_runs if profile else self.attempts
+        attempt = counts[job]
+        counts[job] = attempt + 1
+        return attempt
+
+    def preempt(self, job: int) -> None:
+        self.preemptions[job] += 1
+
+    def lose(self, job: int, gpu_seconds: float) -> None:
+        self.lost[job] += gpu_seconds
+
+    def leave(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
+        """A stay on GPUs ends."""
+        if not are_neighbours(gpus):
+            self._apart[len(self._stays) // _COLUMNS] = sorted(gpus)
+        self.gpu_time[job] += (now - granted) * len(gpus)
+        self._stays.frombytes(_STAY.pack(job, granted, now, min(gpus), len(gpus)))
+
+    def cut_short(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
+        """The same of a job that would have gone on: nothing leaves any more after that."""
+        self.leave(job, granted, now, gpus)
+        self._cut_short += 1
+
+    def share(self, now: float, gpus: int) -> None:
+        """So many GPUs, less: negative, are held by somebody else too."""
+        self._sharing.extend((now, gpus))
+
+    def end(self, job: int, now: float) -> None:
+        self.ended[job] = now
+        self._finished.append(job)
+        self._service = None
+
+    def reject(self, job: int, now: float) -> None:
+        self.rejected[job] = True
+        self._given_up.append(now)
+
+    def finished_service(self) -> Floats:
+        """GPU-seconds of recently finished jobs, ascending."""
+        if self._service is None:
+            self._service = np.sort(np.array([self.gpu_time[job] for job in self._finished[-_REMEMBERED:]], dtype=np.float64))
+        return self._service
+
+    def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
+        job, begins, ends, gpu, gpus = np.array(self._stays).reshape(-1, _COLUMNS).T.copy()
+        stays = Bars(_ints(job), begins, ends, _ints(gpu), _ints(gpus))
+        started = np.full(len(self.ended), np.nan)
+        started[stays.job[::-1]] = begins[::-1]  # of several the first stays
+        run_time: Floats = np.bincount(stays.job, ends - begins, len(self.ended)).astype(np.float64)
+        gpu_time, lost = np.array(self.gpu_time), np.array(self.lost)
+        preemptions = np.array(self.preemptions, dtype=np.int64)
+        return Result(
+            fates=Fates(started, self.ended, run_time, gpu_time, lost, preemptions, self.rejected, self.dropped),
+            usage=self._usage(stays, begun=events > 0),
+            bars=stays.split(self._apart),
+            events=events,
+            decisions=decisions,
+            plan_seconds=plan_seconds,
+            wall_seconds=wall_seconds,
+        )
+
+    def _usage(self, stays: Bars, *, begun: bool) -> Usage:
+        left = slice(len(stays.job) - self._cut_short)
+        shared, gpus = np.array(self._sharing).reshape(-1, 2).T
+        return usage(
+            [
+                ([self._begins] * begun, 0, 0, 0),
+                (np.array(self._came), 0, 0, 1),
+                (stays.begins, stays.gpus, 1, 0),
+                (shared, -gpus, 0, 0),
+                (stays.ends[left], -stays.gpus[left], -1, 0),
+                (self.ended[self._finished], 0, 0, -1),
+                (np.array(self._given_up), 0, 0, -1),
+            ]
+        )
+
+
+def usage(changes: Sequence[_Change]) -> Usage:
+    """The state after each moment that left another than there was before; that after the first moment is one of them."""
+    moment, *deltas = (np.concatenate(column) for column in zip(*(np.broadcast_arrays(*change) for change in changes), strict=True))
+    ts, place = np.unique(moment, return_inverse=True)
+    busy, running, at_hand = (_ints(np.bincount(place, delta, len(ts)).cumsum()) for delta in deltas)
+    states = np.stack((busy, running, at_hand - running))
+    others = np.ones(len(ts), dtype=bool)
+    others[1:] = (states[:, 1:] != states[:, :-1]).any(axis=0)
+    return Usage(ts[others], *states[:, others])
+
+
+def _ints(values: Floats) -> Ints:
+    """Whole numbers, which floats hold exactly."""
+    return values.astype(np.int64)

@@ -1,0 +1,60 @@
+"""What a simulation models beside the policy: what costs, which guards hold, how wrong estimates are. Everything can be turned off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ..scheduling.guards import Limits
+
+NO_LIMITS = Limits(min_run_time=0.0, max_preemptions=None, cooldown=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, unless said. The defaults cost nothing: that is the model of the public simulators."""
+
+    suspend: float = 0.0  #: from the word to stop until the GPUs are free (002 fig. 5.3a: 2 to 4 s)
+    resume: float = 0.0  #: from a lease's start until training goes on, after a suspension (002 fig. 5.3b)
+    resume_per_gpu: float = 0.0  #: more of that for each GPU beyond the first
+    cold_start: float = 0.0  #: the same at the first start on GPUs where another model ran last
+    warm_start: float = 0.0  #: at the first start on GPUs where the same model ran last
+    checkpoint_interval: float = 0.0  #: work since the last checkpoint is lost when a job fails; 0: nothing is
+    lost_on_suspend: float = 0.0  #: seconds of work lost when a job is suspended (0: it checkpoints when told to stop)
+    #: For so long a job trains until its speed is known. Policies without ``profiles`` do not see it before.
+    profiling: float = 0.0
+    profiler_gpus: int = (
+        0  #: GPUs besides the cluster's on which such other policies' jobs are profiled, one each, in turn; 0: as many as it takes
+    )
+    spread_slowdown: float = (
+        1.0  #: a job without a profile on more nodes than it needs takes so many times longer (Eqn 5.2's inter-node term)
+    )
+    packing_slowdown: float | None = None  #: jobs that share GPUs take so many times longer; None: what their profiles tell, else 1
+    failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
+    commit: float = 0.0  #: from a decision until it is in force; what happens meanwhile is decided on after that
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How wrong the estimates are that the policy sees; the truth is not touched. Factors of times, one draw a job and kind."""
+
+    duration: float = 0.0  #: standard deviation of the logarithm
+    bias: float = 0.0  #: mean of the logarithm: 0.1 takes jobs for about 10 % longer than they are
+    unknown: float = 0.0  #: share of the jobs of whose duration nothing is known
+    gaussian: float = 0.0  #: standard deviation of a normal factor of mean 1, cut off at 0.05 (002 ch. 5.6.1 perturbs run times so)
+    #: Share of its training by which the end of a job that stops at a metric is known; until then the belief falls evenly from the
+    #: maximum that it was submitted with. 0: known from the start; more than 1: never, so that the maximum is believed to the end.
+    iterations: float = 0.6
+    #: Seconds for which a job has run when its pace has been measured, and what is believed of it is right but for ``iterations``
+    #: (002 ch. 5.3.2.1 corrects the estimate while the job trains). inf: the error stays for a job's whole life.
+    corrected: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    costs: Costs = field(default_factory=Costs)
+    limits: Limits = NO_LIMITS
+    errors: Errors = field(default_factory=Errors)
+    interval: float | None = None  #: seconds between rounds; None: the policy's own, or at every event
+    until: float | None = None  #: stop at this time; None: when all jobs have ended
+    seed: int = 0

@@ -1,0 +1,116 @@
+"""Workload traces enter and leave the tables, each whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Conflict, NotFound, StokerError, nearest
+from ..jobs.owners import require_own
+from ..store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class NewTrace:
+    """A trace to be added.
+
+    ``slices`` gives the rows of `trace_jobs` in order, fresh ones each time that it is called, some thousand
+    at a time, so that the writer never holds all of them.
+    """
+
+    name: str
+    format: str
+    source: str
+    sha256: str
+    starts_at: float | None
+    jobs: int
+    dropped: Mapping[str, int]
+    repaired: Mapping[str, int]
+    recipe: Mapping[str, Any] | None
+    user: str
+    slices: Callable[[], Iterable[list[dict[str, Any]]]]
+
+    def is_like(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of `traces` holds the same content: the same file, read the same way."""
+        known = [json.loads(row[column] or "null") for column in ("dropped", "repaired", "recipe")]
+        told = [dict(self.dropped), dict(self.repaired), None if self.recipe is None else dict(self.recipe)]
+        return (row["sha256"], row["format"], row["jobs"]) == (self.sha256, self.format, self.jobs) and known == told
+
+
+def known_trace(request: NewTrace, rows: Iterable[Mapping[str, Any]]) -> int | None:
+    """Number of the trace that is there already with this name and content, None when the name is free; else Conflict."""
+    for row in rows:
+        if row["name"] == request.name:
+            if request.is_like(row):
+                return int(row["id"])
+            raise Conflict(
+                f"trace {request.name!r} is there already with other content, from {row['source']}: "
+                f"give another name with --name, or 'stoker trace drop {request.name}' first"
+            )
+    return None
+
+
+def add_trace(tx: Transaction, batch: Sequence[NewTrace]) -> Sequence[dict[str, Any] | StokerError]:
+    """Add traces; answers with ``{id, name, jobs, existing}``. The same content under the same name is the one that is there."""
+    rows = tx.objects("traces")
+    answers: list[dict[str, Any] | StokerError] = []
+    for request in batch:
+        try:
+            number = known_trace(request, rows)
+        except Conflict as conflict:
+            answers.append(conflict)
+            continue
+        existing = number is not None
+        if number is None:
+            row = _insert(tx, request)
+            rows.append(row)
+            number = row["id"]
+        answers.append({"id": number, "name": request.name, "jobs": request.jobs, "existing": existing})
+    return answers
+
+
+def _insert(tx: Transaction, request: NewTrace) -> dict[str, Any]:
+    number, position = tx.number("traces"), 0
+    for rows in request.slices():
+        for job in rows:
+            job["trace_id"], job["job"] = number, position
+            position += 1
+        tx.insert("trace_jobs", rows)
+    row = {
+        "id": number, "name": request.name, "format": request.format, "source": request.source, "sha256": request.sha256,
+        "added_at": tx.now, "added_by": request.user, "starts_at": request.starts_at, "jobs": position,
+        "dropped": json.dumps(dict(request.dropped)), "repaired": json.dumps(dict(request.repaired)),
+        "recipe": None if request.recipe is None else json.dumps(dict(request.recipe)),
+    }  # fmt: skip
+    tx.insert("traces", [row])
+    tx.event("trace.added", request.user, reason=f"{position} jobs", detail={"id": number, "name": request.name, "source": request.source})
+    tx.touch("traces")
+    return row
+
+
+def drop_trace(tx: Transaction, batch: Sequence[tuple[str, str, str | None]]) -> Sequence[dict[str, Any] | StokerError]:
+    """``(name, actor, only)``: the trace and its jobs are removed; what was simulated on it stays. ``only``: of this user's alone."""
+    known = {row["name"]: row for row in tx.objects("traces")}
+    answers: list[dict[str, Any] | StokerError] = []
+    for name, actor, only in batch:
+        row = known.get(name)
+        try:
+            if row is None:
+                raise no_trace(name, known)
+            require_own(f"trace {name}", row["added_by"], only)
+        except StokerError as error:
+            answers.append(error)
+            continue
+        del known[name]
+        tx.delete("trace_jobs", "trace_id", [row["id"]])
+        tx.delete("traces", "id", [row["id"]])
+        tx.event("trace.dropped", actor, reason=f"{row['jobs']} jobs", detail={"id": row["id"], "name": name})
+        tx.touch("traces")
+        answers.append({"id": row["id"], "name": name, "jobs": row["jobs"]})
+    return answers
+
+
+def no_trace(name: str, known: Iterable[str]) -> NotFound:
+    return NotFound(f"there is no trace {name[:100]!r}{nearest(name, list(known))}; 'stoker trace list' shows them")

@@ -1,0 +1,25 @@
+"""Tables beside a trace, for formats that leave durations or throughputs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Throughputs:
+    """Steps a second by job type and GPUs, of one kind of GPU."""
+
+    path: Path
+    worker: str
+    rates: Mapping[tuple[str, int], float]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds by the columns that the table has."""
+
+    path: Path
+    columns: tuple[str, ...]
+    seconds: Mapping[tuple[str, ...], float]
