@@ -65,7 +65,8 @@ FROM (
 );
 INSERT INTO decisions
 SELECT i, 'default', 'fifo', 1, getvariable('origin') + to_seconds(60 * i), getvariable('origin') + to_seconds(60 * i + 50), 10, 20, 'ok', NULL, 0.002,
-       0.001, 0.003, '{}', CASE WHEN i = 2 THEN 'invalid' ELSE 'applied' END, CASE WHEN i = 2 THEN 'GPU given twice' END
+       0.001, 0.003, '{}', CASE WHEN i = 2 THEN 'invalid' ELSE 'applied' END, CASE WHEN i = 2 THEN 'GPU given twice' END,
+       CASE WHEN i = 1 THEN '{"asked": 1}' END
 FROM range(1, getvariable('jobs') // 2 + 1) r(i);
 INSERT INTO metrics
 SELECT l.job_id, l.id, 0, s, l.started_at + to_seconds(s), s * 10, name, CASE name WHEN 'loss' THEN 2.0 / (1 + s) ELSE 1 - 1.0 / (1 + s) END

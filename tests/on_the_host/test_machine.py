@@ -89,7 +89,7 @@ def test_memory_without_a_limit_is_this_processs_and_the_hosts(monkeypatch: pyte
 #: A process alone, whose tree nobody else changes: what it holds, what a child of it holds, and what both share.
 FAMILY = """
 import mmap, os
-from stoker.runners.loaders import machine
+from stoker.runners.loaders.readings import machine
 before = machine.tree_bytes()
 own, shared = b"x" * (64 << 20), mmap.mmap(-1, 64 << 20)
 shared.write(own)

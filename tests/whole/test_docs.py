@@ -21,7 +21,7 @@ from stoker.engine.spec.reading.load import load_text
 from stoker.policies import registry
 from stoker.runners.recipes import RECIPES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()

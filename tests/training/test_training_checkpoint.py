@@ -125,7 +125,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(checkpoints):
 #: Dies by kill -9 at the N-th of the calls by which a checkpoint is written.
 KILLED = """
 import os, signal
-from stoker.runners import checkpoint
+from stoker.runners.train import checkpoint
 calls = 0
 def dying(function):
     def call(*arguments, **options):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import stoker.loaders
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str, cwd: Path | None = None) -> str:

@@ -16,7 +16,7 @@ from stoker.runners.train import trainer as training
 from stoker.runners.worker import worker
 from stoker.runners.worker.ranks import Ranks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 AWARE = [str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]

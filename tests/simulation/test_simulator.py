@@ -234,8 +234,8 @@ def digest(result: Result) -> str:
 
 def test_two_processes_of_different_hash_seeds_give_the_same_bytes() -> None:
     def digests(seed: str) -> str:
-        tests = Path(__file__).parent
-        command = [sys.executable, "-c", _DIGEST, str(tests), str(tests.parent / "benchmarks")]
+        tests = Path(__file__).parents[1]
+        command = [sys.executable, "-c", _DIGEST, str(Path(__file__).parent), str(tests), str(tests.parent / "benchmarks")]
         environment = os.environ | {"PYTHONHASHSEED": seed}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
 

@@ -33,7 +33,7 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
     for file in view_files():
         con.execute(file.read_text())
     con.execute("SET VARIABLE jobs = 200")
-    con.execute((Path(__file__).parent / "populate.sql").read_text())
+    con.execute((Path(__file__).parents[1] / "populate.sql").read_text())
     yield con
     con.close()
 
@@ -130,7 +130,7 @@ def test_two_runs_say_whether_only_their_policies_differ(con: duckdb.DuckDBPyCon
 def test_document_shows_the_queries_as_they_are() -> None:
     section = SECTION.search(DOCUMENT.read_text())
     assert section
-    assert section[0] == f"{section[1]}{render()}{section[2]}", "docs/sql.md is not up to date: run python tests/test_cookbook.py"
+    assert section[0] == f"{section[1]}{render()}{section[2]}", "docs/sql.md is not up to date: run python tests/database/test_cookbook.py"
 
 
 if __name__ == "__main__":

@@ -325,7 +325,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from stoker.engine.store.store import Store
-from stoker.engine.workflow.settings import Note, note
+from stoker.engine.jobs.notes import Note, note
 store = Store.open(Path(sys.argv[1]))
 while True:
     store.write(note, Note("test", "test", "x" * 100))

@@ -13,7 +13,7 @@ from stoker.engine.spec.reading.job_reader import NAMES, NESTED
 from stoker.engine.spec.reading.load import load_file, load_text
 from stoker.runners.recipes import RECIPES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "job-spec.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

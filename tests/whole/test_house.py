@@ -8,13 +8,15 @@ import hashlib
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
@@ -90,6 +92,10 @@ def modules() -> dict[str, Path]:
     return {module_name(path): path for path in paths}
 
 
+def python_files() -> list[Path]:
+    return [path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.py")]
+
+
 @cache
 def tree(name: str) -> ast.Module:
     return ast.parse(modules()[name].read_text(), name)
@@ -150,6 +156,27 @@ def test_the_direction_test_sees_what_is_wrong(name: str, statement: str, target
     known = frozenset(modules())
     assert name in known and target in known
     assert forbidden(name, ast.parse(statement), known) == [target]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports for types alone count too: they tie what they name."""
+    known = frozenset(modules())
+    graph = {name: {target for target in ours(name, tree(name), known) if target in known and target != name} for name in modules()}
+    graph = {name: {target for target in targets if modules()[target].name != "__init__.py"} for name, targets in graph.items()}
+    TopologicalSorter(graph).prepare()  # CycleError names them
+
+
+#: Folders that may be crowded: a command has a file of its own, and so has a baseline.
+CROWDED = ("engine/cli", "policies")
+FULL = 16
+
+
+def test_no_folder_is_crowded_and_a_file_name_means_one_thing() -> None:
+    folders = Counter(path.parent.relative_to(ROOT).as_posix() for path in python_files() if path.parent != ROOT)
+    assert {folder: files for folder, files in folders.items() if files > FULL and folder not in CROWDED} == {}
+    product = [path for path in python_files() if path.relative_to(ROOT).parts[0] in PARTS and path.name != "__init__.py"]
+    names = Counter(path.name for path in product)
+    assert sorted(str(path.relative_to(ROOT)) for path in product if names[path.name] > 1) == []
 
 
 @pytest.mark.parametrize("name", modules(), ids=lambda name: name or "stoker")
@@ -294,5 +321,5 @@ def test_no_python_file_is_too_long_to_read() -> None:
 def test_nothing_names_a_place_of_one_machine() -> None:
     places = [str(place) for place in (ROOT, Path.home()) if len(place.parts) > 1]
     pattern = re.compile("|".join(rf"(?<![\w.~}}/-]){re.escape(place)}(?![\w-])" for place in places))
-    assert "tests/test_house.py" in texts()
+    assert "tests/whole/test_house.py" in texts()
     assert [name for name, text in texts().items() if pattern.search(text)] == []

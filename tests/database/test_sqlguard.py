@@ -22,7 +22,7 @@ from stoker.engine.store.lockdown import lock_down
 from stoker.engine.store.sqlfiles import view_files
 
 CANARY = "canary-5f1c9d"
-POPULATE = (Path(__file__).parent / "populate.sql").read_text()
+POPULATE = (Path(__file__).parents[1] / "populate.sql").read_text()
 
 
 class Target:

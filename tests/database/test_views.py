@@ -13,7 +13,7 @@ from stoker.engine.store import migrate
 from stoker.engine.store.schema_text import schema
 from stoker.engine.store.sqlfiles import sql, view_files
 
-POPULATE = (Path(__file__).parent / "populate.sql").read_text()
+POPULATE = (Path(__file__).parents[1] / "populate.sql").read_text()
 VIEWS = [path.stem[3:] for path in view_files()]
 
 

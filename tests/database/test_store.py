@@ -360,7 +360,7 @@ def test_kill_reopen_close_reopen_look_up_write(home: Home):
     """The sequence in which DuckDB before 2.0 lost index entries (duckdb#23645): nothing acknowledged may be missing."""
     script = textwrap.dedent(f"""
         import sys, pathlib
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
         from stoker.engine.store.store import Store
         from test_store import remember
         store = Store.open(pathlib.Path({str(home.database)!r}))

@@ -19,7 +19,7 @@ from stoker.engine.cli import main as entry
 from stoker.engine.cli.docs import commands, policies, reference
 from stoker.engine.cli.main import EXIT_CODES, SECTIONS, cli, run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "duckdb", "matplotlib", "starlette", "uvicorn", "sqlglot", "numpy", "ortools", "apscheduler", "rich", "msgspec", "yaml"}
 
 Stoker = Callable[..., tuple[int, str, str]]

@@ -344,7 +344,7 @@ def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SMALL)
     mounted = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} {script}"
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [*UNSHARED, "sh", "-c", mounted], capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": path}
     )

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 from adhoc import Server, serving
 
-STATEMENTS = (Path(__file__).parent / "dialect.sql").read_text().splitlines()  #: one a line
+STATEMENTS = (Path(__file__).parents[1] / "dialect.sql").read_text().splitlines()  #: one a line
 
 TABLES = """
 CREATE TABLE jobs AS

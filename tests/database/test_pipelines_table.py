@@ -412,9 +412,9 @@ def _shown(store: Store, job: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 TUNED = """
 import os, sys, time
-from stoker.runners import script
-from stoker.runners.loaders import telemetry
-from stoker.runners.loaders.tuning.contract import Decision, Knob, Observation, StageReading, Unit
+from stoker.runners.worker import script
+from stoker.runners.loaders.readings import step_telemetry as telemetry
+from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit
 telemetry.LEAST_PAUSE = 0.0
 folder, steps = sys.argv[1], int(sys.argv[2])
 knobs = (Knob("udf", Unit.WORKERS),)
@@ -504,7 +504,7 @@ def _is_shown(stoker: Said, folder: Path, job: int) -> None:
 
 SHARES = """
 import os, sys, time
-from stoker.runners import script
+from stoker.runners.worker import script
 folder, name = sys.argv[1:]
 print("begins with", os.environ["STOKER_CPUS"], flush=True)
 seen, step = None, 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "unisched.py"
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "unisched.py"
 THESIS = {"3Sigma", "GENIE", "Hydra", "Optimus", "Themis"}  #: the baselines of 002 ch. 5.4.4
 BASELINES = THESIS | {"Chronus", "EDF", "SRTF"}
 #: They come nearest to UniSched's deadlines, and best-effort jobs pay for it.

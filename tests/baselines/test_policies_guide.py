@@ -13,7 +13,7 @@ from stoker.policies import registry
 from views import Job, make_view, reasons, views
 from views import given as given_gpus
 
-GUIDE = Path(__file__).parents[1] / "docs" / "writing-a-policy.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "writing-a-policy.md"
 
 
 @pytest.fixture(scope="module")

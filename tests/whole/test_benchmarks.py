@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
 
@@ -32,7 +32,7 @@ TINY = {
     "iterations": ["--traces", "", "--recipes", "toy", "--steps", "60", "--maximum", "1"],
     "perfect": ["--quick", "--jobs", "1"],
     "reuse_augment": ["--augmentations", "remote", "--ways", "reuse alone", "all in stages, threads", "--warm", "2", "--steps", "2"],
-    "selector": ["--seeds=1", "--sizes", "20x16", "--later", "20x16", "--alike", "20x16", "--small", "10x8", "--plain=1", "--ablate=10x8"],
+    "selector": ["--seeds=1", "--sizes", "20x16", "--alike", "20x16", "--small", "10x8", "--plain=1", "--ablate=10x8"],
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
