@@ -93,7 +93,8 @@ def modules() -> dict[str, Path]:
 
 
 def python_files() -> list[Path]:
-    return [path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.py")]
+    paths = [path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.py")]
+    return [path for path in paths if path.name != "__init__.py"]
 
 
 @cache
@@ -174,7 +175,7 @@ FULL = 16
 def test_no_folder_is_crowded_and_a_file_name_means_one_thing() -> None:
     folders = Counter(path.parent.relative_to(ROOT).as_posix() for path in python_files() if path.parent != ROOT)
     assert {folder: files for folder, files in folders.items() if files > FULL and folder not in CROWDED} == {}
-    product = [path for path in python_files() if path.relative_to(ROOT).parts[0] in PARTS and path.name != "__init__.py"]
+    product = [path for path in python_files() if path.relative_to(ROOT).parts[0] in PARTS]
     names = Counter(path.name for path in product)
     assert sorted(str(path.relative_to(ROOT)) for path in product if names[path.name] > 1) == []
 
