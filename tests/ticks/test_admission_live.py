@@ -93,7 +93,8 @@ def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
     found = forecast(home, "--estimate", "10m", "--deadline", "2h")
     after = time.time()
     assert (found["status"], found["reason"], found["runs"], found["simulated"]) == ("estimated", None, 32, 32)
-    assert (found["needs"], found["gpus"], found["demand"]) == (pytest.approx(600 + sum(COMMAND)), 1, "strict")
+    assert (found["gpus"], found["demand"]) == (1, "strict")
+    assert 600 <= found["needs"] <= 600 + sum(COMMAND) + 1e-6, "its start, too, unless it has its slot already"
     (step,) = found["steps"]
     assert before <= step["deadline"] - 2 * HOUR <= after
     assert (step["probability"], step["impossible"]) == (1.0, False)

@@ -87,6 +87,12 @@ def test_make_has_the_targets_that_pages_name() -> None:
 
 
 @each_page
+def test_files_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:engine|policies|runners|sql|migrations|benchmarks|tests|examples)/[\w./-]+\.\w+)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+@each_page
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(FENCE.sub("", page.read_text())):
         if "://" in link or link.startswith("mailto:"):
