@@ -88,7 +88,9 @@ def test_make_has_the_targets_that_pages_name() -> None:
 
 @each_page
 def test_files_that_are_named_are_there(page: Path) -> None:
-    named = re.findall(r"`((?:engine|policies|runners|sql|migrations|benchmarks|tests|examples)/[\w./-]+\.\w+)`", page.read_text())
+    named = re.findall(
+        r"`((?:engine|policies|runners|sql|migrations|benchmarks|tests|examples)/[\w./-]+\.(?:py|sql|md|yaml|toml))`", page.read_text()
+    )
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
