@@ -90,8 +90,6 @@ def test_make_has_the_targets_that_pages_name() -> None:
 def test_files_that_are_named_are_there(page: Path) -> None:
     places = "engine|policies|runners|sql|migrations|benchmarks|tests|examples"
     named = re.findall(rf"`((?:{places})/[\w./-]+\.(?:py|sql|md|yaml|toml))`", page.read_text())
-        r"`((?:engine|policies|runners|sql|migrations|benchmarks|tests|examples)/[\w./-]+\.(?:py|sql|md|yaml|toml))`", page.read_text()
-    )
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
