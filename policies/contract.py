@@ -9,7 +9,7 @@ code. All arrays of a table have one row a job (or GPU, or node); times are seco
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -152,7 +152,8 @@ class Allocation:
 
     gpus: tuple[int, ...]
     lease_end: float | None = None
-    batch_size: int | None = None  #: what the job is to train with from now on, where it lets the scheduler choose; None: its own
+    #: What the job is to train with from now on, where it lets the scheduler choose; None: its own. The daemon refuses it.
+    batch_size: int | None = None
     profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
 
 
@@ -175,9 +176,12 @@ class Waiting:
     jobs: Sequence[int] | Ints
 
 
+PACKED = "packed"  #: each job of the group computes as if it had its GPUs alone; the device decides who when
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs: ``kind`` is ``merged``, ``packed`` or ``lockstep``."""
+    """Jobs that share their GPUs. The simulator enacts `PACKED`, the daemon refuses groups."""
 
     kind: str
     jobs: tuple[int, ...]
@@ -195,7 +199,6 @@ class Plan:
     allocations: Mapping[int, Allocation]  #: in order of service: where two starts wait for one eviction, the first is served
     waiting: Sequence[Waiting] = ()
     groups: Sequence[Group] = ()
-    warm: Mapping[str, int] = field(default_factory=dict)  #: backbone to warm workers wanted
     status: str = "ok"  #: solver status: ok, optimal, feasible, fallback, timeout
     gap: float | None = None  #: relative optimality gap, where a solver certifies one
     order: Sequence[int] | Ints = ()  #: all waiting jobs (ids) in the order of service; (): as they stand in ``waiting``

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Allocation, Bools, Floats, Group, Ints, Phase, Plan, Reason, View, Waiting, tunable
+from .contract import PACKED, Allocation, Bools, Floats, Group, Ints, Phase, Plan, Reason, View, Waiting, tunable
 from .estimate.lengths import remaining_time
 from .placement.consolidated import Placement
 from .placement.feasible import holdable_in
-from .placement.packing import PACKED, Sharing, sharing_scores, utilisation_and_memory
+from .placement.packing import Sharing, sharing_scores, utilisation_and_memory
 from .queues.later import Later
 from .queues.reasons import lacking
 

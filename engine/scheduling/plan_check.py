@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
@@ -46,7 +46,6 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         allocations,
         waiting=tuple(Waiting(waiting.reason, _ids("waiting", waiting.jobs)) for waiting in plan.waiting) if reasons else (),
         groups=tuple(Group(group.kind, tuple(_ids("groups", group.jobs))) for group in plan.groups),
-        warm={backbone: operator.index(wanted) for backbone, wanted in plan.warm.items()},
         status=str(plan.status),
         gap=None if plan.gap is None else float(plan.gap),
         order=_ids("order", plan.order) if reasons else (),
@@ -63,6 +62,16 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         _check_waiting(plain, view)
     _check_rest(plain)
     return plain
+
+
+def check_enacted(plan: Plan) -> Plan:
+    """The same plan, or PlanError where it asks for what the simulator does and the daemon does not: nothing is dropped in silence."""
+    for group in plan.groups:
+        raise PlanError(f"groups: jobs {', '.join(map(str, group.jobs))} are to share GPUs; the daemon gives a GPU to one job only")
+    for job, allocation in plan.allocations.items():
+        if allocation.batch_size is not None:
+            raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
+    return plan
 
 
 def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
@@ -169,6 +178,8 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
 def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
     partners: dict[int, set[int]] = {}
     for group in plan.groups:
+        if group.kind != PACKED:
+            raise PlanError(f"groups: kind {group.kind!r} is not known; {PACKED!r} is")
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
@@ -248,9 +259,6 @@ def _check_rest(plan: Plan) -> None:
         raise PlanError(f"gap: {plan.gap} is not finite; None is unknown")
     if plan.wake_at is not None and math.isnan(plan.wake_at):
         raise PlanError("wake_at: is not a time; None is the next event")
-    for backbone, wanted in plan.warm.items():
-        if wanted < 0:
-            raise PlanError(f"warm: {wanted} workers of {backbone!r}; the number cannot be negative")
 
 
 def _ids(where: str, jobs: Iterable[int] | Ints) -> list[int]:

@@ -35,7 +35,7 @@ from .enact import Decision, Enactment, enact
 from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
-from .plan_check import PlanError, check
+from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
 from .view import Snapshot, snapshot
 
@@ -208,7 +208,7 @@ class Scheduling:
         try:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
-            plan = check(plan, seen.view)
+            plan = check_enacted(check(plan, seen.view))
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
@@ -378,7 +378,7 @@ class Scheduling:
         new = int(trial.jobs.id[-1])
         # An instance of its own: a policy may keep caches, and the pool's own is at work in another thread.
         try:
-            plan = check(_create(state.setting).plan(trial), trial)
+            plan = check_enacted(check(_create(state.setting).plan(trial), trial))
             actions = reconcile(trial, plan, self._limits, state.evictions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
             return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"

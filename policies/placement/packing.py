@@ -13,7 +13,6 @@ from ..contract import Bools, Floats, Ints, View
 from .victims import occupants
 
 TINY, MEDIUM, JUMBO = 0, 1, 2  #: sharing scores
-PACKED = "packed"  #: the kind of `contract.Group`
 
 
 def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:

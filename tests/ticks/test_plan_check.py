@@ -36,7 +36,7 @@ def plan(allocations=None, waiting=(), **rest):
         plan({2: (1, 2, 3)}),  # 3 is held by a job that is stopping
         plan({2: (1, 2), 5: (1,)}, groups=[Group("packed", (2, 5))]),
         plan({2: [np.int64(1), np.int64(2)]}),
-        Plan({5: Allocation((2,), lease_end=VIEW.now + 60)}, gap=0.1, warm={"bert": 2}),
+        Plan({5: Allocation((2,), lease_end=VIEW.now + 60)}, gap=0.1),
     ],
 )
 def test_good_plans_pass(good):
@@ -70,11 +70,11 @@ def test_good_plans_pass(good):
         (plan(waiting=[Waiting(Reason("", "x"), [5])]), "a reason needs a code"),
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 4]), "order: job 4"),
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 5]), "order: names a job twice"),
-        (plan(groups=[Group("merged", (2, 5))]), "job 2: is in a group"),
+        (plan(groups=[Group("packed", (2, 5))]), "job 2: is in a group"),
+        (plan({2: (1, 2), 5: (1,)}, groups=[Group("merged", (2, 5))]), "groups: kind 'merged' is not known; 'packed' is"),
         (plan({5.0: (1,)}), "allocations: 5.0 is not the id of a job"),
         (plan(waiting=[Waiting(BEHIND, ["5"])]), "waiting: '5' is not the id of a job"),
         (plan(gap=math.nan), "gap"),
-        (plan(warm={"bert": -1}), "warm: -1 workers"),
     ],
 )
 def test_bad_plans_are_refused(bad, message):
@@ -101,12 +101,12 @@ def test_the_answer_is_plain_and_is_read_once():
         np.int64(1): Allocation(np.array([0])),
     }
     waiting = (Waiting(BEHIND, (np.int64(job) for job in ids)) for ids in [(4,), (5,)])
-    groups = [Group("merged", (np.int64(2), np.int64(1)))]
+    groups = [Group("packed", (np.int64(2), np.int64(1)))]
     answer = check(Plan(allocations, waiting, groups, gap=np.float64(0.5), order=np.array([5, 4])), VIEW)
     assert answer == Plan(
         {2: Allocation((1, 2), VIEW.now + 60), 1: Allocation((0,))},
         (Waiting(BEHIND, [4]), Waiting(BEHIND, [5])),
-        (Group("merged", (2, 1)),),
+        (Group("packed", (2, 1)),),
         gap=0.5,
         order=[5, 4],
         preempt=frozenset(),

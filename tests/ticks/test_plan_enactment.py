@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from stoker.engine.config import Config, Guards, PolicyDefault
@@ -14,7 +16,7 @@ from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.tasks import Tasks
-from stoker.policies.contract import Allocation, Plan, Reason, Waiting
+from stoker.policies.contract import Allocation, Group, Plan, Reason, Waiting
 
 
 class Numpy:
@@ -131,3 +133,47 @@ def test_the_newest_memory_outlives_the_retention_of_decisions(store, scheduling
 
 def thin_out(tx, batch):
     return [tx.purge("thin_decisions", tx.now + 1000.0) for _ in batch]
+
+
+#: Of each field of a plan: what the daemon does with it, and where that is shown; or a plan that it refuses, as it does nothing with it.
+ENACTED = {
+    "allocations": "leases: this file",
+    "waiting": "the table waiting: this file",
+    "status": "decisions.status: test_unisched_live.py",
+    "gap": "decisions.gap: this file",
+    "order": "places in the queue: test_outlook.py",
+    "preempt": "stops: test_plan_guards.py",
+    "wake_at": "the next tick: test_lease_clock.py",
+    "rejected": "the reason to wait: test_policies_elastic.py",
+    "memory": "decisions.memory: this file",
+    "Allocation.gpus": "leases: this file",
+    "Allocation.lease_end": "leases.expires_at: test_lease_clock.py",
+    "Allocation.profile": "leases.profile: test_profiling_live.py",
+}
+REFUSED = {
+    "groups": (Plan({1: Allocation((0,)), 2: Allocation((0,))}, groups=[Group("packed", (1, 2))]), "groups: jobs 1, 2 are to share GPUs"),
+    "Allocation.batch_size": (Plan({1: Allocation((0,), batch_size=64)}), "job 1: is to train with a batch of 64"),
+}
+
+
+def test_each_field_of_a_plan_is_enacted_or_refused():
+    fields = {field.name for field in dataclasses.fields(Plan)} | {f"Allocation.{field.name}" for field in dataclasses.fields(Allocation)}
+    assert fields == ENACTED.keys() | REFUSED.keys() and not ENACTED.keys() & REFUSED.keys()
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_the_daemon_does_not_do_is_refused(store, scheduling, field):
+    plan, why = REFUSED[field]
+    scheduling._pools["default"].policy = Says(plan)
+    scheduling.tick("default")
+    ((outcome, error),) = rows(store, "SELECT outcome, error FROM decisions")
+    assert outcome == "invalid" and error.startswith(why)
+    assert rows(store, "SELECT count(*) FROM leases") == [(0,)]
+
+
+class Says:
+    def __init__(self, plan):
+        self.answer = plan
+
+    def plan(self, view):
+        return self.answer
