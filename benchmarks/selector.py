@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from common import arguments, machine, progress, show
 from stoker.policies.unisched.solver.patterns import patterns
-from stoker.policies.unisched.solver.plain import solve_plain
 from stoker.policies.unisched.solver.problem import Limits, Problem, Solution
 from stoker.policies.unisched.solver.selector import solve
+from thesis_program import solve_plain
 
 HORIZON = 24
 OPTIONS = 6

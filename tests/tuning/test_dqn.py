@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_oracle import oracle
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.tuning.controller import Controller, Decision, Observation, Values, reward
 from stoker.runners.loaders.tuning.controllers import pretrain
@@ -25,7 +26,6 @@ from stoker.runners.loaders.tuning.controllers.pilot import FIRST, taken
 from stoker.runners.loaders.tuning.controllers.q_network import STAY, STEPS, Agent, Choice, Learning, Trail
 from stoker.runners.loaders.tuning.known_controllers import create
 from stoker.runners.loaders.tuning.simulation.named_pipelines import criteo, random_pipeline
-from stoker.runners.loaders.tuning.simulation.oracle import oracle
 from stoker.runners.loaders.tuning.simulation.simulated import Machine, SimulatedPipeline, Stage
 
 steady = settings(max_examples=30)

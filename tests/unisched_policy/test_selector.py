@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from stoker.policies.unisched.solver.choices import make_columns
 from stoker.policies.unisched.solver.dual import evaluate
 from stoker.policies.unisched.solver.patterns import patterns
-from stoker.policies.unisched.solver.plain import solve_plain
 from stoker.policies.unisched.solver.problem import FEASIBLE, OPTIMAL, TIMEOUT, Limits, Problem, Solution, from_level
 from stoker.policies.unisched.solver.selector import solve
 from stoker.policies.unisched.solver.timetable import Schedule
 from stoker.policies.unisched.solver.twins import find_twins
+from thesis_program import solve_plain
 
 NODE = 8
 PROOF = 240.0  #: seconds for the reference; all of these are proved in a few

@@ -19,9 +19,9 @@ from stoker.policies.contract import Plan, View
 from stoker.policies.queues.laxity import has_deadline
 from stoker.policies.unisched.modelling import model, standing_of
 from stoker.policies.unisched.roles import Roles, roles_of
-from stoker.policies.unisched.solver.plain import solve_plain
 from stoker.policies.unisched.solver.problem import Problem
 from stoker.policies.unisched.solver.selector import solve
+from thesis_program import solve_plain
 from views import NOW, Job, Kept, given, make_view, reasons, views
 
 HOUR = 3600.0

@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...arrays import Ints
-from .problem import Problem
+from stoker.policies.arrays import Ints
+from stoker.policies.unisched.solver.problem import Problem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
