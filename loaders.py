@@ -65,7 +65,7 @@ _NAMES = {
     "staged": ("staged",),
     "stages": ("Batch", "Map", "Prefetch", "Shuffle", "Source"),
     "tuner": ("Step",),
-    "tuning.contract": ("Controller", "Decision", "Knob", "Observation", "StageReading", "Unit"),
+    "tuning.controller": ("Controller", "Decision", "Knob", "Observation", "StageReading", "Unit"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -130,5 +130,9 @@ def test_asking_at_other_moments_makes_no_difference(
     jobs = with_deadlines(rows, due)
     name, *config = policy.split(",")
     often = Often(registry.create(name, dict(setting.split("=") for setting in config)))
-    ended, asked_often = (run(jobs, one, nodes, **options).fates.ended for one in (policy, often))
-    np.testing.assert_allclose(ended, asked_often, atol=0.05)
+    ended, asked_often = (run(jobs, one, nodes, **options).fates.ended.tolist() for one in (policy, often))
+    # Which of alike jobs goes first when the turns of both come in one millisecond is not said.
+    alike = list(zip(sorted(rows), due, strict=False))
+    np.testing.assert_allclose(
+        [end for _, end in sorted(zip(alike, ended))], [end for _, end in sorted(zip(alike, asked_often))], atol=0.05
+    )

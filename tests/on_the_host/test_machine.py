@@ -173,7 +173,7 @@ def test_cores_are_the_least_of_what_is_allowed(share: float | None, quota: floa
     assert machine.cpus() == wanted
 
 
-RANK = "import os; from stoker.runners.loaders import machine; print(machine.cpus(), len(os.sched_getaffinity(0)))"
+RANK = "import os; from stoker.runners.loaders.readings import machine; print(machine.cpus(), len(os.sched_getaffinity(0)))"
 
 
 def test_ranks_of_a_plain_script_share_the_cores_unless_they_are_pinned() -> None:

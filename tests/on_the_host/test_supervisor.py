@@ -261,7 +261,7 @@ def _cmdline(pid: int) -> bytes:
 def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
     """As a process stuck in a driver call: the wait is bounded, and the GPU can be quarantined for those that are left."""
     shim = Shim(tmp_path, ["sh", "-c", "sleep 600 & echo ready; wait"], kill_wait=0.2)
-    helpless = "import sys; from stoker.runners import processes, supervisor; processes.send = lambda *_: False"
+    helpless = "import sys; from stoker.runners.host import processes, supervisor; processes.send = lambda *_: False"
     command = [sys.executable, "-c", f"{helpless}; sys.exit(supervisor.main(sys.argv))", str(shim.run.path)]
     shim.process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert shim.process.stdin is not None

@@ -438,7 +438,7 @@ def test_export_follows_links_and_writes_into_pipes(tmp_path: Path, monkeypatch:
 def test_an_export_that_is_ended_leaves_nothing_and_says_so(tmp_path: Path, number: int, code: int, word: str) -> None:
     (tmp_path / "side.csv").write_text(CSV)
     program = (
-        "import os, sys; from stoker.engine.cli.main import main; from stoker.engine.traces.formats import stoker\n"
+        "import os, sys; from stoker.engine.cli.main import main; from stoker.engine.traces.formats import from_stoker as stoker\n"
         f"def write(trace, file): file.write('half'), file.flush(), os.kill(os.getpid(), {int(number)})\n"
         "stoker.write = write; sys.argv[1:] = ['trace', 'export', 'side.csv', '--to', 'own.csv']; main()"
     )
