@@ -134,5 +134,7 @@ def test_asking_at_other_moments_makes_no_difference(
     # Which of alike jobs goes first when the turns of both come in one millisecond is not said.
     alike = list(zip(sorted(rows), due, strict=False))
     np.testing.assert_allclose(
-        [end for _, end in sorted(zip(alike, ended))], [end for _, end in sorted(zip(alike, asked_often))], atol=0.05
+        [end for _, end in sorted(zip(alike, ended, strict=True))],
+        [end for _, end in sorted(zip(alike, asked_often, strict=True))],
+        atol=0.05,
     )
