@@ -259,6 +259,14 @@ def test_sql(stoker: Stoker, jobs: dict[str, int], monkeypatch: pytest.MonkeyPat
     assert "good" in stoker("sql", "-f", "query.sql")[1]
     code, out, err = stoker("sql", "--limit", "1", query)
     assert out == "name  exit_code\nbad   3\n" and "only the first 1 rows" in err
+    for where in ([], ["--to", "all.csv"]):  # what goes to a program has all rows, or is refused
+        code, out, err = stoker("sql", "-o", "csv", *where, "SELECT range AS i FROM range(20000)")
+        assert code == 0 and (Path("all.csv").read_text() if where else out).count("\n") == 20001
+    code, out, err = stoker("sql", "-o", "csv", "--to", "more.csv", "SELECT range AS i FROM range(1000001)")
+    assert (code, out, Path("more.csv").exists()) == (7, "", False) and "more than 1000000 rows" in err
+    assert len(json.loads(stoker("sql", "--json", "SELECT range AS i FROM range(20000)")[1])) == 20000
+    code, out, err = stoker("sql", "-o", "csv", "--limit", "2", "SELECT range AS i FROM range(9)")
+    assert (code, out) == (0, "i\n0\n1\n") and "only the first 2 rows, as --limit says" in err
     assert stoker("sql", "SELECT 1 AS one WHERE false")[1] == "one\n(no rows)\n"
     for bad in ("DROP TABLE jobs", "SELECT * FROM job", "SELEC 1", "SELECT 1; SELECT 2", "FROM read_csv('/etc/passwd')"):
         code, out, err = stoker("sql", bad)

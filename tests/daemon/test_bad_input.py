@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, free_port, until
+from stoker.engine.cli.checks import Finding, trouble
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import StokerError, UsageError
@@ -109,6 +111,9 @@ class Live:
             connection.request(method, target, body, {"Authorization": f"Bearer {self.token}", **(headers or {})})
             answer = connection.getresponse()
             return answer.status, answer.read()
+
+    def metrics(self) -> str:
+        return self.raw("GET", "/metrics")[1].decode()
 
     @property
     def token(self) -> str:
@@ -572,7 +577,7 @@ def gang(live: Live) -> Iterator[tuple[int, int]]:
 
 
 PLANS = {
-    "Raises": ("error", "RuntimeError: I am broken"),
+    "Raises": ("error", 'RuntimeError: I am broken (foreign.py, line 26: raise RuntimeError("I am\\nbroken"))'),
     "Leaves": ("error", "SystemExit: bye"),
     "SaysNothing": ("invalid", "plan() answered with a NoneType, not a Plan"),
     "SaysNonsense": ("invalid", "a str is not an Allocation"),
@@ -595,18 +600,40 @@ def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, ga
             with pytest.raises(UsageError, match=words):
                 live.client.post("/v1/policy", {"policy": f"foreign:{name}"})
             continue
-        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.05})
+        with pytest.raises(UsageError, match=f"foreign:{name} fails on what pool default holds now: .*--force"):
+            live.client.post("/v1/policy", {"policy": f"foreign:{name}"})
+        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.05, "force": True})
         query = f"SELECT outcome, error FROM decisions WHERE policy = 'foreign:{name}'"
         ((found, error),) = until(lambda query=query: live.jobs.sql(query))
         assert (found, words in error) == (outcome, True), error
         assert live.jobs.sql("SELECT id, job_id, state FROM leases WHERE ended_at IS NULL") == before
+        _told_everywhere(live, name, error, waiting)
         assert live.daemon.said()[said:].count("Traceback") == (outcome == "error"), "said once, however often it happens"
         live.excused += outcome == "error"
     assert live.jobs.state(holder) == "running" and live.jobs.state(waiting) == "pending"
     # What a sound policy decides counts at once again.
     live.client.post("/v1/policy", {"policy": "fifo"})
+    until(lambda: live.jobs.waits(waiting) == "resources")
+    assert live.client.get("/v1/status")["pools"][0]["error"] is None
+    assert 'stoker_policy_failing{pool="default"} 0' in live.metrics()
     live.jobs.act("cancel", holder)
     assert live.jobs.ended(waiting)["state"] == "completed"
+
+
+def _told_everywhere(live: Live, name: str, error: str, waiting: int) -> None:
+    """A policy that fails is told wherever people look: its error, what it means, and what to do."""
+    remedy = "repair it and set it again, or use 'stoker policy set fifo --pool default'"
+    told = f"policy foreign:{name} of pool default fails, so nothing starts there: {error}; {remedy}"
+    until(lambda: (live.client.get(f"/v1/jobs/{waiting}")["waiting"] or {}).get("reason") == told)
+    assert live.jobs.waits(waiting) == "policy-error"
+    until(lambda: live.client.get(f"/v1/jobs/{waiting}/explain")["summary"] == f"waits: {told}")  # and no place in the queue any more
+    (pool,) = until(lambda: [row for row in live.client.get("/v1/status")["pools"] if row["error"] == error])
+    assert pool["remedy"] == remedy and pool["failing_since"] <= time.time()
+    assert [found for found in trouble(live.client.get("/v1/status")) if found.check == "policy"] == [
+        Finding("policy", "fail", f"foreign:{name} of pool default fails, so nothing starts there: {error}", remedy)
+    ]
+    assert live.jobs.sql(f"SELECT reason FROM events WHERE kind = 'policy.error' AND actor = 'policy:foreign:{name}'") == [(told,)]
+    assert 'stoker_policy_failing{pool="default"} 1' in live.metrics()
 
 
 @pytest.mark.parametrize(

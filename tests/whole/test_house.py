@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "engine.spec": ("engine.spec", "engine.errors"),
     # The simulator decides nothing by a store or a clock, and nothing of it reaches the daemon but what is handed in.
     "engine.sim": (
-        "", "engine.sim", "engine.scheduling.guards", "engine.scheduling.plan_check", "engine.scheduling.rowof", "policies",
+        "", "engine.sim", "engine.scheduling.guards", "engine.scheduling.plan_check", "engine.scheduling.policy_errors",
+        "engine.scheduling.rowof", "policies",
     ),
     "engine.traces": ("", "engine.traces", "engine.format", "engine.sim.workload", "policies"),
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),

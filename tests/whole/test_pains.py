@@ -593,7 +593,7 @@ def test_pain_14_a_policy_that_hangs_stops_neither_the_others_nor_the_end(
     start_runner("there", 1, "--pool", "other")
     with closing(daemon.client()) as client:
         jobs = Jobs(client)
-        client.post("/v1/policy", {"policy": "hanging:Hangs", "interval": 0.05})
+        client.post("/v1/policy", {"policy": "hanging:Hangs", "interval": 0.05, "force": True})
         waiting = jobs.shell("waits", "true")
         assert jobs.ended(jobs.shell("goes-on", "true", pool="other"))["state"] == "completed"
         assert jobs.state(waiting) == "pending"
