@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
+import leftovers
 import pytest
 import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
@@ -24,6 +25,8 @@ from small_disk import Quota, SmallDisk, small_disk
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stores import reopened
+
+leftovers.begin(Path(__file__).parents[1] / "build" / "tmp")
 
 # In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,7 +59,7 @@ def _quiet_environment() -> Iterator[None]:
     """No test, and no process that several tests share, sees the settings of the person who runs it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in list(os.environ):
-            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES"):
+            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES", "STOKER_TEST_PATIENCE"):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         yield

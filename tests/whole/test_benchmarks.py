@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import patient
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -44,7 +45,9 @@ DRAWN = {"unisched": ["figure-5.10d.png", "figure-front.png"]}
 
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=patient(580), check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -32,6 +32,7 @@ from stoker.runners.host import agent as agents
 from stoker.runners.host import processes
 from stoker.runners.host.gpus import NvmlGpus
 from test_devices import GIB, FakeNvml
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("pains")
 
@@ -85,7 +86,7 @@ class Fleet:
         self.clear()
         self.client.close()
         self.agent.leave()
-        self.thread.join(20)
+        self.thread.join(patient(20))
         for connection in self.connections:
             connection.close()
         self.runner.end()
@@ -480,9 +481,11 @@ def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
         both = [jobs.shell(f"job-{n}", script) for n in range(2)]
         found = [process for job in both for process in worker_of(jobs, job)]
         assert busy(jobs) == 2
-    for pid in (runner.pid, daemon.pid, *(process.pid for process in found)):
+    runner.kill()
+    daemon.kill()
+    for process in found:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
     processes_die(*found)
     daemon.end()
     runner.end()
