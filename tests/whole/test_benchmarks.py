@@ -52,7 +52,11 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", TINY)
+#: More than a tiny run takes: what they attack with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py.
+NIGHTLY = ("hostile",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])
 def test_it_measures_and_prints(name: str, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path)) if name in DRAWN else ()
     answer = json.loads(run(name, "--json", *out))

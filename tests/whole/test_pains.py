@@ -335,6 +335,7 @@ def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fle
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a training that is stopped in each of its phases: test_training.py; a job held and released: test_loading_live.py
 def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs) -> None:
     """'SIGTERM save fired 0 of 6' (spd #741): through the daemon, a job that was stopped has the losses of its undisturbed twin.
 
