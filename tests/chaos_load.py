@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.engine.client import Client
 from stoker.engine.errors import StoreError, Unreachable, UsageError
+from waiting import patient
 
 SCRIPT = Path(__file__).with_name("chaos_job.py")
 PATIENT = {"limit": 1000, "backoff": 0.1, "factor": 1.0}  #: kill -9 of a worker counts as a failure of the job
@@ -74,14 +75,14 @@ class Load(threading.Thread):
     def end(self) -> None:
         """Submit nothing more, let go of what is held."""
         self.ending.set()
-        self.join(120)
+        self.join(patient(120))
         if self.error is not None:
             raise self.error
         assert not self.is_alive(), "the client hangs"
 
     def _insist(self, request: Callable[[], Any]) -> Any:
         """An answer, however often the daemon dies on the way, or its disk is full."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + patient(90)
         while True:
             try:
                 return request()

@@ -26,6 +26,7 @@ from stoker.engine.client import Client
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.home import Home
 from stoker.policies.registry import POLICIES
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("cli-live")
 
@@ -289,7 +290,7 @@ def test_watch_repeats_until_interrupted(live: Path) -> None:
         while seen < 2:
             seen += process.stdout.readline() == "42\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(patient(60)) == 130
         assert process.stderr.read().strip() == ""
 
 
@@ -433,7 +434,7 @@ def test_top_fills_a_terminal_and_leaves_it_as_it_was(live: Path, jobs: dict[str
         while b"q quit" not in text:
             text += os.read(master, 65536)
         os.write(master, key)
-        assert process.wait(60) == (0 if key == b"q" else 130)
+        assert process.wait(patient(60)) == (0 if key == b"q" else 130)
     assert termios.tcgetattr(slave) == before
     os.close(slave)
     os.close(master)
@@ -454,7 +455,7 @@ def test_top_ends_when_its_terminal_has_gone(live: Path, jobs: dict[str, int]) -
             text += os.read(master, 65536)
         os.close(master)
         try:
-            process.wait(60)
+            process.wait(patient(60))
         finally:
             process.kill()
 

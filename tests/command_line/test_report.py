@@ -25,6 +25,7 @@ from stoker.engine.report import Table, read_report, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.store.reading import read_on
 from stoker.engine.store.sqlfiles import MIGRATIONS
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -429,7 +430,7 @@ def test_an_answer_cut_short_is_said(tmp_path: Path) -> None:
 def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
     code = "import sys, stoker.engine.report as r; assert 'matplotlib' not in sys.modules; import stoker.engine.report.plots; " \
            "assert 'matplotlib.pyplot' not in sys.modules and 'duckdb' not in sys.modules"  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patient(60))
 
 
 def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:

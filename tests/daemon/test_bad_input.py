@@ -23,6 +23,7 @@ from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.home import Home
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("bad-input")
 
@@ -104,7 +105,7 @@ class Live:
 
     def raw(self, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         """One request as it is given, nothing quoted or checked."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         connection._encode_request = lambda line: line.encode("utf-8", "surrogateescape")  # type: ignore[attr-defined]
         connection._validate_path = lambda url: None  # type: ignore[attr-defined]
         with closing(connection):
@@ -546,7 +547,7 @@ def test_a_revoked_token_is_refused_at_once(live: Live) -> None:
 def test_a_runner_of_another_version_is_turned_away(live: Live) -> None:
     code = "import sys, stoker.runners.host.agent as agent; agent.VERSION = 99; sys.exit(agent.main(sys.argv[1:]))"
     options = ["--home", str(live.home.path), "--node", "newer", "--slots", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 2
     words = "stoker runner: runner newer speaks protocol 99, the daemon 1: install the same version of stoker\n"
     assert done.stderr == words
@@ -554,7 +555,7 @@ def test_a_runner_of_another_version_is_turned_away(live: Live) -> None:
 
 
 def test_a_second_runner_of_the_same_name_is_refused(live: Live) -> None:
-    done = subprocess.run([*live.runner.command], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([*live.runner.command], capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 4 and "a runner of node 'here' is running already" in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -30,17 +30,9 @@ from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
 from stoker.engine.tasks import Tasks
 from stoker.policies.fifo import Fifo
+from waiting import patient, until
 
 PROVENANCE = Provenance(argv=[], cwd="/")
-
-
-def until(condition, seconds: float = 60.0):
-    """What ``condition`` answers as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.01)
-    return found
 
 
 def hello(node: str = "n1", slots: int = 2, **more) -> Hello:
@@ -68,12 +60,12 @@ class TestRealDaemon:
         assert first["leases"] == []
         got = []
         poll = {"node": "n1", "session": session, "version": first["version"], "wait": 600.0}
-        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=120)))
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=patient(120))))
         waiting.start()
         user.post(
             "/v1/jobs", {"jobs": [{"name": "a", "recipe": "toy", "gpus_min": 2, "gpus_max": 2}], "provenance": {"argv": [], "cwd": "/"}}
         )
-        waiting.join(60)
+        waiting.join(patient(60))
         (lease,) = got[0]["leases"]
         assert (lease["job"], lease["gpus"], lease["world_size"], lease["stop"]) == (1, ["n1/cpu0", "n1/cpu1"], 2, None)
         assert lease["spec"]["name"] == "a" and got[0]["version"] != first["version"]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,7 @@ from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-    return found
+from waiting import patient, until
 
 
 class Daemon:
@@ -372,7 +364,7 @@ def test_hello_is_repeated_while_the_store_cannot_be_written(host: Host) -> None
 def test_a_node_of_somebody_else_is_refused_in_one_line(host: Host) -> None:
     host.daemon.refusals = [Conflict("node n1 is served from another host; choose another --node")]
     process = host.start()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=patient(60))
     assert process.returncode == Conflict.exit_code == 4
     assert said == "stoker runner: node n1 is served from another host; choose another --node\n"
 
@@ -410,7 +402,7 @@ def test_a_lease_that_cannot_be_looked_at_is_told_of_once(host: Host) -> None:
     host.daemon.want(job(1, WAITS), job(3, "print('up')", gpus=["n1/cpu1"]))
     assert host.daemon.update(3).outcome == "completed"  # it has looked at all of them several times
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=patient(60))
     assert said.count("lease 1 of job 1: IsADirectoryError") == 1
     (host.run(1).path / "exit.json").rmdir()
 
@@ -535,7 +527,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.usurp()
-    assert process.wait(60) == Stale.exit_code
+    assert process.wait(patient(60)) == Stale.exit_code
     assert process.stderr is not None
     assert "another one has taken node 'n1'" in process.stderr.read()
     assert identity.alive(host.supervisor(1)), "its worker is the other one's affair"
@@ -544,7 +536,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
 def test_two_agents_of_one_node(host: Host) -> None:
     host.start()
     until(lambda: host.daemon.hellos)
-    _, said = host.start().communicate(timeout=60)
+    _, said = host.start().communicate(timeout=patient(60))
     assert "a runner of node 'n1' is running already (pid " in said
 
 
@@ -553,7 +545,7 @@ def test_sigterm_leaves_workers_alone(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0
     assert identity.alive(host.supervisor(1))
     assert not any(report.left for report in host.daemon.reports), "the daemon must not give its job up"
 
@@ -565,7 +557,7 @@ def test_shutdown_waits_for_the_workers(host: Host) -> None:
     host.daemon.want(job(1, CHECKPOINTS, stop="drain"), shutdown="stop")
     assert host.daemon.update(1).outcome == "stopped"
     host.daemon.want(shutdown="stop")
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0
     assert host.daemon.reports[-1].left
 
 
@@ -628,7 +620,7 @@ def test_a_damaged_registration_loses_the_job_and_leaves_nothing(tmp_path: Path)
         until(lambda: processes.tagged(run.dir.tag))
         (run.dir.path / "supervisor.json").write_text('{"pid": ')
         run.look()
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(patient(60)) == -signal.SIGKILL
     assert (run.exit or {})["outcome"] == "lost"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
 from stoker.runners.host.supervisor import register, write_exit
 from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
+from waiting import patient, until
 
 GIB = 1 << 30
 
@@ -210,10 +210,7 @@ def test_readings(nvml: FakeNvml) -> None:
 
 def has_its_name(pid: int) -> None:
     """A process bears our name until it has become a sleep, and `Popen` returns before that."""
-    end = time.monotonic() + 60
-    while processes.command(pid) != "sleep":
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: processes.command(pid) == "sleep", pause=0.001)
 
 
 def test_memory_that_is_held_makes_a_gpu_dirty(nvml: FakeNvml) -> None:
@@ -314,10 +311,12 @@ def want(agent: agents.Agent, *leases: Assignment) -> None:
 def test_workers_see_their_gpus_by_uuid(agent: agents.Agent, tmp_path: Path) -> None:
     want(agent, assignment(tmp_path, gpus=("GPU-0001", "GPU-0000")))
     run = agent.runs[1]
-    end = time.monotonic() + 60
-    while run.phase is not Phase.ENDED and time.monotonic() < end:
+
+    def ended() -> bool:
         run.look()
-        time.sleep(0.01)
+        return run.phase is Phase.ENDED
+
+    until(ended)
     assert run.dir.log.read_text() == "GPU-0001,GPU-0000\n"
     run.close()
 
@@ -378,10 +377,7 @@ def test_samples_of_slots_are_the_cpu_of_the_tree() -> None:
         worker = Worker(7, ("n1/cpu0",), child.pid)
         samples, quiet = telemetry.sample([worker], 1.0, 1.0)
         assert (samples[0].utilisation, quiet) == (None, set())
-        end = time.monotonic() + 60
-        while not (tree := processes.descendants(child.pid, processes.table())) or tree[0].cpu < 0.1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        tree = until(lambda: (tree := processes.descendants(child.pid, processes.table())) and tree[0].cpu >= 0.1 and tree)
         samples, quiet = telemetry.sample([worker], 2.0, 2.0)  # its clock is ours: one second
         for found in tree:
             processes.send(found.process, 9)
@@ -483,7 +479,9 @@ def test_modules_beside_the_users_code_do_not_stand_in_for_pythons_own(tmp_path:
     given = assignment(tmp_path, gpus=gpus, spec={"command": None, "entrypoint": "mine:build", "workdir": str(tmp_path)})
     run = Run.take_up(RunDir(tmp_path, 1, 1), given, "n1")
     launch = prepare(run.dir, given, ())
-    done = subprocess.run(launch["argv"], env=launch["env"], cwd=launch["cwd"], capture_output=True, text=True, check=False, timeout=90)
+    done = subprocess.run(
+        launch["argv"], env=launch["env"], cwd=launch["cwd"], capture_output=True, text=True, check=False, timeout=patient(90)
+    )
     assert "the wrong random" not in done.stdout + done.stderr
     assert "mine is imported" in done.stdout
     assert "mine:build must return a stoker.runners.training.Task, not int" in done.stderr

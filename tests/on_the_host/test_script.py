@@ -15,6 +15,7 @@ import pytest
 import stoker
 from stoker.engine.protocol import Record
 from stoker.runners.worker import script
+from waiting import patient
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_ranks_agree(tmp_path):
     """
     env = {**os.environ, "STOKER_RUN_DIR": str(tmp_path), "MEET": str(tmp_path / "meet"), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=patient(60))
     assert done.stdout.splitlines() == [str([False, False, True, True])] * 2
 
 

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,7 @@ from stoker.engine.identity import Process
 from stoker.runners.host import endings, processes
 from stoker.runners.host.rundir import ENV_TAG, RunDir
 from stoker.runners.host.supervisor import TAKEN
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-    return found
+from waiting import patient, until
 
 
 class Shim:
@@ -60,7 +50,7 @@ class Shim:
     def end(self) -> dict[str, Any]:
         """Its last word, after which nothing of it may live."""
         assert self.process is not None
-        assert self.process.wait(60) == 0
+        assert self.process.wait(patient(60)) == 0
         assert processes.tagged(self.run.tag) == []
         exit: dict[str, Any] = self.run.read("exit.json")
         return exit
@@ -128,10 +118,10 @@ def test_cannot_start(shim: Any) -> None:
 def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
     """Many supervisors of one lease at the same moment: one runs the command, the others leave."""
     shim = Shim(tmp_path, ["sh", "-c", "echo started; sleep 0.3"])
-    codes = [process.wait(60) for process in [shim.start() for _ in range(6)]]
+    codes = [process.wait(patient(60)) for process in [shim.start() for _ in range(6)]]
     assert sorted(codes) == [0] + [TAKEN] * 5
     assert shim.run.log.read_text() == "started\n"
-    assert shim.start().wait(60) == TAKEN, "not after its end either"
+    assert shim.start().wait(patient(60)) == TAKEN, "not after its end either"
 
 
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
@@ -270,7 +260,7 @@ def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
     shim.says("ready")
     until(lambda: "sleep" in map(processes.command, (found.pid for found in processes.tagged(shim.run.tag))))  # and no shell any more
     shim.stop(grace=0.1)
-    assert shim.process.wait(60) == 0
+    assert shim.process.wait(patient(60)) == 0
     end = shim.run.read("exit.json") or {}
     left = processes.tagged(shim.run.tag)
     processes.end_tagged(shim.run.tag)

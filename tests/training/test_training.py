@@ -21,6 +21,7 @@ from stoker.runners.train import batches
 from stoker.runners.train import trainer as training
 from stoker.runners.train.checkpoint import Checkpoints
 from stoker.runners.worker import worker
+from waiting import patient
 
 STEPS = 12
 
@@ -140,7 +141,7 @@ class Job:
 
     def end(self):
         for process in self.alive:
-            process.join(60)
+            process.join(patient(60))
         codes = {process.exitcode for process in self.alive}
         assert len(codes) == 1, (codes, self.log)
         return codes.pop()
