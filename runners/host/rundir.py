@@ -102,7 +102,8 @@ class RunDir:
     def replace(self, name: str, content: Any) -> None:
         """The same for what a crash of the machine may lose: without fsync, which is too slow for what is written often."""
         temporary = self.path / f".{name}.tmp"
-        with open(os.open(temporary, _WRITE | os.O_TRUNC, 0o600), "w") as file:
+        temporary.unlink(missing_ok=True)  # whatever a job has put there
+        with open(os.open(temporary, _WRITE | os.O_EXCL, 0o600), "w") as file:
             file.write(json.dumps(content))
         os.replace(temporary, self.path / name)
 
