@@ -20,7 +20,9 @@ _SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the scrip
 # What is printed when the kernel takes a part of the job: torch's DataLoader of its loader worker.
 _KILLED = re.compile(rb"is killed by signal: Killed")
 # The summary of torch's elastic launcher, under which the ranks that it ended itself are listed too.
-_FIRST_RANK = re.compile(rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d+).*?^ *exitcode +: (-?\d+)", re.MULTILINE | re.DOTALL)
+_FIRST_RANK = re.compile(
+    rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
+)
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
 

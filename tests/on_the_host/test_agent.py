@@ -392,19 +392,40 @@ def test_stray_files_cost_nobody_anything(host: Host) -> None:
     assert process.poll() is None
 
 
-def test_a_lease_that_cannot_be_looked_at_is_told_of_once(host: Host) -> None:
+SURROGATE, DEEP = '"\\udce9"', "[" * 100_000
+EXIT = '{"outcome": "completed", "exit_code": 0, "message": %s, "ended_at": 1.0, "survivors": [%s]}'
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome"),
+    [
+        (f'put(\'reports-0.jsonl\', \'A{{"seq": 2, "ts": 1.0, "step": 2, "values": {{{SURROGATE}: 1}}}}\')', "completed"),
+        (f"put('reports-0.jsonl', '{DEEP}')", "completed"),
+        ('put(\'reports-99999999999999.jsonl\', \'{"seq": 1, "ts": 1.0, "step": 2}\')', "completed"),
+        ("os.mkfifo('reports-3.jsonl')", "completed"),
+        ("os.mkfifo('exit.json')", "completed"),
+        ("os.mkfifo('.cpus.json.tmp')", "completed"),
+        ("os.mkdir('exit.json')", "lost"),
+        ("os.symlink('exit.json', 'exit.json')", "completed"),
+        (f"put('exit.json', '{EXIT % (SURROGATE, '')}'); os.kill(os.getppid(), 9)", "lost"),
+        (f"put('exit.json', '{EXIT % ('null', '7')}'); os.kill(os.getppid(), 9)", "lost"),
+        ("open('/proc/self/comm', 'wb').write(b'\\xff\\xfe'); os.kill(os.getppid(), 15); time.sleep(60)", "lost"),
+        ("print('Root Cause (first observed failure):\\n rank : ' + '9' * 9000 + '\\n exitcode : 1'); os._exit(1)", "failed"),
+    ],
+)
+def test_nothing_that_a_job_writes_ends_the_agent(host: Host, written: str, outcome: str) -> None:
     process = host.start()
-    host.daemon.want(job(1, WAITS), job(2, WAITS, gpus=["n1/cpu1"]))
-    until(lambda: host.daemon.steps(1) == host.daemon.steps(2) == [1])
-    (host.run(1).path / "exit.json").mkdir()
-    (host.run(2).path / "go").touch()
+    put = "def put(name, text):\n    with open(name, 'a') as file: file.write(text.removeprefix('A') + chr(10))\n"
+    host.daemon.want(
+        job(1, REPORTS + "report(1)\nos.chdir(os.environ['STOKER_RUN_DIR'])\n" + put + written.replace("\\udce9", "\\\\udce9"))
+    )
+    until(lambda: 1 in host.daemon.steps(1))
+    end = host.daemon.update(1)
+    assert end.outcome == outcome
+    assert ("its supervisor was killed" in (end.message or "")) == ("getppid(), 9" in written or "mkdir" in written), end.message
+    host.daemon.want(job(2, "print('up')"))
     assert host.daemon.update(2).outcome == "completed"
-    host.daemon.want(job(1, WAITS), job(3, "print('up')", gpus=["n1/cpu1"]))
-    assert host.daemon.update(3).outcome == "completed"  # it has looked at all of them several times
-    process.terminate()
-    _, said = process.communicate(timeout=patient(60))
-    assert said.count("lease 1 of job 1: IsADirectoryError") == 1
-    (host.run(1).path / "exit.json").rmdir()
+    assert process.poll() is None
 
 
 def test_cancel_on_a_full_disk(host: Host) -> None:
