@@ -241,6 +241,23 @@ def test_names_are_resolved_by_the_daemon(stoker: Stoker, jobs: dict[str, int]) 
     assert code == 3 and "good" in err
 
 
+def test_logs_of_a_silent_retry_are_those_of_the_attempt_before(stoker: Stoker, jobs: dict[str, int]) -> None:
+    script = "if [ -e tried ]; then exec sleep 600; else touch tried; echo the first; exit 3; fi"
+    Path("again.yaml").write_text(
+        f"name: again\ncommand: [sh, -c, '{script}']\nworkdir: {Path.cwd()}\nretries: {{limit: 1, backoff: 0.1}}\ndeadline: 2h\n"
+    )
+    assert stoker("submit", "again.yaml")[0] == 0
+    until(
+        lambda: (
+            [(row["state"], row["attempts"]) for row in json.loads(stoker("ps", "--json")[1]) if row["name"] == "again"] == [("running", 2)]
+        )
+    )
+    code, out, err = stoker("logs", "again")
+    assert (code, out) == (0, "the first\n") and "has written nothing yet; this is lease" in err
+    assert re.search(r"again .*(safe|unknown), in [12]h", stoker("ps")[1]), "when a deadline is, not only how it stands"
+    assert stoker("cancel", "again")[0] == 0
+
+
 def test_recurring_jobs(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert stoker("submit", "--name", "nightly", "--cron", "0 3 * * *", "--", "true")[1] == "schedule 1\n"
     assert "nightly" in stoker("schedule", "list")[1]

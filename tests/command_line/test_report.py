@@ -231,6 +231,17 @@ def test_waits_by_reason(report: Report) -> None:
     }
 
 
+def test_the_wait_for_max_running_is_not_one_for_gpus() -> None:
+    made = History()
+    made.job(1, "task", 0, 0)
+    for at_, code in ((5, "cap"), (35, "resources"), (50, "behind")):
+        seq = len(made.rows["events"]) + 1
+        made.add("events", seq=seq, ts=at_, kind="job.waiting", job_id=1, after=code, actor="t", reason=code)
+    made.run(1, [0], 70, 71, 90, "completed", "completed")
+    found = read_report(Database(made), now=T0 + 100)
+    assert {row["code"]: row["seconds"] for row in found.waits} == {"gpus": 40, "cap": 30, "start": 1}
+
+
 def at(steps: Steps, seconds: float) -> float:
     return float(steps.value[np.searchsorted(steps.moment, T0 + seconds, side="right") - 1])
 
