@@ -100,6 +100,16 @@ def test_room_for_the_last_word_is_taken_at_the_start_so_that_a_disk_that_fills_
     assert not kept.exists()
 
 
+def test_a_job_starts_with_default_signals_whatever_its_starter_had(tmp_path: Path) -> None:
+    ignoring = "import os, signal, sys; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 13, 17)]; "
+    ignoring += "signal.pthread_sigmask(0, {2, 12, 15}); "
+    one = Shim(tmp_path, ["sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status"])
+    command = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+    command += ["-I", "-m", "stoker.runners.host.supervisor", str(one.run.path)]
+    subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=60)
+    assert one.run.log.read_text().split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+
+
 def test_failure_says_the_last_line(shim: Any) -> None:
     end = shim("sh", "-c", "echo 'ValueError: no such column'; exit 3").end()
     assert (end["outcome"], end["exit_code"], end["message"]) == ("failed", 3, "exit code 3: ValueError: no such column")
