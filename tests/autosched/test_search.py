@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
 from stoker.policies.autosched.search import Figures, NotMeasured, hopeless, is_rejected, reward_of, search
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
