@@ -37,7 +37,7 @@ def service_preserving(gpus: Ints, duration: Floats) -> float:
 def aggregate(submitted: Floats, duration: Floats, gpus: Ints, largest: int, apart: Bools, kind: Ints) -> Groups:
     """Group jobs that are alike by arrival, duration and GPUs.
 
-    ``largest``: GPUs of a group at most; ``apart``: jobs that stay alone; ``kind``: only jobs of one kind (the phase, the model) are grouped.
+    ``largest``: GPUs of a group at most; ``apart``: jobs that stay alone; ``kind``: only jobs of one kind, such as a model, are grouped.
     """
     member = np.full(len(submitted), -1, dtype=np.int64)
     groups: list[list[int]] = []

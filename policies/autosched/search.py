@@ -1,7 +1,7 @@
 """Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. What simulates is handed in.
 
-As read: a sample is rejected with probability ``epsilon`` at most when the model predicts too little, so ``1 - epsilon`` is the share of the
-samples that explores whatever it predicts. The reward is that of the configuration in force over that of the sample, so it is positive and
+As read: the model may reject a sample with probability ``epsilon``, so ``1 - epsilon`` is the share of the samples that explores whatever
+it predicts. The reward is that of the configuration in force over that of the sample, so it is positive and
 1 for what is in force. A rejected sample counts as one of T, and BlueFin gets no reward for it. What was measured before is not again.
 """
 
@@ -181,7 +181,7 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
     """
     expected = float(model.predict([best])[0])
     found = []
-    for one in (*space.numbers, *space.categories):
+    for one in space.parts:
         if one.name in constraints or not space.in_use(one, best):
             continue
         values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF)]

@@ -68,8 +68,12 @@ class Space:
     kept: Mapping[str, Any]
 
     @property
+    def parts(self) -> tuple[Number | Category, ...]:
+        return (*self.numbers, *self.categories)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        return (*(one.name for one in self.numbers), *(one.name for one in self.categories))
+        return tuple(one.name for one in self.parts)
 
     def units(self, config: Mapping[str, Any]) -> Floats:
         return np.array([number.unit(float(config[number.name])) for number in self.numbers], dtype=np.float64)
@@ -98,7 +102,7 @@ class Space:
                 made[category.name] = category.choices[0]
         for chain in self._chains(made):
             self._ascend(chain, made, fixed or {})
-        for one in (*self.numbers, *self.categories):
+        for one in self.parts:
             if not self.in_use(one, made) and otherwise is not None and one.name in otherwise:
                 made[one.name] = otherwise[one.name]
         return made
@@ -191,6 +195,4 @@ def _check_order(numbers: Sequence[Number]) -> None:
     for number in numbers:
         below = by_name.get(number.above or "")
         if below is not None and below.low > number.high:
-            raise ValueError(
-                f"{number.name}: at most {number.high:g}, while {below.name}, which is no larger, is at least {below.low:g}; widen one of them"
-            )
+            raise ValueError(f"{number.name}: at most {number.high:g}, while {below.name}, which is no larger, is at least {below.low:g}")

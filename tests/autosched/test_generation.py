@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from stoker.policies.autosched.arrivals_ahead import arrivals_ahead, best_match, counts_before, period, periodic_part
 from stoker.policies.autosched.job_aggregation import aggregate, service_preserving
 
+JOB = st.tuples(st.floats(0, 5000), st.floats(1, 1e5), st.integers(1, 16), st.booleans())
+
 
 def test_bins_are_counted_back_from_now() -> None:
     assert counts_before(np.array([0.0, 250.0, 900.0, 1000.0, 2000.0]), 1000.0).tolist() == [1.0, 1.0, 0.0, 2.0]
@@ -48,7 +50,7 @@ def test_nothing_after_now_changes_what_is_copied() -> None:
 
 
 def test_a_short_history_says_what_is_needed() -> None:
-    with pytest.raises(ValueError, match="the history is 0.17 h long; 3 h are needed"):
+    with pytest.raises(ValueError, match=r"the history is 0\.17 h long; 3 h are needed"):
         arrivals_ahead(np.arange(10) * 60.0, 600.0 - 1)
 
 

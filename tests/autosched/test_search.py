@@ -113,7 +113,7 @@ def test_a_policy_without_keys_says_so() -> None:
     class Nothing:
         pass
 
-    with pytest.raises(ValueError, match="no keys to tune"):
+    with pytest.raises(ValueError, match=r"no keys to tune"):
         space_of(Nothing, {})
 
 
