@@ -331,7 +331,7 @@ class Chaos:
             time.sleep(0.2)
 
     def _open_jobs(self) -> list[dict[str, Any]]:
-        states = "submitted,profiling,pending,assigned,starting,running,suspending,merged"
+        states = "submitted,profiling,pending,assigned,starting,running,suspending"
         rows: list[dict[str, Any]] = self.client.get("/v1/jobs", state=states, arrays=1)["jobs"]
         return rows
 

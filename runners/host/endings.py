@@ -37,6 +37,8 @@ def judge(
     exit_code: int,
     stop_reason: str | None,
     stop_seen: bool,
+    caught: bool,
+    done: bool,
     grace: float,
     killed_after_grace: bool,
     kernel_oom: bool,
@@ -45,16 +47,17 @@ def judge(
 ) -> Ending:
     """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words.
 
-    A worker that was told to stop and leaves with 0 has either finished in time, or left early and knows of no better code.
-    It is taken for finished unless a rank has seen the request (``stop_seen``); a script that handles SIGTERM by itself says
-    so by leaving with 75 (EX_TEMPFAIL), or any other code than 0.
+    A worker that was told to stop and leaves with 0 has either finished in time, or saved and left early, as most handlers of
+    SIGTERM do. It has left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process that was
+    sent SIGTERM had a handler for it (``caught``); unless it said that all is ``done``. Whether its steps tell otherwise is judged
+    by the daemon, which knows them.
     """
     if survivors:
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
         return Ending("unkillable", f"could not be killed: {survivors}; {words}")
     if stop_reason == "hang":
         return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
-    if exit_code == 0 and not (stop_reason and stop_seen):
+    if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):
         return Ending("completed", None)
     if stop_reason is not None:
         return _stopped(stop_reason, grace, killed_after_grace and exit_code != PREEMPTED_EXIT)

@@ -10,6 +10,7 @@
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         stop.json                         written by the agent before it signals the supervisor
         stop-seen                         made by a rank whose should_stop() answered True
+        done                              made by a rank that called done(): all is finished, whatever it was asked meanwhile
         exit.json                         written atomically by the supervisor when all processes are gone
         acked.json                        offsets of what the daemon has acknowledged
 
@@ -30,6 +31,7 @@ OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
 CPUS = "cpus.json"
+STOP_SEEN, DONE = "stop-seen", "done"
 
 _RUN = re.compile(r"run-(\d+)(?:\.(\d+))?")
 

@@ -33,7 +33,7 @@ from ...engine import identity
 from ...engine.identity import Process, Stat
 from . import endings, processes
 from .lease_log import RotatingLog
-from .rundir import reserve, write_atomically
+from .rundir import DONE, STOP_SEEN, reserve, write_atomically
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
@@ -104,6 +104,7 @@ class Supervisor:
         self.exit_code: int | None = None  #: of the main process, None while it runs
         self.stop: Stop | None = None
         self.asked: set[Process] = set()  #: those that have been sent SIGTERM
+        self.caught = False  #: one of them had a handler for it
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
         self.killed = False  #: the grace was over while processes still ran
@@ -193,6 +194,7 @@ class Supervisor:
         for process in self._deciders(left):
             if process not in self.asked:
                 self.asked.add(process)
+                self.caught = processes.catches(process, signal.SIGTERM) or self.caught  # before it can leave
                 processes.send(process, signal.SIGTERM)
 
     def _deciders(self, left: list[Stat]) -> list[Process]:
@@ -268,7 +270,9 @@ class Supervisor:
         ending = endings.judge(
             exit_code=-signal.SIGKILL if self.exit_code is None else self.exit_code,
             stop_reason=reason,
-            stop_seen=(self.run_dir / "stop-seen").exists(),
+            stop_seen=(self.run_dir / STOP_SEEN).exists(),
+            caught=self.caught,
+            done=(self.run_dir / DONE).exists(),
             grace=self.stop["grace"] if self.stop else 0.0,
             killed_after_grace=self.killed,
             kernel_oom=kernel_oom,
@@ -292,6 +296,7 @@ class Supervisor:
             started_at=self.started_at,
             stop_reason=stop_reason,
             killed_after_grace=self.killed,
+            sigterm_caught=self.caught,
             oom=outcome == "oom",
             tail=tail,
             survivors=survivors,

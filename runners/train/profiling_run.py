@@ -121,27 +121,27 @@ class Profiling:
         stops, lates, precise = zip(*said, strict=True)
         return any(stops), any(lates), all(precise)
 
-    def _load(self) -> list[Any] | None:
-        """The batches of one round, before any rank waits for another; None when asked to stop meanwhile."""
+    def _load(self) -> list[list[Any]] | None:
+        """The batches of the steps of one round, before any rank waits for another; None when asked to stop meanwhile."""
         batches = []
         self.loaded = []
         for _ in range(2 * _ROUND):
             begun = self.clock()
-            part = self.trainer.part()
-            if part is None:
+            parts = self.trainer.parts()
+            if parts is None:
                 return None
             self.loaded.append(self.clock() - begun)
-            batches.append(part.data)
+            batches.append([part.data for part in parts])
         return batches
 
-    def _round(self, batches: Sequence[Any]) -> Times:
+    def _round(self, batches: Sequence[Sequence[Any]]) -> Times:
         unsynchronised = getattr(self.trainer.parallel, "no_sync", nullcontext)
         with unsynchronised():
             alone = [self._timed(batch, together=False) for batch in batches[:_ROUND]][1:]
         together = [self._timed(batch, together=True) for batch in batches[_ROUND:]][1:]
         return Times(self.loaded, alone, together)
 
-    def _timed(self, batch: Any, *, together: bool) -> float:
+    def _timed(self, batch: Sequence[Any], *, together: bool) -> float:
         """One step, to the last operation on the device: reading the loss waits for them."""
         begun = self.clock()
         loss = self.trainer.update(batch, 1.0).item()

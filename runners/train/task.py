@@ -61,14 +61,14 @@ class Task:
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
 
-    def steps(self, stop: Stop) -> int:
-        """Steps in all."""
+    def steps(self, stop: Stop, accumulate: int = 1) -> int:
+        """Steps in all, of ``accumulate`` batches each."""
         if stop.iterations is not None:
             return stop.iterations
         if self.iterations is not None:
             return self.iterations
         if self.epochs is not None:
-            return self.epochs * (len(self.train) // self.batch_size)
+            return self.epochs * (len(self.train) // self.batch_size) // accumulate
         raise UsageError("stop.iterations: the job does not say how many steps to train; add 'stop: {iterations: N}'")
 
     def check(self, ranks: int) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.spec.model import PipelineOptions, Reuse, Stop
@@ -22,11 +21,12 @@ from ..worker import script
 from ..worker.ranks import Ranks, any_rank
 from . import rng
 from .batch_feeds import Feed, Part, ReuseFeed, Source, State
-from .batches import Interrupted, Order, to_device
+from .batches import Interrupted, Order
 from .checkpoint import CheckpointError, Checkpoints
 from .feed_choice import Loading
 from .reusing import Reusing
 from .speed import Watch
+from .step import PlainStep, Step
 from .task import Task
 from .trials import Trials
 
@@ -39,7 +39,7 @@ _RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.rep
 class Trainer:
     """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
-    ``parts``: into how many parts a batch is divided, where that is not one for each rank.
+    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights.
     """
 
     def __init__(
@@ -52,18 +52,20 @@ class Trainer:
         *,
         reuse: Reuse | None = None,
         pipeline: PipelineOptions | None = None,
+        work: Step | None = None,
     ) -> None:
         self.task, self.stop, self.ranks = task, stop, ranks
+        self.work = work or PlainStep(task, ranks)
         parts = parts or ranks.size
         reuse = reuse if reuse is not None and reuse.repeat > 1 else None  # one use of each sample is the training as it is without
         task.check(parts)
         self.checkpoints = Checkpoints(checkpoints)
-        self.total = task.steps(stop)
+        self.total = task.steps(stop, self.work.accumulate)
         self.order = Order(len(task.train), task.batch_size, task.seed)
         source = Source(task.train, task.augment, task.collate, task.seed, self.order)
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
-        self.model = task.model.to(ranks.device)
-        self.optimizer = task.optimizer([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        self.model, self.parallel = task.model, self.work.place(task.model)
+        self.optimizer = self.work.optimizer
         self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
         self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0
@@ -76,7 +78,6 @@ class Trainer:
         feeds = self._resume()
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
-        self.parallel = self._parallel()
         self.watch = Watch(self.parallel, ranks)
         self._logged = time.monotonic()
         with rng.preserved():  # a controller of a pipeline may seed what it draws from
@@ -90,8 +91,9 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """End what loads."""
+        """End what loads and what computes."""
         self.feed.close()
+        self.work.close()
 
     def _run(self) -> bool:
         if any_rank(script.should_stop()):
@@ -110,10 +112,10 @@ class Trainer:
                 break
             before = rng.get_state()  # of a batch that may never be used
             begun = time.perf_counter()
-            part = self.part()
-            if any_rank(part is None or script.should_stop()) or part is None:
+            parts = self.parts()
+            if any_rank(parts is None or script.should_stop()) or parts is None:
                 return self._leave(before)
-            self._train_step(part)
+            self._train_step(parts)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
         log.info("finished at step %d%s", self.step, self._verdict())
@@ -124,21 +126,22 @@ class Trainer:
 
     # ---- one step ----
 
-    def part(self) -> Part | None:
-        """This rank's part of the next batch. None when asked to stop before it came."""
+    def parts(self) -> list[Part] | None:
+        """This rank's parts of the batches of the next step. None when asked to stop before they came."""
         try:
-            return self.feed.fetch()
+            return [self.feed.fetch() for _ in range(self.work.accumulate)]
         except Interrupted:
             return None
 
-    def _train_step(self, part: Part) -> None:
+    def _train_step(self, parts: Sequence[Part]) -> None:
+        part = parts[-1]  #: the only one where samples are reused
         share = self.weight(part)
         values: dict[str, float] = {}
         if self.reusing is not None and self.reusing.probes(self.step):
             values |= self.reusing.probe(self.step, self.model, part)
         if self.reusing is not None:
             self.reusing.before(self.optimizer)
-        loss = self.update(part.data, share)
+        loss = self.update([part.data for part in parts], share)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -146,7 +149,8 @@ class Trainer:
         mean = self.ranks.sum(loss.item() * share / self.ranks.size)
         if self.reusing is not None:
             values |= self.reusing.trained(self.step, part.fresh)
-        self._report({"loss": mean, "samples": float(self.step * self.task.batch_size), **values})
+        samples = self.step * self.work.accumulate * self.task.batch_size
+        self._report({"loss": mean, "samples": float(samples), **values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
@@ -156,25 +160,9 @@ class Trainer:
         """Of this rank's part in the mean over the ranks, which average as equals: not 1 where a batch is divided unevenly."""
         return part.samples * self.ranks.size / self.task.batch_size
 
-    def update(self, batch: Any, share: float) -> torch.Tensor:
-        """Compute the loss of a batch and move the weights by it, ``share`` times as much."""
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.parallel, to_device(batch, self.ranks.device))
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise UsageError("the task's loss(model, batch) must return a tensor of one element that depends on the model's parameters")
-        (loss if share == 1.0 else loss * share).backward()  # type: ignore[no-untyped-call]
-        if self.task.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
-        self.optimizer.step()
-        return loss
-
-    def _parallel(self) -> nn.Module:
-        if self.ranks.size == 1:
-            return self.model
-        from torch.nn.parallel import DistributedDataParallel
-
-        return DistributedDataParallel(self.model, device_ids=[self.ranks.device] if self.ranks.device.type == "cuda" else None)
+    def update(self, batches: Sequence[Any], share: float) -> torch.Tensor:
+        """Move the weights by the batches of one step, ``share`` times their mean gradient; the mean of their losses."""
+        return self.work.update(batches, share)
 
     def _report(self, values: dict[str, Any] | None = None, checkpoint: int | None = None) -> None:
         if self.ranks.first:
@@ -233,7 +221,7 @@ class Trainer:
     def _feed(self, states: Sequence[State]) -> Feed:
         """From the beginning, from the step, or as the ranks of the checkpoint had left theirs."""
         if self.reusing is None:
-            return self.loading.from_step(self.step)
+            return self.loading.from_step(self.step * self.work.accumulate)
         judged = functools.partial(self.reusing.probes_after, self.step)
         return self.loading.resumed(states, judged) if states else self.loading.reused(judged=judged)
 

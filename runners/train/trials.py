@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,7 @@ class Training(Protocol):
     step: int
 
     def weight(self, part: Part) -> float: ...
-    def update(self, batch: Any, share: float) -> torch.Tensor: ...
+    def update(self, batches: Sequence[Any], share: float) -> torch.Tensor: ...
 
 
 class Trials:
@@ -68,7 +69,7 @@ class Trials:
         schedule = trainer.reusing.schedule(trainer.optimizer, self.steps, peaks)
         for _ in range(self.steps):
             part = _next(feed)
-            trainer.update(part.data, trainer.weight(part))
+            trainer.update([part.data], trainer.weight(part))
             schedule.step()
 
     def _judge(self, feed: Feed) -> float:

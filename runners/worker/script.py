@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..host.rundir import CPUS, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
+from ..host.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR, STOP_SEEN
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -212,8 +212,17 @@ def should_stop(*, sync: bool = False) -> bool:
         stop = any_rank(stop)
     if stop and not state.seen:
         state.stop = state.seen = True
-        (state.run_dir / "stop-seen").touch()
+        (state.run_dir / STOP_SEEN).touch()
     return stop
+
+
+def done() -> None:
+    """All work is finished and saved: exit code 0 then means completion, even if the job was asked to stop in its last moments.
+
+    Only needed by a script that handles SIGTERM or asks `should_stop`, and reports no ``total``. In a gang each rank calls it.
+    """
+    if _state.run_dir is not None:
+        (_state.run_dir / DONE).touch()
 
 
 def checkpoint_dir() -> Path:

@@ -101,6 +101,8 @@ def _train(spec: JobSpec, profile: bool) -> int:
             done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
             done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, **loading).run()
+        if done:
+            script.done()
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()

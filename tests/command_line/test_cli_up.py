@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -65,6 +66,39 @@ def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Calla
     for pid in (agent, second):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def daemons(up: Up) -> dict[int, list[str]]:
+    """Command lines of its daemons that have begun."""
+    lines: dict[int, list[str]] = {}
+    for one in processes.descendants(up.process.pid, processes.table()):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{one.process.pid}/cmdline").read_text().split("\0")
+            if "stoker.engine.daemon" in words:
+                lines[one.process.pid] = words
+    return lines
+
+
+def test_a_daemon_that_is_killed_while_it_starts_is_restarted(home: Home, up: Callable[..., Up]) -> None:
+    """What may be lost is accepted for the first daemon that answers, and for none after it."""
+    running = up("--slots", "1", "--node", "here", "--accept-loss")
+    ((first, words),) = until(lambda: daemons(running)).items()
+    os.kill(first, signal.SIGKILL)
+    assert "--accept-loss" in words
+    ((second, words),) = until(lambda: (found := daemons(running)) and first not in found and found).items()
+    assert "the daemon died (signal SIGKILL); restarting it in 500ms" in running.said() and "--accept-loss" in words
+    until(lambda: running.daemon() == second)
+    until(lambda: running.client.get("/v1/runners")["runners"])
+
+    def no_more_loss() -> bool:
+        pid = running.daemon()
+        os.kill(pid, signal.SIGKILL)
+        ((_, words),) = until(lambda: (found := daemons(running)) and pid not in found and found).items()
+        return "--accept-loss" not in words
+
+    until(no_more_loss)  # it may be killed before `up` has seen that it answers
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(90) == 0
 
 
 def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None:

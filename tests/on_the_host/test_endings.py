@@ -29,7 +29,10 @@ Root Cause (first observed failure):
 
 
 def failed(log: str) -> str | None:
-    ending = judge(exit_code=1, stop_reason=None, stop_seen=False, grace=0.0, killed_after_grace=False, kernel_oom=False, log=log.encode())
+    ending = judge(
+        exit_code=1, stop_reason=None, stop_seen=False, caught=False, done=False, grace=0.0, killed_after_grace=False, kernel_oom=False,
+        log=log.encode(),
+    )  # fmt: skip
     assert ending.outcome == "failed"
     return ending.message
 

@@ -337,6 +337,11 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
         ({"exit_code": 0}, "completed", None),
         ({"exit_code": 0, "stop_reason": "preempted"}, "completed", None),
         ({"exit_code": 0, "stop_reason": "preempted", "stop_seen": True}, "stopped", None),
+        ({"exit_code": 0, "stop_reason": "preempted", "caught": True}, "stopped", None),
+        ({"exit_code": 0, "stop_reason": "preempted", "caught": True, "stop_seen": True, "done": True}, "completed", None),
+        ({"exit_code": 0, "caught": True, "stop_seen": True}, "completed", None),
+        ({"exit_code": 0, "stop_reason": "terminated", "caught": True}, "lost", "stopped from outside"),
+        ({"exit_code": 1, "stop_reason": "preempted", "done": True}, "stopped", None),
         ({"exit_code": 1, "stop_reason": "preempted"}, "stopped", None),
         ({"exit_code": -15, "stop_reason": "hang"}, "hang", "made no progress"),
         ({"exit_code": 1, "log": b"x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to"}, "oom", "smaller batch"),
@@ -355,10 +360,36 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
     ],
 )
 def test_endings(given: dict[str, Any], outcome: str, words: str | None) -> None:
-    rest = {"stop_reason": None, "stop_seen": False, "grace": 30.0, "killed_after_grace": False, "kernel_oom": False, "log": b""}
+    rest = {"stop_reason": None, "stop_seen": False, "caught": False, "done": False, "grace": 30.0, "killed_after_grace": False}
+    rest |= {"kernel_oom": False, "log": b""}
     ending = endings.judge(**{**rest, **given})
     assert ending.outcome == outcome
     assert (ending.message is None) if words is None else words in (ending.message or "")
+
+
+HANDLES = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('ready', flush=True); time.sleep(60)"
+BLOCKS = "import signal; signal.pthread_sigmask(0, {15}); print('ready', flush=True)\nwhile not signal.sigpending(): pass"
+IGNORES = "import os, signal, time; signal.signal(15, 1); print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "outcome"),
+    [
+        (python(HANDLES), "stopped"),
+        (python(BLOCKS), "stopped"),
+        (("sh", "-c", 'echo on; "$@"; exit 0', "sh", *python(HANDLES)), "stopped"),
+        (("sh", "-c", "trap 'kill $!' TERM; sleep 60 & echo ready; wait; exit 0"), "stopped"),
+        (python(IGNORES), "completed"),
+    ],
+)
+def test_exit_0_after_sigterm_is_an_end_only_where_nothing_could_act_on_it(shim: Any, argv: tuple[str, ...], outcome: str) -> None:
+    one = shim(*argv, cwd=str(shim("true").run.path))
+    one.says("ready")
+    one.stop()
+    time.sleep(0.1)
+    (Path(one.launch["cwd"]) / "go").touch()
+    end = one.end()
+    assert (end["outcome"], end["sigterm_caught"]) == (outcome, outcome == "stopped")
 
 
 def test_identity_is_pid_and_start_time() -> None:

@@ -476,7 +476,7 @@ def test_the_loss_on_first_uses_is_that_before_the_step_on_them(train):
     assert set(probed) <= {step + 1 for step in range(0, STEPS, 4)} and 1 in probed
     untrained = task(augment=None, still=True)
     first = Trainer(untrained, Stop(iterations=STEPS), made.checkpoints.path / "other", ALONE, reuse=Reuse(repeat=3))
-    part = first.part()
+    (part,) = first.parts()
     first.close()
     untrained.model.eval()
     assert part.fresh == BATCH
