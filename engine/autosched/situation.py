@@ -65,6 +65,7 @@ class Situation:
     options: Options
     evictions: Evictions = dataclasses.field(default_factory=Evictions)
     memory: Memory = None
+    period: float = 3600.0  #: seconds until what came of it is measured
     weight: Ints | None = None  #: jobs that each row stands for, those of the view first; None: itself
 
     @property
@@ -172,10 +173,10 @@ def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf)
         evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds,
     )  # fmt: skip
     weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
-    return figures_of(workload, result, view, weight, until)
+    return figures_of(workload, result, view, weight, until, situation.period)
 
 
-def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float) -> Figures:
+def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> Figures:
     """Objectives and metrics of a trial; a job that has not ended is taken to end when the trial was cut off, which is too early."""
     fates = result.fates
     counts = ~fates.dropped & ~fates.rejected
@@ -189,6 +190,8 @@ def figures_of(workload: Workload, result: Result, view: View, weight: Floats, u
     asked = np.isfinite(due) & (due > view.now) & ~fates.dropped
     rho = rho_of(workload, fates, Cluster(tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())))
     known = ~np.isnan(rho)
+    here = slice(len(view.jobs))
+    taken = np.clip(ended[here] - view.now, 0.0, period)
     usage, total = result.usage, max(int(view.gpus.usable.sum()), 1)
     end = float(ended[counts].max(initial=view.now))
     moments = np.clip(np.concatenate((usage.ts, [end])), view.now, end)
@@ -204,4 +207,5 @@ def figures_of(workload: Workload, result: Result, view: View, weight: Floats, u
         utilisation=float((spans * usage.busy).sum()) / (total * whole),
         preemptions=float((fates.preemptions * weight).sum()) / jobs,
         fragmentation=float((spans * np.maximum(total - usage.busy, 0) * (usage.waiting > 0)).sum()) / (total * whole),
+        soon=float((taken * weight[here]).sum() / max(weight[here].sum(), 1.0)),
     )

@@ -44,6 +44,7 @@ def summary_of(found: Found, request: Request) -> dict[str, Any]:
         "gain": found.gain,
         "objective_before": getattr(found.reference, request.objective),
         "objective_after": getattr(found.figures, request.objective),
+        "expected": found.reference.soon,
         "asked_trials": request.trials,
         "trials": len(found.trials),
         "simulated_trials": found.count("simulated"),

@@ -39,6 +39,7 @@ class Figures:
     preemptions: float  #: a job
     fragmentation: float  #: share of the GPU-time that is free while jobs wait
     seconds: float = 0.0  #: processor time
+    soon: float = 0.0  #: mean seconds of the period ahead that the jobs at hand take
 
 
 class NotMeasured(Exception):
