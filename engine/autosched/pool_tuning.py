@@ -21,8 +21,10 @@ import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR, counts_before
+from ...policies.autosched.causal_model import CausalModel, NoModel
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
+from ...policies.contract import Floats, View
 from ...policies.keys import make_config
 from ..errors import Conflict, NotFound, StokerError, UsageError
 from ..forecast.admission import known_work
@@ -30,14 +32,17 @@ from ..forecast.work_draws import Durations, Finished
 from ..json_rows import objects
 from ..scheduling.policy_settings import PolicySetting, set_policy
 from ..scheduling.ticks import Scheduling
+from ..sim.cluster import Cluster
 from ..sim.run_options import Options
+from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
+from .learning import Past
 from .rollback import has_harmed, measured_gain
+from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
 from .summary import summary_of
-from .trials import Request, SearchFailed, find_apart
 
 PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
 LEAST_GAIN = 1.005  #: less is noise: tiny changes of a threshold move a figure by as much
@@ -72,6 +77,7 @@ class PoolTuning:
         self._busy: str | None = None  #: the pool that is searched for
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
+        self._models: dict[tuple[str, str, str], CausalModel] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
 
     # Searches
@@ -108,11 +114,11 @@ class PoolTuning:
         ruled = Options(limits=rules.limits), rules.evictions, rules.memory
         situation = Situation(seen.view, left, coming, rules.name, *ruled, period=asked.period)
         request = Request(situation, setting["config"], asked.objective, asked.trials, seed=asked.seed, only=asked.only)
-        request = replace(request, ranges=asked.ranges or {})
+        request = replace(request, ranges=asked.ranges or {}, model=self._models.get((asked.pool, rules.name, asked.objective)))
         _check(request)
         return request, words
 
-    def _left(self, pool: str, view: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _left(self, pool: str, view: View) -> Floats:
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
         rows = self._store.rows("policy/finished_times", pool, 500)
         ended = Finished(
@@ -133,9 +139,10 @@ class PoolTuning:
             self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": number + 1}
 
         try:
-            found = find_apart(request, told)
-            summary = {**summary_of(found, request), "pool": asked.pool, "arrivals": words}
+            answer = find_apart(request, told)
+            summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
             self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
+            self._keep(asked, request, answer)
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
             self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{error}; the configuration in force stays"}
@@ -145,6 +152,34 @@ class PoolTuning:
         finally:
             with self._lock:
                 self._busy = None
+
+    def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
+        """The causal model for the next search: with what this one has measured, or learnt now, behind the decision, where there is none."""
+        key = (asked.pool, request.situation.policy, asked.objective)
+        try:
+            if answer.model is not None:
+                self._models[key] = answer.model if answer.measured is None else answer.model.relearnt(answer.measured)
+            elif asked.by == NAME:
+                past = self._past(asked.pool, request.situation.view)
+                if past is not None:
+                    learnt = find_apart(replace(request, learn=past, trials=1))
+                    if learnt.model is not None:
+                        self._models[key] = learnt.model
+        except (SearchFailed, NoModel, ValueError) as error:
+            log.info("pool %s: no causal model: %s", asked.pool, error)
+
+    def _past(self, pool: str, view: View) -> Past | None:
+        """The jobs of the pool that have ended, on the GPUs that it has now."""
+        history = self._history(pool, view.now)
+        rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
+        if len(rows) < LEAST_JOBS:
+            return None
+        first = float(history.submitted[rows].min())
+        users, models = [history.user[row] for row in rows.tolist()], [history.model[row] for row in rows.tolist()]
+        workload = make_workload(
+            pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
+        )
+        return Past(workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]))
 
     def _decide(self, asked: Asked, summary: dict[str, Any]) -> dict[str, Any]:
         """Put the best in force if it is worth it and nothing was set meanwhile, and write down what was found."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
+from ...policies.autosched.causal_model import workload_features
 from ...policies.autosched.job_aggregation import aggregate
 from ...policies.autosched.search import Figures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
@@ -159,6 +160,14 @@ def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:
         tier_deadline=jobs.tier_deadline[tier_rows.astype(int)],
         tier_reward=jobs.tier_reward[tier_rows.astype(int)],
     )
+
+
+def features_of(situation: Situation) -> Floats:
+    """The workload as the causal model sees it."""
+    view, coming = situation.view, situation.coming
+    weight = np.ones(situation.jobs) if situation.weight is None else situation.weight
+    here = int(weight[: len(view.jobs)].sum())
+    return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
 
 
 def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf) -> Figures:

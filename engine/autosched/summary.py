@@ -6,14 +6,13 @@ from collections import Counter
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.search import Found
 from ...policies.autosched.search_space import space_of
-from .trials import Request
+from .search_process import Answer, Request
 
 
-def summary_of(found: Found, request: Request) -> dict[str, Any]:
+def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     """The configuration in force beside the best, the predicted gain, and how it was searched."""
-    policy = request.situation.policy
+    policy, found = request.situation.policy, answer.found
     space = space_of(registry.load(policy).Config, found.in_force, only=request.only, ranges=request.ranges)
     parts = {one.name: one for one in space.parts}
     keys = [
@@ -34,7 +33,8 @@ def summary_of(found: Found, request: Request) -> dict[str, Any]:
         if name in parts
     ]
     failures = Counter(trial.why for trial in found.trials if trial.outcome == "failed")
-    model = "none: nothing was rejected" if request.model is None else str(request.model)
+    model = answer.words if answer.model else f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
+    edges = answer.model.edges() if answer.model else []
     return {
         "policy": policy,
         "objective": request.objective,
@@ -55,6 +55,7 @@ def summary_of(found: Found, request: Request) -> dict[str, Any]:
         "stopped": found.stopped,
         "fixed": found.fixed,
         "model": model,
+        "causes": [list(edge) for edge in edges],
         "jobs": len(request.situation.view.jobs),
         "seconds": found.seconds,
     }

@@ -20,7 +20,7 @@ from .simulating import parse_nodes
 
 if TYPE_CHECKING:
     from ...policies.autosched.search import Trial
-    from ..autosched.trials import Request
+    from ..autosched.search_process import Request
 
 POLL = 0.3  #: seconds between looks at a search of the daemon's
 
@@ -35,6 +35,7 @@ POLL = 0.3  #: seconds between looks at a search of the daemon's
 )
 @click.option("--only", multiple=True, metavar="KEY", help="Tune this key only; may be repeated.")
 @click.option("--range", "ranges", multiple=True, metavar="KEY=LOW:HIGH", help="A narrower range of a key.")
+@click.option("--learn", is_flag=True, help="With --trace: learn the causal model first, from simulations of what came before.")
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the search.")
 @click.option("--trace", metavar="TRACE", help="Tune for a moment of a trace in place of a pool.")
 @click.option("-n", "--nodes", metavar="NODESxGPUS", help="With --trace: the cluster.")
@@ -61,8 +62,8 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
     only, ranges = tuple(given["only"]), _ranges(given["ranges"])
     if given["trace"] is not None:
         return _trace(app, given, only, ranges)
-    for option in ("nodes", "policy", "at"):
-        if given[option] is not None:
+    for option in ("nodes", "policy", "at", "learn"):
+        if given[option]:
             raise UsageError(f"--{option}: goes with --trace; a pool has its own")
     body = {"pool": pool, "objective": given["objective"], "dry_run": given["dry_run"], "trials": given["trials"], "only": only,
             "ranges": ranges, "seed": given["seed"]}  # fmt: skip
@@ -88,7 +89,8 @@ def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
 
 
 def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Mapping[str, tuple[float, float]]) -> Answer:
-    from ..autosched.trials import SearchFailed, find_apart
+    from ..autosched.search_process import SearchFailed, find_apart
+    from ..autosched.summary import summary_of
 
     if given["nodes"] is None or given["policy"] is None:
         raise UsageError("--trace: needs the cluster and the policy too, such as -n 4x8 -p tiresias")
@@ -102,8 +104,6 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
         raise UsageError(str(error)) from None
     except SearchFailed as error:
         raise StokerError(str(error)) from None
-    from ..autosched.summary import summary_of
-
     value = {**summary_of(found, request), "simulated": True, "trace": given["trace"], "at": request.situation.view.now, "applied": False,
              "arrivals": words, "wall_seconds": time.monotonic() - started}  # fmt: skip
     return Answer(value, lambda: _show(value))
@@ -111,8 +111,9 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
 
 def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     """The moment of the trace, and the words on what is expected then."""
+    from ..autosched.learning import Past
     from ..autosched.moment_of_trace import situation_of, stand_at
-    from ..autosched.trials import Request
+    from ..autosched.search_process import Request
     from ..sim.run_options import Options
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose
@@ -135,7 +136,10 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     except SimulationError as error:
         raise StokerError(str(error)) from None
     situation, words = situation_of(simulation, choice.policy, Options())
-    return Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"]), words
+    request = Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"])
+    if given["learn"]:
+        request = dataclasses.replace(request, learn=Past(workload, cluster, at))
+    return request, words
 
 
 def _told(trials: int) -> Any:

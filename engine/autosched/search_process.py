@@ -15,11 +15,13 @@ from types import FrameType
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, Model, NotMeasured, Trial, search
+from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
+from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, search
 from ...policies.autosched.search_space import Configuration, space_of
 from ..forecast.ongoing import OutOfTime
 from ..sim.simulation_error import SimulationError
-from .situation import Situation, aggregated, measure
+from .learning import Past, learnt_from
+from .situation import Situation, aggregated, features_of, measure
 
 SECONDS = 60.0  #: real time after which no other trial begins (a decision is to take no longer)
 FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
@@ -27,6 +29,7 @@ TIMES_AS_LONG = 8.0  #: a trial may take so many times as long as that one
 LEAST_SECONDS = 1.0  #: and so long in any case
 GRACE = 15.0  #: seconds beyond all that, after which the process is ended
 NICE = 15
+LEAST_NEW = 5  #: samples of a search that are worth fitting the model anew
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -48,15 +51,26 @@ class Request:
     aggregate: bool = True
     only: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    model: Model | None = None
+    model: CausalModel | None = None
+    learn: Past | None = None  #: with no model: from which one is learnt first
     banned: frozenset[str] = frozenset()  #: configurations that hung, as texts
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search found, with the causal model that was at work and what was measured besides."""
+
+    found: Found
+    model: CausalModel | None
+    measured: Samples | None
+    words: str  #: on the model; empty: none was asked for
 
 
 class _CutOff(BaseException):
     """A trial takes too long. No policy catches this by ``except Exception``."""
 
 
-def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Found:
+def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
     """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
     policy, situation = request.situation.policy, request.situation
     in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
@@ -64,6 +78,13 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     tried = aggregated(situation) if request.aggregate else situation
     if not tried.jobs:
         raise SearchFailed("no job is there or expected, so all configurations are alike")
+    model, unlearnt = request.model, ""
+    if model is None and request.learn is not None:
+        try:
+            model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
+        except NoModel as error:
+            unlearnt = str(error)
+    at_work = None if model is None else model.on(features_of(tried))
     spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
@@ -82,12 +103,14 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         return dataclasses.replace(figures, seconds=spent[-1])
 
     try:
-        return search(
-            space, evaluate, in_force, request.objective, model=request.model, trials=request.trials, epsilon=request.epsilon,
+        found = search(
+            space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
             seed=request.seed, seconds=request.seconds, told=told,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
+    measured = None if at_work is None else at_work.samples()
+    return Answer(found, model, None if measured is None or len(measured) < LEAST_NEW else measured, str(at_work or unlearnt))
 
 
 @contextlib.contextmanager
@@ -110,11 +133,11 @@ def _cut_off(_number: int, _frame: FrameType | None) -> None:
     raise _CutOff
 
 
-def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Found:
+def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
     """`find` in a niced process. It is ended if it does not answer in time; the configurations that it hung on are left out then, twice."""
     for _ in range(3):
         outcome = _in_child(request, told)
-        if isinstance(outcome, Found):
+        if isinstance(outcome, Answer):
             return outcome
         if isinstance(outcome, Exception):
             raise outcome
@@ -122,7 +145,7 @@ def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda num
     raise SearchFailed("simulations hung three times; the configuration in force stays")
 
 
-def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Found | Exception | str:
+def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Answer | Exception | str:
     """What it found, why not, or the configuration that it hung on."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
@@ -132,7 +155,7 @@ def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Found | E
     try:
         while ours.poll(silent):
             said = ours.recv()
-            if isinstance(said, Found | Exception):
+            if isinstance(said, Answer | Exception):
                 return said
             told(*said)
             silent = FIRST_SECONDS * TIMES_AS_LONG + GRACE
