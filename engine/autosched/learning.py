@@ -26,7 +26,9 @@ from .situation import Situation, aggregated, features_of, measure
 MOMENTS = 10
 CONFIGURATIONS = 16  #: at each
 SECONDS = 40.0  #: real time after which no other moment is looked at
-TRIAL_SECONDS = 4.0  #: processor time of one simulation
+FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
+TIMES_AS_LONG = 8.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
+LEAST_SECONDS = 0.3
 EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
 
 
@@ -66,14 +68,16 @@ def _measured_at(
     rows: list[tuple[Floats, Floats, float]] = []
     if not situation.jobs:
         return rows
-    reference = measure(situation, registry.create(policy, in_force), TRIAL_SECONDS)
+    began = time.thread_time()
+    reference = measure(situation, registry.create(policy, in_force), FIRST_SECONDS)
+    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS)
     if reference.queueing <= 0.0:
         return rows
     encoder, features = Encoder(space), features_of(situation)
     for _ in range(CONFIGURATIONS):
         config = random_configuration(space, dict(in_force), rng)
         try:
-            figures = measure(situation, registry.create(policy, config), TRIAL_SECONDS)
+            figures = measure(situation, registry.create(policy, config), bound)
         except (OutOfTime, SimulationError):
             continue
         target = math.log(max(reward_of(objective, reference, figures), 1e-9))

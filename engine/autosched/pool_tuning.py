@@ -154,7 +154,7 @@ class PoolTuning:
                 self._busy = None
 
     def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
-        """The causal model for the next search: with what this one has measured, or learnt now, behind the decision, where there is none."""
+        """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
         key = (asked.pool, request.situation.policy, asked.objective)
         try:
             if answer.model is not None:

@@ -164,7 +164,7 @@ def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:
 
 def features_of(situation: Situation) -> Floats:
     """The workload as the causal model sees it."""
-    view, coming = situation.view, situation.coming
+    view = situation.view
     weight = np.ones(situation.jobs) if situation.weight is None else situation.weight
     here = int(weight[: len(view.jobs)].sum())
     return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
