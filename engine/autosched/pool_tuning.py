@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.arrivals_ahead import HOUR, counts_before
+from ...policies.autosched.arrivals_ahead import HOUR
 from ...policies.autosched.causal_model import CausalModel, NoModel
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
@@ -38,6 +38,7 @@ from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
 from .learning import Past
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
@@ -45,10 +46,6 @@ from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
 from .summary import summary_of
 
 PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
-LEAST_GAIN = 1.005  #: less is noise: tiny changes of a threshold move a figure by as much
-BURST_GAIN = 1.1  #: from which on a search between two periods is applied (002 ch. 6.5.2)
-BURST_SIGMAS = 3.0  #: arrivals of a check beyond the usual, in standard deviations of a Poisson count, that are a burst
-BURST_LEAST = 5
 NAME = "autosched"  #: who sets what it sets
 log = logging.getLogger(__name__)
 
@@ -269,15 +266,6 @@ class PoolTuning:
             self._set(pool, policy, before, NAME)
         else:
             self._store.write(measure_tuning, Measured(last["id"], gain, "measured", "stays"))
-
-
-def is_burst(history: History, now: float, check: float) -> bool:
-    """Whether so many jobs came since the last check as chance rarely brings: mean + 3 sqrt(mean) of the checks before."""
-    counts = counts_before(history.submitted, now, check)
-    if len(counts) < HOUR:
-        return False
-    usual = float(counts[:-1].mean())
-    return bool(counts[-1] >= max(usual + BURST_SIGMAS * math.sqrt(usual), BURST_LEAST))
 
 
 def json_of(value: Any) -> dict[str, Any]:

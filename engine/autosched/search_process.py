@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -14,10 +15,13 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
-from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, search
+from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, changes, samples_of
+from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, reward_of, search
 from ...policies.autosched.search_space import Configuration, space_of
+from ...policies.contract import Floats
 from ..forecast.ongoing import OutOfTime
 from ..sim.simulation_error import SimulationError
 from .learning import Past, learnt_from
@@ -84,7 +88,10 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
             model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
         except NoModel as error:
             unlearnt = str(error)
-    at_work = None if model is None else model.on(features_of(tried))
+    features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
+    at_work = None if model is None else model.on(features)
+    rows: list[tuple[Floats, Floats, float]] = []
+    references: list[Figures] = []
     spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
@@ -100,6 +107,11 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         except (SimulationError, ValueError) as error:
             raise NotMeasured(str(error)) from None
         spent.append(time.thread_time() - began)
+        if not references:
+            references.append(figures)
+        else:
+            target = math.log(max(reward_of(request.objective, references[0], figures), 1e-9))
+            rows.append((np.concatenate((encoder.row(config), features)), changes(figures, references[0]), target))
         return dataclasses.replace(figures, seconds=spent[-1])
 
     try:
@@ -109,8 +121,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
-    measured = None if at_work is None else at_work.samples()
-    return Answer(found, model, None if measured is None or len(measured) < LEAST_NEW else measured, str(at_work or unlearnt))
+    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt))
 
 
 @contextlib.contextmanager

@@ -265,7 +265,6 @@ class OnWorkload:
     features: Floats
     seen: list[Floats] = field(default_factory=list)
     wrong: list[float] = field(default_factory=list)  #: measured less predicted, logarithms
-    gained: list[tuple[Floats, Floats, float]] = field(default_factory=list)
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
         rows = np.array([self._row(config) for config in configs])
@@ -289,11 +288,6 @@ class OnWorkload:
         target = math.log(max(reward_of(self.model.objective, reference, figures), 1e-9))
         self.wrong.append(target - float(self.model.rewards(row[None, :])[0]))
         self.seen.append(row)
-        self.gained.append((row, changes(figures, reference), target))
-
-    def samples(self) -> Samples | None:
-        """What this search has measured."""
-        return samples_of(self.gained)
 
     def __str__(self) -> str:
         keys = {cause for cause, _ in self.model.edges()}.intersection(self.model.encoder.keys)

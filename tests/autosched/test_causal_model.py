@@ -124,8 +124,7 @@ def test_what_is_measured_corrects_what_is_predicted_near_it() -> None:
     slow = dataclasses.replace(truth(config), jct=2 * truth(IN_FORCE).jct)
     at_work.learn(config, slow, truth(IN_FORCE))
     assert at_work.predict([config])[0] == pytest.approx(math.sqrt(before * 0.5), rel=1e-6)  # half of the way, on a logarithmic scale
-    again = at_work.samples()
-    assert again is not None and len(at_work.model.relearnt(again).samples) == 201
+    assert len(at_work.model.relearnt(samples(1)).samples) == 201
 
 
 def test_too_little_says_so() -> None:
