@@ -6,6 +6,7 @@ Values become nodes whose mark is the option, so an error reads ``--gpus: must b
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -115,7 +116,11 @@ class Option:
     def node(self, value: Any) -> Node:
         """Raises UsageError with the option's name when the value is malformed."""
         if self.keyed:
-            return Node(dict(self._entry(item) for item in value), Mark(self.name))
+            entries = [self._entry(item) for item in value]
+            names = Counter(name for name, _ in entries)
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise Mark(self.name).error("", f"{tree.shown(twice[0])} is given {names[twice[0]]} times; give it once")
+            return Node(dict(entries), Mark(self.name))
         if self.many:
             return Node([self.read(item, self.name) for item in value], Mark(self.name))
         return self.read(str(value), self.name)

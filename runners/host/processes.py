@@ -181,6 +181,6 @@ def words(found: Iterable[Process | Stat]) -> str:
 def command(pid: int) -> str:
     """Name of a process, 'gone' when it cannot be seen."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return "gone"

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
@@ -59,6 +59,7 @@ class Launch(TypedDict):
     cwd: str
     log_limit: int
     kill_wait: float  #: seconds to wait for processes after SIGKILL
+    notes: NotRequired[list[str]]  #: lines that its log begins with
 
 
 class Stop(TypedDict):
@@ -114,6 +115,7 @@ class Supervisor:
     def watch_signals(self) -> None:
         """Signals only wake the loop; nothing is done inside a handler."""
         self.wake, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starter had blocked
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
@@ -133,6 +135,8 @@ class Supervisor:
         except (OSError, ValueError) as error:
             self._write_exit("start-failed", f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}")
             return
+        for note in self.launch.get("notes", ()):
+            self.log.write(f"stoker: {note}\n".encode())
         survivors = self._supervise()
         self._drain()
         self._finish(survivors)
@@ -153,6 +157,7 @@ class Supervisor:
                 stdout=written,
                 stderr=written,
                 start_new_session=True,
+                preexec_fn=default_signals,  # noqa: PLW1509 - one thread
             )
         finally:
             os.close(written)
@@ -308,6 +313,13 @@ def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> 
     content = {"exit_code": None, **more, "ended_at": time.time(), "outcome": outcome, "message": message}
     write_atomically(run / "exit.json", json.dumps(content).encode())
     return content
+
+
+def default_signals() -> None:
+    """A job starts with default dispositions and an empty mask: what we, or whoever started Stoker, ignore or block is inherited."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def is_launcher(pid: int) -> bool:
