@@ -28,6 +28,7 @@ TINY = {
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
+    "autosched": ["--windows", "1", "--trials", "2", "--nodes", "1x8", "--load", "0.5", "--ways", "default", "autosched", "oracle", "--jobs", "1"],
     "admission": ["--policy", "fifo", "--jobs", "5", "--rounds", "1"],
     "intune": ["--jobs", "remote", "--ways", "uniform", "rate", "torch:0", "--rounds", "1", "--seconds", "1", "--records", "2048"],
     "iterations": ["--traces", "", "--recipes", "toy", "--steps", "60", "--maximum", "1"],
