@@ -151,7 +151,7 @@ def test_a_search_in_its_own_process_answers_the_same() -> None:
 def test_bad_input_is_one_line() -> None:
     few = History(np.arange(10.0), np.ones(10, dtype=int), np.ones(10), np.arange(10.0), ["u"] * 10)
     assert look_ahead(few, np.ones(10), 20.0)[1] == "no arrivals are expected: the history has 10 jobs, 30 are needed"
-    empty = dataclasses.replace(at(make_workload("", [0.0], [1.0], [1]), 5.0), coming=no_jobs())
+    empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
     with pytest.raises(SearchFailed, match="no job is there or expected"):
         find(Request(empty, {}))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
