@@ -25,7 +25,7 @@ from .situation import Situation, aggregated, features_of, measure
 
 MOMENTS = 10
 CONFIGURATIONS = 16  #: at each
-SECONDS = 40.0  #: real time after which no other moment is looked at
+SECONDS = 40.0  #: real time after which no other simulation begins
 FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
 TIMES_AS_LONG = 8.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
 LEAST_SECONDS = 0.3
@@ -53,7 +53,7 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
         try:
             simulation = stand_at(past.workload, past.cluster, policy, in_force, options, first + share * (past.until - first))
             situation = aggregated(situation_of(simulation, policy, options)[0])
-            rows += _measured_at(situation, policy, space, in_force, objective, rng)
+            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + SECONDS)
         except (SimulationError, OutOfTime):
             continue
     samples = samples_of(rows)
@@ -63,7 +63,13 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
 
 
 def _measured_at(
-    situation: Situation, policy: str, space: Space, in_force: Mapping[str, Any], objective: str, rng: np.random.Generator
+    situation: Situation,
+    policy: str,
+    space: Space,
+    in_force: Mapping[str, Any],
+    objective: str,
+    rng: np.random.Generator,
+    ends_at: float,
 ) -> list[tuple[Floats, Floats, float]]:
     rows: list[tuple[Floats, Floats, float]] = []
     if not situation.jobs:
@@ -75,6 +81,8 @@ def _measured_at(
         return rows
     encoder, features = Encoder(space), features_of(situation)
     for _ in range(CONFIGURATIONS):
+        if time.monotonic() > ends_at:
+            break
         config = random_configuration(space, dict(in_force), rng)
         try:
             figures = measure(situation, registry.create(policy, config), bound)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
+from ...policies.autosched.duration_ranges import NoPredictor
 from ...policies.contract import Floats, View
 from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
-from .situation import History, Situation, look_ahead, usual_durations
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
 
 
 def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[str, Any], options: Options, moment: float) -> Simulation:
@@ -25,11 +26,23 @@ def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[
     return simulation
 
 
-def situation_of(simulation: Simulation, policy: str, options: Options) -> tuple[Situation, str]:
-    """What is known at the simulation's moment, and nothing of what comes after it; and the words on the arrivals that are expected."""
+def situation_of(simulation: Simulation, policy: str, options: Options, *, predict: bool = False) -> tuple[Situation, str]:
+    """What is known at the simulation's moment, and nothing of what comes after it; and the words on the arrivals that are expected.
+
+    ``predict``: durations that nothing tells are those of the local predictor, if there can be one.
+    """
     view, history = plain_view(simulation), history_of(simulation)
-    durations = usual_durations(history)
+    durations, told = usual_durations(history), ""
+    if predict:
+        try:
+            predictor = predictor_of(history)
+            durations = predicted_durations(history, predictor, view.now)
+            beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
+            told = f"; durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %)"
+        except NoPredictor as error:
+            told = f"; durations are not predicted: {error}"
     coming, words = look_ahead(history, durations, view.now)
+    words += told
     left = believed_left(view, history, durations, simulation.table.ids is None)
     situation = Situation(view, left, coming, policy, options, simulation.evictions, simulation.memory)
     return situation, words

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
+from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
 from ...policies.autosched.search import Figures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
@@ -24,6 +25,7 @@ from ..sim.workload import Workload, make_workload
 
 LEAST_JOBS = 30  #: of a history from which arrivals are copied
 HORIZON = 7 * 86400.0  #: seconds after which a trial is cut off at the latest
+NEWEST = 600  #: jobs that the local predictor is learnt from
 UNKNOWN = 3600.0  #: seconds that a job takes of which nothing is known, in a pool where nothing has ended
 
 
@@ -95,6 +97,25 @@ def look_ahead(history: History, durations: Floats, now: float, bin_seconds: flo
 
 def no_jobs() -> Workload:
     return make_workload("ahead", [], [], [], users=[], models=[])
+
+
+def predictor_of(history: History) -> DurationRanges:
+    """The local predictor, from the newest jobs. Raises NoPredictor."""
+    return DurationRanges.learnt(_past_jobs(history, slice(-NEWEST, None)))
+
+
+def _past_jobs(history: History, rows: slice) -> PastJobs:
+    _, user = np.unique(np.array(list(history.user), dtype=object).astype(str), return_inverse=True)
+    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user[rows].astype(np.int64))
+
+
+def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
+    """As `usual_durations`, of the newest jobs by their predicted ranges; how long they ran is not known here, so none of it counts."""
+    made = usual_durations(history)
+    first = max(len(history) - NEWEST, 0)
+    open_rows = np.flatnonzero(np.isnan(history.duration[first:]))
+    made[first + open_rows] = predictor.draw(_past_jobs(history, slice(first, None)), open_rows.tolist(), now, np.zeros(len(open_rows)))
+    return made
 
 
 def usual_durations(history: History) -> Floats:

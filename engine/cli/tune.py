@@ -35,7 +35,9 @@ POLL = 0.3  #: seconds between looks at a search of the daemon's
 )
 @click.option("--only", multiple=True, metavar="KEY", help="Tune this key only; may be repeated.")
 @click.option("--range", "ranges", multiple=True, metavar="KEY=LOW:HIGH", help="A narrower range of a key.")
-@click.option("--learn", is_flag=True, help="With --trace: learn the causal model first, from simulations of what came before.")
+@click.option(
+    "--learn", is_flag=True, help="With --trace: learn the causal model and the predictor of durations first, from what came before."
+)
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the search.")
 @click.option("--trace", metavar="TRACE", help="Tune for a moment of a trace in place of a pool.")
 @click.option("-n", "--nodes", metavar="NODESxGPUS", help="With --trace: the cluster.")
@@ -135,7 +137,7 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
         simulation = stand_at(workload, cluster, choice.policy, choice.config, Options(), at)
     except SimulationError as error:
         raise StokerError(str(error)) from None
-    situation, words = situation_of(simulation, choice.policy, Options())
+    situation, words = situation_of(simulation, choice.policy, Options(), predict=given["learn"])
     request = Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"])
     if given["learn"]:
         request = dataclasses.replace(request, learn=Past(workload, cluster, at))
