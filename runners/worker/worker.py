@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -194,25 +194,21 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def _leave(code: int) -> NoReturn:
-    """Leave without taking the interpreter down, where threads are left that may hold tensors.
+def leave(code: int) -> NoReturn:
+    """Leave without taking the interpreter down: that takes half a second of freeing what the kernel frees at once.
 
-    Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
-    threads hold those of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads a batch which
-    nobody waits for any more holds what it loads.
+    It may also abort the process after all its work is done, where threads are left that hold tensors: letting go of one takes the lock of
+    an interpreter that is going down. Gloo's threads hold those of the last collectives, although the group was destroyed (pytorch
+    #179291), and a thread that loads a batch which nobody waits for any more holds what it loads.
     """
-    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(thread.daemon for thread in threads):
-        for thread in threads:
-            if not thread.daemon:  # the user's, which the interpreter would wait for
-                thread.join()
-        atexit._run_exitfuncs()  # of the user's code
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the user's threads, as the interpreter would
+    atexit._run_exitfuncs()  # of the user's code
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    _leave(main())
+    leave(main())
