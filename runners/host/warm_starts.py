@@ -240,4 +240,8 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 def code_stamp() -> int:
     """Changes when a file of the runners does, as at an upgrade."""
-    return hash(tuple(sorted((str(path), path.stat().st_mtime_ns) for path in _PACKAGE.rglob("*.py"))))
+    stamps = []
+    for path in _PACKAGE.rglob("*.py"):
+        with contextlib.suppress(FileNotFoundError):  # an editor's, for a moment
+            stamps.append((str(path), path.stat().st_mtime_ns))
+    return hash(tuple(sorted(stamps)))

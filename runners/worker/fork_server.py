@@ -213,7 +213,7 @@ class ForkingSupervisor(Supervisor):
         signal.set_wakeup_fd(-1)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, max(4096, os.sysconf("SC_OPEN_MAX")))
         os.environ.clear()
         os.environ.update(self.launch["env"])
         time.tzset()
@@ -221,7 +221,8 @@ class ForkingSupervisor(Supervisor):
         show_name(f"job:{self.launch['env'][ENV_NAME]}")  # never that of a shell, whose children a stop signals too
         default_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # both as Python begins
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # all three as Python begins
         from . import script, worker
 
         sys.argv[:] = [worker.__file__]

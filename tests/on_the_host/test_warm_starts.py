@@ -133,7 +133,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     assert processes.tagged(host.run(2).tag) == []
 
     supervisor = host.runs_warm(3)
-    (worker,) = [found for found in processes.descendants(supervisor.pid, processes.table())]
+    (worker,) = processes.descendants(supervisor.pid, processes.table())
     processes.send(worker.process, signal.SIGKILL)
     assert host.daemon.update(3).outcome == "failed"
 
@@ -207,7 +207,7 @@ def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
             run, launch = launched(tmp_path, lease, job(lease, entrypoint="none:here"))
             forked = server.ask(run, launch)
             assert forked is not None
-            assert until(lambda: forked.poll()) == 1  # noqa: B023
+            assert until(forked.poll) == 1
             seen.add(run.read("supervisor.json")["pid"])
             assert run.read("exit.json")["exit_code"] == 2
             if lease == 10:
