@@ -29,7 +29,10 @@ USER = """
 import torch
 from stoker.runners.training import Task
 
+left_open = open("left.txt", "a")
+
 def task():
+    left_open.write("x")
     data = [(torch.rand(4), torch.rand(1)) for _ in range(32)]
     loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
     return Task(model=torch.nn.Linear(4, 1), train=data, loss=loss, batch_size=8)
@@ -112,6 +115,8 @@ def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, spec: dict[s
     assert host.train(2, workdir=str(tmp_path), **spec) == cold
     assert host.train(3, workdir=str(tmp_path), **spec) == cold
     assert said(host).count("starts warm") == 2
+    if "entrypoint" in spec:
+        assert (tmp_path / "left.txt").read_text() == "xxx"  # what a Python file still held is written too
 
 
 def said(host: Warm) -> str:
