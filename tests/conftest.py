@@ -43,6 +43,14 @@ hypothesis.settings.load_profile("steady")
 providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Folders of tests have short paths, whatever the checkout's: Unix sockets lie in them."""
+    folder = Path(tempfile.gettempdir())
+    if config.option.basetemp is None and folder.name == str(os.getpid()):  # made by this run; pytest empties what it is given
+        config.option.basetemp = str(folder / "t")
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
     return argname if isinstance(val, bytes) else None

@@ -25,6 +25,7 @@ TINY = {
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
+    "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
