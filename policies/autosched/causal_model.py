@@ -307,4 +307,9 @@ def random_configuration(space: Space, in_force: Configuration, rng: np.random.G
 
 
 def _predicted(regressor: Any, x: Floats) -> Floats:
-    return np.full(len(x), regressor) if isinstance(regressor, float) else np.asarray(regressor.predict(x), dtype=np.float64)
+    """The mean of the trees, asked one by one: scikit-learn's own way round takes several times a small simulation."""
+    if isinstance(regressor, float):
+        return np.full(len(x), regressor)
+    rows = np.ascontiguousarray(x, dtype=np.float32)
+    mean: Floats = np.mean([tree.tree_.predict(rows)[:, 0] for tree in regressor.estimators_], axis=0)
+    return mean

@@ -180,16 +180,18 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
 
     A key that is not in use changes nothing now, and may be when another one changes: it stays free.
     """
-    expected = float(model.predict([best])[0])
-    found = []
+    asked = [best]
+    spans: dict[str, slice] = {}
     for one in space.parts:
         if one.name in constraints or not space.in_use(one, best):
             continue
         values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF)]
         others = [space.project({**best, one.name: value}, otherwise=best) for value in values if value != best[one.name]]
-        if others and max(model.predict(others)) <= expected:
-            found.append(one.name)
-    return found
+        if others:
+            spans[one.name] = slice(len(asked), len(asked) + len(others))
+            asked += others
+    expected = model.predict(asked)
+    return [name for name, span in spans.items() if max(expected[span]) <= expected[0]]
 
 
 def _key(config: Mapping[str, Any]) -> object:
