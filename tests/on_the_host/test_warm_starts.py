@@ -196,7 +196,7 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start();"
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
     code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
