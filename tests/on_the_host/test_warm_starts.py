@@ -97,17 +97,19 @@ def host(home: Home) -> Iterator[Warm]:
     host.close()
 
 
+BY_NIGHT = {
+    "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
+    "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
+    "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
+}
+BY_DAY = {"digits-cnn": {"recipe": "digits-cnn"}, "entrypoint": {"entrypoint": "mine:task"}}
+
+
 @pytest.mark.parametrize(
     "spec",
-    [
-        {"recipe": "digits-cnn"},
-        {"recipe": "dlrm", "params": {"rows": 1000}},
-        {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
-        {"recipe": "jpeg-cnn", "params": {"side": 28}},
-        {"entrypoint": "mine:task"},
-    ],
-    ids=lambda spec: spec.get("recipe", "entrypoint"),
-)
+    [*(pytest.param(spec, id=name) for name, spec in BY_DAY.items()),
+     *(pytest.param(spec, id=name, marks=pytest.mark.nightly) for name, spec in BY_NIGHT.items())],
+)  # fmt: skip
 def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, spec: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     cold = host.warmed(1, workdir=str(tmp_path), **spec)
@@ -194,7 +196,7 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start();"
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
     code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
