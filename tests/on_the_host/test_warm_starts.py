@@ -159,7 +159,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     host.daemon.want(Assignment(**{**{name: getattr(stopped, name) for name in stopped.__struct_fields__}, "stop": "preempted"}))
     assert host.daemon.update(4).outcome == "stopped"
     assert (host.run(4).path / "stop-seen").exists()
-    assert not identity.alive(supervisor)
+    until(lambda: not identity.alive(supervisor))  # its last word is written a moment before it leaves
 
 
 def test_a_server_that_hangs_costs_two_seconds_and_no_job(host: Warm) -> None:
