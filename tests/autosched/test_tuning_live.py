@@ -1,4 +1,4 @@
-"""A daemon that tunes its pool: asked for, by itself, and back again (002 ch. 6.5.2, 6.5.3). Jobs wait; none is run."""
+"""A daemon that tunes its pool: asked for, and by itself (002 ch. 6.5.2, 6.5.3)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_pool_is_tuned_and_says_what_was_found(home: Home, pool: Jobs) -> None
     assert [row["outcome"] for row in json.loads(told.out)["tunings"]] == ["dry-run"]
 
 
-def test_a_pool_that_tunes_itself_takes_back_what_harmed_and_obeys_a_person(home: Home, pool: Jobs) -> None:
+def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None:
     assert command(home, "policy", "set", "srtf", "hysteresis=50", "--auto", "--every", "12s").code == 0
     row: tuple[Any, ...] = until(lambda: pool.sql("SELECT outcome, why, trials FROM tunings WHERE asked_by = 'autosched'"), 60)[0]
     assert row[0] in ("applied", "kept") and row[2] > 1
