@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -99,8 +99,12 @@ class Run:
         run.look()
         return run
 
-    def start(self, launch: Launch) -> None:
-        """Start the supervisor. It outlives us: a session of its own, and nothing of ours open."""
+    def adjust(self, now: Assignment) -> None:
+        """Whether it shares its GPUs from now on."""
+        self.assignment = msgspec.structs.replace(self.assignment, share=now.share)
+
+    def start(self, launch: Launch, cores: Collection[int] | None = None) -> None:
+        """Start the supervisor, on ``cores`` if it is pinned. It outlives us: a session of its own, and nothing of ours open."""
         with open(self.dir.path / "supervisor.log", "ab") as output:
             self.supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.dir.path)],
@@ -113,6 +117,8 @@ class Run:
                 start_new_session=True,
             )
         self.phase = Phase.STARTING
+        if cores is not None:
+            os.sched_setaffinity(self.supervisor.pid, cores)  # before it knows what to start
         assert self.supervisor.stdin is not None
         try:
             self.supervisor.stdin.write(json.dumps(launch).encode())
