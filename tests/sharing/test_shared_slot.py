@@ -53,7 +53,7 @@ def end_all(jobs: Jobs) -> None:
 
 
 def shares(jobs: Jobs) -> dict[int, str]:
-    return {job: share for job, share in jobs.sql("SELECT job_id, share FROM live_shares")}
+    return dict(jobs.sql("SELECT job_id, share FROM live_shares"))
 
 
 def cores(jobs: Jobs, job: int) -> set[frozenset[int]]:
