@@ -18,6 +18,10 @@ class Home:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        if "\n" in str(self.path) or "\r" in str(self.path):
+            raise UsageError(f"{str(self.path)!r}: a home cannot have a line break in its name; choose another with --home or {ENV_HOME}")
+
     @classmethod
     def default(cls) -> Home:
         if given := os.environ.get(ENV_HOME):

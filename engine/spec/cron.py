@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
+_FIELDS = ("minute", "hour", "day", "month", "weekday")
+#: APScheduler's own patterns of names have no end, so that it takes `mon-fri/2` for `mon-fri`.
+_PART = re.compile(r"\*(/[0-9]+)?|[0-9]+(-[0-9]+)?(/[0-9]+)?|[a-z]{3}(-[a-z]{3})?")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 FORM = "five fields 'minute hour day month weekday', such as '30 2 * * mon-fri'"
 
@@ -17,6 +21,12 @@ def normalise(text: str) -> str:
     fields = text.lower().split()
     if len(fields) != 5:
         raise ValueError(f"must be {FORM}, not {text!r}")
+    for name, field in zip(_FIELDS, fields, strict=True):
+        wrong = [part for part in field.split(",") if not _PART.fullmatch(part) and (name, part) != ("day", "last")]
+        if wrong:
+            raise ValueError(
+                f"{name} {wrong[0]!r} is not understood; {FORM}, with parts such as *, 5, 1-5, */2, 1-5/2, or names without a step"
+            )
     fields[4] = ",".join(dict.fromkeys(name for part in fields[4].split(",") for name in _weekday(part)))
     expression = " ".join(fields)
     _check(expression, text)

@@ -152,13 +152,16 @@ class Kinds:
             if index not in self._used:  # else a worker may still be about to take its process
                 self._pools.pop(index, None)
 
-    def keep_in_threads(self, index: int, why: str) -> None:
-        """Its processes cannot be had."""
+    def keep_in_threads(self, index: int, why: str, *, at_once: bool = True) -> None:
+        """Its processes cannot be had, or used; ``at_once``: none is at work, so that those which are about to be there are killed."""
         with self._lock:
             self._in_processes.discard(index)
             self._stays[index] = why
         if index in self._pools:
-            self._pools[index].end()
+            if at_once:
+                self._pools[index].end()
+            else:
+                self._pools[index].keep_spare(False)
 
     def begin(self) -> None:
         with self._lock:

@@ -388,3 +388,10 @@ def test_doctor_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert finding.check == "socket" and finding.status == "fail"
     monkeypatch.setattr(checks.importlib.metadata, "requires", lambda _: ["no-such-package>=1", "click>=999", 'torch>=1; extra == "dev"'])
     assert [(finding.check, finding.status) for finding in checks.packages()][:2] == [("no-such-package", "fail"), ("click", "fail")]
+
+
+def test_a_home_with_a_line_break_is_refused_at_once(stoker: Stoker) -> None:
+    for command in (["status"], ["up", "--detach"]):
+        code, out, err = stoker("--home", "/tmp/a\nb", *command)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "a home cannot have a line break in its name" in err

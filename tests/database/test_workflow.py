@@ -486,3 +486,11 @@ def test_unknown_work_left_is_unknown_and_not_nothing(host):
     (job,) = host.submit(spec(recipe=None, command=("x",)))
     with host.store.read() as con:
         assert con.execute("SELECT remaining FROM estimates WHERE job_id = $1", [job]).fetchall() == [(None,)]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "unkillable", "lost"])
+@pytest.mark.parametrize(("cause", "words"), [("timeout", "ran longer than its timeout"), ("hang", "made no progress")])
+def test_the_first_cause_of_an_end_stands_whatever_follows_it(cause: str, words: str, outcome: str) -> None:
+    verdict = judge(End(outcome, 1, cause, "RuntimeError: interrupted"), Retries(limit=0), failures=0, cancelled=False, held=False)
+    assert (verdict.state, verdict.outcome) == (State.FAILED, cause)
+    assert verdict.reason.startswith(words) and verdict.reason.endswith("and then: RuntimeError: interrupted)")

@@ -720,3 +720,11 @@ def test_no_file_raises_anything_but_one_line(tmp_path_factory: pytest.TempPathF
         load_file(path, HERE)
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["0 2 * * mon-fri/2", "0 2 * jan-mar/2 *", "0 2 lastly * *", "0 2 * * mon,,tue", "0 2 * * mon!", "0 2 * * mondays"]
+)
+def test_a_field_of_a_cron_expression_is_understood_whole_or_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not understood; five fields"):
+        cron.normalise(text)

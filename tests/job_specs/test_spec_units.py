@@ -113,3 +113,24 @@ def test_a_time_of_day_is_the_next_one_in_local_time(zone: None, now: str, writt
 def test_what_is_no_time_of_day(written: str) -> None:
     with pytest.raises(ValueError, match=r"must be .* such as 18:30 \(local, the next one\)"):
         units.moment(written, 1000.0)
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_berlin")
+def test_a_local_time_that_does_not_exist_or_comes_twice_is_refused() -> None:
+    for text, words in (("2026-03-29 02:30", "does not exist"), ("2026-10-25T02:30:00", "comes twice")):
+        with pytest.raises(ValueError, match=words):
+            units.clock(text)
+    evening = units.clock("2026-03-28 22:00")
+    with pytest.raises(ValueError, match="2026-03-29 02:30 does not exist"):
+        units.moment("02:30", evening)
+    assert units.moment("03:30", evening) == units.clock("2026-03-29T01:30Z") == units.clock("2026-03-29 03:30")
+    assert units.clock("2026-10-25T02:30+01:00") == units.clock("2026-10-25T02:30+02:00") + 3600

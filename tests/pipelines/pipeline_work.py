@@ -70,6 +70,24 @@ def returns_a_lock(value: int) -> Any:
     return threading.Lock()
 
 
+def returns_a_lambda(value: int) -> Any:
+    return lambda: value
+
+
+def returns_a_generator(value: int) -> Any:
+    return (number for number in (value,))
+
+
+def returns_a_nested_tensor(value: int) -> Any:
+    import torch
+
+    return torch.nested.nested_tensor([torch.ones(value % 3 + 1), torch.ones(2)], layout=torch.strided)
+
+
+def is_left_there(value: Any) -> int:
+    return os.getpid()
+
+
 class KillsItself:
     """Dies at a value: each time, or, with a file to remember it by, only the first time."""
 

@@ -23,9 +23,14 @@ from pipeline_work import (
     FailsAt,
     KillsItself,
     Weighty,
+    is_left_there,
     link,
     nothing_left,
     own_process,
+    returns_a_generator,
+    returns_a_lambda,
+    returns_a_lock,
+    returns_a_nested_tensor,
     same,
     sleeps_in_a_process,
     uneven,
@@ -33,6 +38,7 @@ from pipeline_work import (
 from stoker.engine.errors import StokerError, UsageError
 from stoker.runners.loaders.kinds import Kinds
 from stoker.runners.loaders.pipeline import Pipeline
+from stoker.runners.loaders.staged import staged
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
 from stoker.runners.loaders.workers import passes
 from stoker.runners.loaders.workers.chains import Chain
@@ -40,6 +46,7 @@ from stoker.runners.loaders.workers.channel import Item
 from stoker.runners.loaders.workers.faults import StageError, Stopped
 from stoker.runners.loaders.workers.threads import ThreadHand
 from stoker.runners.loaders.workers.worker_processes import ProcessPool, WorkerProcess
+from torch.utils.data import DataLoader, Dataset
 from waiting import patient
 
 LONG = patient(60.0)
@@ -295,6 +302,63 @@ def test_what_no_process_can_load_goes_back_to_threads(caplog: pytest.LogCapture
     assert (udf.processes, udf.movable) == (False, False)
     assert "cannot be loaded in a worker process: no such file" in udf.stays
     assert "the stage stays in threads" in caplog.text
+
+
+@pytest.mark.parametrize("function", [returns_a_lock, returns_a_lambda, returns_a_generator, returns_a_nested_tensor])
+def test_what_gives_results_that_cannot_be_sent_goes_back_to_threads(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the pass at the item that the first process was given."""
+    with nothing_left(), mapped(function, 10**9) as pipeline:
+        items = iter(pipeline)
+        pipeline.set((1, 3), {"udf": True})
+        until = time.monotonic() + LONG
+        seen = []
+        while pipeline.observe().stages[1].movable and time.monotonic() < until:
+            seen.append(next(items))
+        seen += [next(items) for _ in range(30)]
+        udf = pipeline.observe().stages[1]
+    assert (udf.processes, udf.movable) == (False, False)
+    assert "what the function returned cannot be sent from a worker process" in udf.stays
+    assert caplog.text.count("the stage stays in threads") == 1
+    if function is returns_a_lambda:
+        assert [value() for value in seen] == list(range(len(seen)))
+
+
+def test_what_is_given_items_that_cannot_be_sent_goes_back_to_threads(caplog: pytest.LogCaptureFixture) -> None:
+    stages = [Source(range(10**9)), Map(returns_a_lambda, name="make"), Map(is_left_there, name="udf")]
+    with nothing_left(), Pipeline(stages, queue_items=4) as pipeline:
+        items = iter(pipeline)
+        pipeline.set((1, 1, 3), {"udf": True})
+        until = time.monotonic() + LONG
+        while pipeline.observe().stages[2].movable and time.monotonic() < until:
+            assert next(items) == os.getpid()
+        assert [next(items) for _ in range(30)] == [os.getpid()] * 30
+        udf = pipeline.observe().stages[2]
+    assert "an item cannot be sent to a worker process" in udf.stays
+    assert caplog.text.count("the stage stays in threads") == 1
+
+
+def test_a_loader_whose_collate_gives_what_cannot_be_sent_stays_in_threads(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Numbers(), batch_size=2, collate_fn=returns_a_generator)
+    with nothing_left(), staged(loader) as pipeline:
+        items = iter(pipeline)
+        pipeline.set((2, 1, 4), {"read": True})
+        until = time.monotonic() + LONG
+        seen = []
+        while pipeline.observe().stages[0].movable and time.monotonic() < until:
+            seen += next(items)
+        for batch in itertools.islice(items, 30):
+            seen += batch
+        assert not pipeline.observe().stages[0].movable
+    assert seen == [[2 * n, 2 * n + 1] for n in range(len(seen))]
+    assert caplog.text.count("the stage stays in threads") == 1
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def test_where_no_process_can_be_started_the_work_stays(monkeypatch: pytest.MonkeyPatch) -> None:

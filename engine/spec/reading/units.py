@@ -106,7 +106,17 @@ def _next(hour: int, minute: int, now: float) -> float:
     local = datetime.fromtimestamp(now, UTC).astimezone().replace(tzinfo=None)  # without a zone it is read by the rules of each day
     today = local.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0)
     # When clocks are put back an hour comes twice, and fold=1 is its second time.
-    return next(ts for ts in (day.timestamp() for day in (today, today.replace(fold=1), today + timedelta(days=1))) if ts > now)
+    when, day = next((day.timestamp(), day) for day in (today, today.replace(fold=1), today + timedelta(days=1)) if day.timestamp() > now)
+    _require_local(day)
+    return when
+
+
+def _require_local(local: datetime) -> None:
+    """ValueError of a local time that clocks skip when they are put forward."""
+    if datetime.fromtimestamp(local.timestamp(), UTC).astimezone().replace(tzinfo=None) != local.replace(fold=0):
+        raise ValueError(
+            f"{local:%Y-%m-%d %H:%M} does not exist: clocks are put forward then; give a time before or after, or UTC with a Z"
+        )
 
 
 def is_relative(value: str | float) -> bool:
@@ -120,9 +130,16 @@ def clock(text: str, forms: str = TIME_FORMS) -> float:
     if not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}", text.strip(), re.ASCII):
         raise ValueError(f"must be {forms}, not {text!r}")
     try:
-        return round(datetime.fromisoformat(text.strip()).astimezone(UTC).timestamp(), 3)
+        given = datetime.fromisoformat(text.strip())
+        ts = round(given.astimezone(UTC).timestamp(), 3)
+        again = given.replace(fold=1).astimezone(UTC).timestamp() if given.tzinfo is None else ts
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"must be {forms}, not {text!r}") from None
+    if given.tzinfo is None:
+        _require_local(given)
+        if round(again, 3) != ts:
+            raise ValueError(f"{text!r} comes twice, as clocks are put back then: give it with an offset, or UTC with a Z")
+    return ts
 
 
 def format_clock(ts: float) -> str:

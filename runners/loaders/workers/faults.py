@@ -44,11 +44,14 @@ class At(NamedTuple):
 
 
 class Misplaced(Exception):
-    """What a function raised at a part of its item, or in a stage that was done along with it."""
+    """What a function raised at a part of its item, or in a stage that was done along with it.
 
-    def __init__(self, error: Exception, at: At) -> None:
+    ``unsent``: nothing raised, but the item or what came of it cannot be sent between processes.
+    """
+
+    def __init__(self, error: Exception, at: At, *, unsent: bool = False) -> None:
         super().__init__(str(error))
-        self.error, self.at = error, at
+        self.error, self.at, self.unsent = error, at, unsent
 
 
 class Unreplaced(StokerError):

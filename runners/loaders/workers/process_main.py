@@ -33,6 +33,7 @@ class Answer:
 class Raised:
     error: BaseException
     where: Where
+    unsent: bool = False  #: nothing raised, but what was returned cannot be sent
 
 
 def main(parent: socket.socket, whereabouts: Whereabouts) -> None:
@@ -78,7 +79,7 @@ def _answer(parent: socket.socket, answer: Answer | Raised, whereabouts: Whereab
         data, views = ipc.dumps(answer)
     except Exception as error:
         refused = TypeError(f"what the function returned cannot be sent from a worker process: {error}")
-        data, views = ipc.dumps(Raised(refused, whereabouts.read()))
+        data, views = ipc.dumps(Raised(refused, whereabouts.read(), unsent=True))
     ipc.send(parent, data, views)
 
 

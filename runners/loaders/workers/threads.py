@@ -28,7 +28,7 @@ from ..readings.meters import Meter, Phase, Spent, Stopwatch, Totals
 from ..readings.sizes import ITEM, nbytes
 from .chains import Call, Carried, Chain, Done, Group, Step, Unread
 from .channel import SKIP, Channel, Item
-from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located
+from .faults import At, Drained, Leave, Misplaced, StageError, Stopped, Unreplaced, located, words
 
 log = logging.getLogger("stoker.loaders")
 
@@ -144,7 +144,7 @@ class Crew:
         limits: seconds for an item, of this stage and of those that are done along with it; None: no limit.
         processes: whether the workers are processes to begin with.
         here: what a process does in one call, for a thread to do where the process is gone.
-        stays: told why the work stays in threads, where processes cannot be had; None: then it cannot be done.
+        stays: told why the work stays in threads, where processes cannot be had or used; None: then it cannot be done.
         read: told what reading took of what its workers have read along.
     """
 
@@ -161,7 +161,7 @@ class Crew:
         limits: Sequence[float | None] = (None,),
         processes: bool = False,
         here: Chain | None = None,
-        stays: Callable[[str], None] | None = None,
+        stays: Callable[..., None] | None = None,
         read: Callable[[Step], None] | None = None,
     ) -> None:
         self.name = name
@@ -429,6 +429,10 @@ class Crew:
             done = hand.call(item, following)
         except Unreplaced as error:
             done = self._in_thread(error, worker).call(item, following)
+        except Misplaced as error:
+            if not error.unsent:
+                raise
+            done = self._back_in_thread(error, worker, hand).call(item, following)
         worker.meter.at = None
         if done.read is not None and self._read is not None:
             self._read(done.read)
@@ -438,6 +442,23 @@ class Crew:
         """Does the last items of a worker whose process is gone for good, where threads would do too."""
         if self._here is None or self._stays is None or not self._done_without(error, True, worker.meter):
             raise error
+        worker.gone, worker.hand = True, ChainHand(self._here)
+        return worker.hand
+
+    def _back_in_thread(self, error: Misplaced, worker: _Worker, hand: Hand) -> Hand:
+        """Does the last items of a worker whose items, or what comes of them, cannot be sent: all go back to threads, where they may."""
+        if self._here is None or self._stays is None:
+            raise error
+        with self._lock:
+            self._meters[True].discard(worker.meter)
+            self._meters[False].add(worker.meter)
+            self._alive[True] -= 1
+            first, self._processes, self._moved = self._processes, False, 0  # the others leave when they have put their items away
+            self._fill()
+        if first:
+            self._stays(str(error.error), at_once=False)  # the others may be at work
+            log.warning("stage %r, %s: %s; the stage stays in threads", error.at.stage, words(error.at.positions), error.error)
+        hand.let_go(drained=False)
         worker.gone, worker.hand = True, ChainHand(self._here)
         return worker.hand
 

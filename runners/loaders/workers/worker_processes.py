@@ -59,9 +59,9 @@ class Died(Exception):
 class Failed(Exception):
     """What a worker process was given has raised there."""
 
-    def __init__(self, error: BaseException, where: Where) -> None:
+    def __init__(self, error: BaseException, where: Where, *, unsent: bool) -> None:
         super().__init__(str(error))
-        self.error, self.where = error, where
+        self.error, self.where, self.unsent = error, where, unsent
 
 
 def start_server() -> None:
@@ -210,7 +210,7 @@ class WorkerProcess:
         except ipc.Closed:
             raise Died(self._how()) from None
         if isinstance(answer, process_main.Raised):
-            raise Failed(answer.error, answer.where)
+            raise Failed(answer.error, answer.where, unsent=answer.unsent)
         return answer
 
     def _how(self) -> str:
@@ -447,9 +447,11 @@ class ProcessHand:
         except Failed as failed:
             if not isinstance(failed.error, Exception):
                 raise failed.error from None
-            raise Misplaced(failed.error, self._told(process, item, failed.where)) from None
-        except Exception as error:
+            raise Misplaced(failed.error, self._told(process, item, failed.where), unsent=failed.unsent) from None
+        except StokerError as error:
             raise Misplaced(error, self.at(item)) from None
+        except Exception as error:
+            raise Misplaced(error, self.at(item), unsent=True) from None
 
     def _send_ahead(self, process: WorkerProcess, following: Callable[[], Item | None]) -> None:
         if self._short and self._light and (item := following()) is not None:
