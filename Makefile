@@ -1,17 +1,22 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Of the tests. They wait for much, so that there may be more of them than cores.
+WORKERS ?= 3
 
-.PHONY: demo quick test lint check clean
+.PHONY: demo quick test nightly lint check clean
 
 demo: $(VENV)/.installed  ## run the demo: a daemon, a runner and a dozen real jobs; ends with report/index.html
 	$(BIN)/python -m stoker demo
 
 quick: $(VENV)/.installed  ## run all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not nightly" $(PYTEST_ARGS)
 
-test: $(VENV)/.installed  ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+test: $(VENV)/.installed  ## run all tests but the nightly ones
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not nightly" $(PYTEST_ARGS)
+
+nightly: $(VENV)/.installed  ## run all tests, also long runs of the benchmarks, with ten times the examples, others each time
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3000 $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

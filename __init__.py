@@ -1,7 +1,7 @@
 """Stoker keeps the GPUs of a host busy: an embedded, SQL-backed workflow engine for deep-learning training.
 
-For training scripts: ``stoker.report(step=…, loss=…)``, ``stoker.should_stop()`` and
-``stoker.checkpoint_dir()``; outside Stoker they do nothing, so a script runs unchanged without it.
+For training scripts: ``stoker.report(step=…, loss=…)``, ``stoker.should_stop()``,
+``stoker.checkpoint_dir()`` and ``stoker.done()``; outside Stoker they do nothing, so a script runs unchanged without it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["checkpoint_dir", "report", "should_stop"]
+__all__ = ["checkpoint_dir", "done", "report", "should_stop"]
 
 if TYPE_CHECKING:
-    from .runners.worker.script import checkpoint_dir, report, should_stop
+    from .runners.worker.script import checkpoint_dir, done, report, should_stop
 
 
 def __getattr__(name: str) -> Any:

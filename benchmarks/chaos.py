@@ -2,7 +2,8 @@
 
    python benchmarks/chaos.py [--rounds 200] [--seed 1] [--slots 4] [--directory DIR]
 
-A real daemon, two real runners, real jobs (gangs, preemption, dependencies, retries, cancellations, training). Each round kills the
+A real daemon, two real runners, real jobs (gangs, preemption, dependencies, retries, cancellations, training, and some that write what
+cannot be read into their run directories). Each round kills the
 daemon, a runner, a supervisor, a worker, or two of them at once at a random moment, restarts what was killed, and goes on; or the
 daemon's disk is full for a while; or its log is cut, emptied, removed or flipped, which it must notice before it is put back. At the
 end everything runs out, is stopped, and is examined: see tests/chaos_checks.py for what must hold. Exit code 1 and the directory

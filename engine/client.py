@@ -133,6 +133,11 @@ class Client:
         """Post an encoded message, for callers that encode with msgspec."""
         return self.fetch("POST", path, body, timeout=timeout)
 
+    def post_raw_whole(self, path: str, body: bytes, timeout: float | None = None) -> tuple[bytes, bool]:
+        """The same, and whether it is all of the answer, or cut at a limit of rows."""
+        response = self.request("POST", path, body, timeout=timeout)
+        return self._read(response), response.getheader("X-Stoker-Truncated") != "true"
+
     def wait_until_up(self, seconds: float) -> Any:
         """Status of the daemon, as soon as it answers within ``seconds``."""
         end = time.monotonic() + seconds

@@ -18,7 +18,9 @@ from .jobs.states import FINAL
 from .store.store import Committed, Store
 
 RECORD_WITHIN = 0.3  #: seconds to put on record that a hook was killed
-_KINDS = {"job.deadline-at-risk": "deadline-at-risk", "task.error": "task-error", "task.stuck": "task-error"}
+_KINDS = {
+    "job.deadline-at-risk": "deadline-at-risk", "policy.error": "policy-error", "task.error": "task-error", "task.stuck": "task-error",
+}  # fmt: skip
 
 
 def event_name(event: Mapping[str, Any]) -> str | None:

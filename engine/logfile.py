@@ -110,11 +110,28 @@ def _read_tail(path: Path, lines: int | None) -> Piece:
         index, offset = _last_bytes(files, TAIL) if lines is None else _last_lines(files, lines)
         file = files[index]
         file.seek(offset)
+        if lines is not None:
+            return _read_shown(files[index:])
         data = file.read(CHUNK)
         if index + 1 < len(files) and len(data) < CHUNK:
             file = files[index + 1]
             data += file.read(CHUNK - len(data))
         return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) == CHUNK)
+
+
+def _read_shown(files: Sequence[BinaryIO]) -> Piece:
+    """From where the first file stands to the end: of lines that were written over, as progress bars are, what was written last."""
+    data = b""
+    for file in files:
+        while len(data) < CHUNK and (read := file.read(CHUNK)):
+            data = _shown(data + read)
+        if len(data) >= CHUNK:
+            break
+    return Piece(_whole_characters(data), Place(_name(file), max(0, file.tell() - _cut(data))), len(data) >= CHUNK)
+
+
+def _shown(data: bytes) -> bytes:
+    return b"\n".join(line[line.rstrip(b"\r").rfind(b"\r") + 1 :] for line in data.split(b"\n"))
 
 
 def _last_bytes(files: Sequence[BinaryIO], count: int) -> tuple[int, int]:

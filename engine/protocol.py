@@ -129,6 +129,9 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogRequest] = []
 
 
+Outcome = Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"]
+
+
 class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a worker. Sent until acknowledged; taken at most once a state."""
 
@@ -140,7 +143,7 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: Name | None = None
     run_dir: PathName | None = None
     exit_code: Whole | None = None  #: negative: signal
-    outcome: Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"] | None = None  #: exited
+    outcome: Outcome | None = None  #: exited
     message: str | None = None  #: what happened and the remedy, in words
 
 

@@ -14,7 +14,7 @@ from chaos_load import Accepted, Ledger
 from stoker.engine.home import Home
 from stoker.engine.jobs.states import FINAL, State, legal
 from stoker.runners.host import processes
-from stoker.runners.host.report_tail import Acked
+from stoker.runners.host.report_tail import Acked, ranks
 from stoker.runners.host.rundir import ENV_TAG, RunDir
 
 #: how jobs of each kind end, unless they are cancelled; those that wait for others are judged by these
@@ -146,12 +146,21 @@ def _overlaps(of: str, spans: Iterable[dict[str, Any]], keys: Callable[[dict[str
 
 
 def read_reports(run: RunDir, rank: int, upto: int | None = None) -> list[dict[str, Any]]:
-    """Whole lines of a rank's reports, up to a number of bytes."""
+    """Whole lines of a rank's reports, up to a number of bytes; what a garbler wrote is none."""
     try:
         content = run.reports(rank).read_bytes()[:upto]
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def every_acknowledged_metric_is_there_once(found: Found) -> Iterator[str]:
@@ -165,8 +174,7 @@ def every_acknowledged_metric_is_there_once(found: Found) -> Iterator[str]:
             written |= known
             if lost := known - stored.keys():
                 yield f"lease {run.lease}, rank {rank}: {len(lost)} acknowledged values are not in the table, such as {min(lost)}"
-        for path in run.path.glob("reports-*.jsonl"):
-            rank = int(path.stem.removeprefix("reports-"))
+        for rank in ranks(run):
             if acked.closed and len(read_reports(run, rank)) != len(read_reports(run, rank, acked.offsets.get(rank, 0))):
                 yield f"lease {run.lease}, rank {rank}: closed before all its reports were acknowledged"
     if made_up := stored.keys() - written:
@@ -176,7 +184,8 @@ def every_acknowledged_metric_is_there_once(found: Found) -> Iterator[str]:
 def _values(run: RunDir, rank: int, offset: int) -> Iterator[tuple[Any, ...]]:
     for record in read_reports(run, rank, offset):
         for name, value in record.get("values", {}).items():
-            yield run.lease, rank, record["seq"], record["step"], name, float(value)
+            if name.isascii():  # the load has no others but those of garblers, which cannot be stored
+                yield run.lease, rank, record["seq"], record["step"], name, float(value)
 
 
 def every_lease_has_ended(found: Found) -> Iterator[str]:

@@ -9,6 +9,7 @@ that is held already is logged as a clash: the job, or the slot, is run twice at
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -58,6 +59,25 @@ def save(path: Path, number: int) -> None:
     temporary.replace(path)
 
 
+def garble(run: Path) -> None:
+    """Write what cannot be read where ranks write, and for another rank: none of it may cost any other job its runner."""
+    stoker.report(step=0, **{"loss/" + os.fsdecode(b"caf\xe9"): 0.5, "nul\0": 1.0, "\x1b[31m": 2.0})
+    stray = b'{"seq": 1, "ts": 1.0, "step": 1, "values": {"\\udce9": 1}}\n'
+    for name, content in (
+        ("7", stray),
+        ("8", b"[" * 100_000 + b"\n"),
+        ("99999999999999", stray),
+        ("9", b"\xff\xfe\0\n" + os.urandom(4096)),
+    ):
+        (run / f"reports-{name}.jsonl").write_bytes(content)
+    for name in ("reports-10.jsonl", ".cpus.json.tmp", "exit.json"):
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(run / name)
+    (run / os.fsdecode(b"caf\xe9")).touch()
+    Path("/proc/self/comm").write_bytes(b"\xff\xfe")
+    sys.stdout.buffer.write(b"\xff\xfe\0\x1b[31m" + b"x" * 100_000 + b"\r")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
@@ -65,6 +85,7 @@ def main() -> int:
     parser.add_argument("--fail", type=int, default=0, help="first attempts that fail of themselves; -1: all of them")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM and requests to stop")
     parser.add_argument("--child", action="store_true", help="leave a process in a session of its own behind")
+    parser.add_argument("--garble", action="store_true", help="write into its run directory what nobody can read")
     options = parser.parse_args()
     if options.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -78,6 +99,8 @@ def main() -> int:
     for name, descriptor in locks.items():
         if descriptor is None:
             diary.write("clash", lock=name)
+    if options.garble:
+        garble(Path(os.environ["STOKER_RUN_DIR"]))
     if options.child:
         subprocess.Popen(["sleep", "20"], start_new_session=True)
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from stoker.engine.client import Client
 from stoker.engine.errors import StoreError, Unreachable, UsageError
+from waiting import patient
 
 SCRIPT = Path(__file__).with_name("chaos_job.py")
 PATIENT = {"limit": 1000, "backoff": 0.1, "factor": 1.0}  #: kill -9 of a worker counts as a failure of the job
 #: kinds of jobs, and how often in relation to the others
-KINDS: dict[str, float] = {"plain": 8, "gang": 3, "wide": 1, "urgent": 3, "flaky": 2, "doomed": 1, "deaf": 1, "parent": 1, "slow": 1,
-                           "held": 1, "chain": 2, "after-ok": 2, "after-any": 2}  # fmt: skip
+KINDS: dict[str, float] = {"plain": 8, "gang": 3, "wide": 1, "urgent": 3, "flaky": 2, "doomed": 1, "deaf": 1, "parent": 1, "garbler": 2,
+                           "slow": 1, "held": 1, "chain": 2, "after-ok": 2, "after-any": 2}  # fmt: skip
 TRAINING = {"recipe": "toy", "params": {"step_ms": 20.0, "checkpoint_every": 10}, "stop": {"iterations": 40}, "grace": 10.0}
 
 
@@ -74,14 +75,14 @@ class Load(threading.Thread):
     def end(self) -> None:
         """Submit nothing more, let go of what is held."""
         self.ending.set()
-        self.join(120)
+        self.join(patient(120))
         if self.error is not None:
             raise self.error
         assert not self.is_alive(), "the client hangs"
 
     def _insist(self, request: Callable[[], Any]) -> Any:
         """An answer, however often the daemon dies on the way, or its disk is full."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + patient(90)
         while True:
             try:
                 return request()
@@ -149,6 +150,7 @@ class Load(threading.Thread):
             "doomed": {"command": [*script, "--fail", "-1"], "retries": {**PATIENT, "limit": 1}},
             "deaf": {"command": [*script, "--deaf"], "grace": 0.3},
             "parent": {"command": [*script, "--child"]},
+            "garbler": {"command": [*script, "--garble"]},
             "slow": {"command": [*brief, "60"], "timeout": 1.0, "retries": {"limit": 0}},
             "held": {"hold": True},
             "training": TRAINING,

@@ -25,6 +25,7 @@ from stoker.engine.identity import Process
 from stoker.engine.store.acknowledged import Acknowledged
 from stoker.runners.host import processes
 from stoker.runners.host.rundir import RunDir
+from waiting import patient
 
 CONFIG = """
 [policy]
@@ -202,7 +203,7 @@ class Chaos:
             since += time.monotonic() - before
             words = ", reopened twice before"
         self.daemon.launch()
-        self.client.wait_until_up(150)
+        self.client.wait_until_up(patient(150))
         seconds = time.monotonic() - since
         if not clean:
             self.times.daemon.append(seconds)
@@ -322,7 +323,7 @@ class Chaos:
     def settle(self, seconds: float = 180.0) -> None:
         """Submit nothing more, and let everything come to its end."""
         self.load.end()
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patient(seconds)
         while open_jobs := self._open_jobs():
             self._nobody_fell()
             if time.monotonic() > end:
@@ -331,7 +332,7 @@ class Chaos:
             time.sleep(0.2)
 
     def _open_jobs(self) -> list[dict[str, Any]]:
-        states = "submitted,profiling,pending,assigned,starting,running,suspending,merged"
+        states = "submitted,profiling,pending,assigned,starting,running,suspending"
         rows: list[dict[str, Any]] = self.client.get("/v1/jobs", state=states, arrays=1)["jobs"]
         return rows
 

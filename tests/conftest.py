@@ -1,7 +1,7 @@
 """Fixtures: a store on a real file, and real daemon and runner processes with a home of their own.
 
 A test that takes more than 5 s of processor time, its processes counted, is marked `slow`, but for the state machine of `test_properties`,
-which finds most. `make quick` leaves these out, `make test` does not. Both share the tests among two workers: those of one `xdist_group`
+which finds most. `make quick` leaves these out, `make test` does not. Both share the tests among workers: those of one `xdist_group`
 stay together, as what they share is made but once.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
+import leftovers
 import pytest
 import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
@@ -24,6 +25,8 @@ from small_disk import Quota, SmallDisk, small_disk
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
 from stores import reopened
+
+leftovers.begin(Path(__file__).parents[1] / "build" / "tmp")
 
 # In the background of a shell that has no job control SIGINT is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,7 +49,15 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are."""
+    """Of `make nightly` hypothesis has ten times the examples, others each time.
+
+    Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are.
+    """
+    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+        for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
+            if (steady := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
+                more = hypothesis.settings(steady, max_examples=10 * steady.max_examples, derandomize=False, print_blob=True)
+                test._hypothesis_internal_use_settings = more
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None or item.get_closest_marker("xdist_group") is not None)
 
@@ -56,7 +67,7 @@ def _quiet_environment() -> Iterator[None]:
     """No test, and no process that several tests share, sees the settings of the person who runs it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in list(os.environ):
-            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES"):
+            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES", "STOKER_TEST_PATIENCE"):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         yield

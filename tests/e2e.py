@@ -1,4 +1,4 @@
-"""Real processes for end-to-end tests: daemons, runners, the command line; and waiting for what they bring about."""
+"""Real processes for end-to-end tests: daemons, runners, the command line."""
 
 from __future__ import annotations
 
@@ -11,34 +11,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.engine.client import Client
-from stoker.engine.errors import StokerError
 from stoker.engine.home import Home
+from waiting import patient, until, watched
 
-
-def until(what: Callable[[], Any], seconds: float = 150.0, says: Callable[[], Any] | None = None) -> Any:
-    """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet.
-
-    Asked rarer the longer it takes: a question is some 30 ms of the daemon's CPU time, which what is waited for needs itself.
-    """
-    began = time.monotonic()
-    end = began + seconds
-    while True:
-        try:
-            if found := what():
-                return found
-            said: object = says() if says is not None else "false"
-        except StokerError as error:
-            said = error
-        now = time.monotonic()
-        assert now < end, f"it did not come true within {seconds:g} s: {said}"
-        time.sleep(min(max(0.03, (now - began) / 20), 0.25))
+__all__ = ["DaemonProcess", "Jobs", "RunnerProcess", "Said", "command", "daemon_apart", "end_workers", "free_port", "rank_of", "until"]
 
 
 def free_port() -> int:
@@ -68,23 +50,33 @@ class _Process:
     def launch(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env, start_new_session=True)
+        watched.add(self)
 
     def said(self) -> str:
         return self.log.read_text()
 
+    def died(self) -> str | None:
+        """How it ended, with its last words, when it was neither told to end here nor by a command, which lets it leave with 0."""
+        if self.process is None or not (code := self.process.poll()):
+            return None
+        return f"{self.log.name} tells how a process ended with {code}:\n{self.said()[-3000:]}"
+
     def kill(self) -> None:
         assert self.process is not None
+        watched.discard(self)
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
         """A clean stop; the exit code."""
         assert self.process is not None
+        watched.discard(self)
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=90)
+        return self.process.wait(patient(90))
 
     def end(self) -> None:
         """Leave nothing of it behind, however it is."""
+        watched.discard(self)
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -101,10 +93,13 @@ class DaemonProcess(_Process):
     def start(self) -> Client:
         self.launch()
         client = self.client()
-        try:
-            client.wait_until_up(90)
-        except Exception:
-            raise AssertionError(f"the daemon did not come up:\n{self.said()[-3000:]}") from None
+        assert self.process is not None
+        until(
+            lambda: client.get("/v1/status", timeout=5.0),
+            90,
+            says=lambda: f"the daemon has said:\n{self.said()[-3000:]}",
+            alive=(self.process,),
+        )
         return client
 
     def client(self, url: str = "", token: str = "") -> Client:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
+from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
 from ..errors import NotFound, UsageError, nearest
@@ -77,9 +78,9 @@ def _standing(call: Call) -> dict[str, Any]:
 
 def _pools(call: Call, use: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     empty = {"gpus": 0, "busy": 0}
+    told = ("pool", "policy", "interval", "error", "failing_since", "remedy")
     pools = call.daemon.scheduling.in_force()
-    return [{"pool": p["pool"], "policy": p["policy"], "interval": p["interval"],
-             **{key: use.get(p["pool"], empty)[key] for key in empty}} for p in pools]  # fmt: skip
+    return [{name: p[name] for name in told} | {key: use.get(p["pool"], empty)[key] for key in empty} for p in pools]
 
 
 async def top(call: Call) -> Encoded:
@@ -204,6 +205,7 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interval: float | None = None
     config: dict[str, Any] = {}
     create: bool = False  #: the pool need not be known
+    force: bool = False  #: set it though it fails on what the pool holds now
 
 
 async def change_policy(call: Call) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     interval = asked.interval if asked.interval is not None else _interval(call, asked.pool)
     try:
         with registry.anew(asked.policy) as loaded:
-            registry.create(asked.policy, asked.config)
+            notes += _on_trial(call, asked, registry.create(asked.policy, asked.config))
             config = make_config(loaded.policy.Config, asked.config)
             # What was given, as the policy will read it, so that what is shown is what is in force.
             given = {key: getattr(config, key) for key in asked.config}
@@ -232,6 +234,17 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)
     code_before = before["code"] if before and before["policy"] == asked.policy else None
     return {**row, "modules": list(loaded.modules), "code_before": code_before, "notes": notes + _about_leases(call, given)}
+
+
+def _on_trial(call: Call, asked: PolicyChange, policy: Policy) -> list[str]:
+    """Ask a policy once, before it is in force, for a plan of what the pool holds now."""
+    why = call.daemon.scheduling.would_fail(asked.pool, policy)
+    if why is None:
+        return []
+    fails = f"policy: {asked.policy} fails on what pool {asked.pool} holds now: {why}"
+    if not asked.force:
+        raise ValueError(f'{fails}; repair it, or set it all the same with --force ("force": true)')
+    return [f"{fails}; nothing starts in the pool until it is repaired"]
 
 
 def _about_pool(call: Call, asked: PolicyChange) -> list[str]:

@@ -36,6 +36,7 @@ def exposition(daemon: Services) -> str:
     busy = [({"gpu": gpu, "node": node}, use) for gpu, node, use, _ in gpus if use is not None]
     memory = [({"gpu": gpu, "node": node}, used) for gpu, node, _, used in gpus if used is not None]
     up = [({"runner": row[0]}, float(row[2] == "up")) for row in store.rows("api/runners")]
+    failing = [({"pool": row["pool"]}, int(row["error"] is not None)) for row in daemon.scheduling.in_force()]
     risks = [({"pool": row["pool"], "risk": risk}, row[risk.replace(" ", "_")]) for row in pools for risk in RISKS]
     family("jobs", "gauge", "Jobs by state", _counted("state", State, store.rows("api/job_counts")))
     family("gpus", "gauge", "GPUs offered, by pool", by_pool("gpus"))
@@ -47,6 +48,7 @@ def exposition(daemon: Services) -> str:
     family("first_starts_total", "counter", "Jobs that have started, by pool", by_pool("starts"))
     family("first_starts_waited_seconds_total", "counter", "Seconds that these had waited for GPUs before, by pool", by_pool("waited"))
     family("open_deadlines", "gauge", "Jobs with a deadline that have not ended, by pool and risk", risks)
+    family("policy_failing", "gauge", "1 while the policy of the pool fails, so that nothing starts there", failing)
     family("gpu_utilisation", "gauge", "Busy share of each GPU, newest sample", busy)
     family("gpu_memory_used_bytes", "gauge", "Memory in use of each GPU, newest sample", memory)
     family("runner_up", "gauge", "1 when the runner is up", up)

@@ -11,10 +11,10 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ... import __version__
 from .. import format as fmt
@@ -223,12 +223,21 @@ def daemon(app: App) -> Iterator[Finding]:
         yield Finding("daemon", "warn", found, "restart it: stoker down; stoker up --detach")
     else:
         yield Finding("daemon", "ok", f"version {status['version']}, pid {status['pid']}, database {fmt.size(status['database']['bytes'])}")
+    yield from trouble(status)
+
+
+def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the daemon says is wrong with its tasks, policies and runners."""
     for task in status["tasks"]:
         if task["stuck"]:
             yield Finding("task", "fail", f"{task['name']} hangs", "report it with the daemon's log; a restart loses no job")
         elif task["errors"]:
             said = task.get("last_error") or "see the daemon's log"
             yield Finding("task", "warn", f"{task['name']} has failed {task['errors']} times, last: {said}", "see the daemon's log")
+    for pool in status["pools"]:
+        if pool.get("error"):  # an older daemon does not tell
+            found = f"{pool['policy']} of pool {pool['pool']} fails, so nothing starts there: {pool['error']}"
+            yield Finding("policy", "fail", found, pool["remedy"])
     for runner in status["runners"]:
         if runner["state"] in ("suspect", "gone"):
             remedy = f"look at it, or give its jobs to others: stoker runner forget {runner['id']}"

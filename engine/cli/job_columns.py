@@ -75,6 +75,12 @@ def risk_style(row: Row) -> str:
     return RISK_STYLE.get(str(row.get("deadline_risk")), "")
 
 
+def _deadline(row: Row, now: float) -> str:
+    """How it stands, and while that is open, when it is."""
+    risk = row["deadline_risk"] or ""
+    return f"{risk}, {fmt.relative(row['deadline'], now)}" if risk and row["finished_at"] is None else risk
+
+
 def _ends(row: Row, now: float) -> str:
     """When it ended, should end, or should start."""
     if collapsed(row) and row["array_ended"] < row["array_size"]:
@@ -122,7 +128,7 @@ def listed(now: float) -> list[Column]:
         Column("PROGRESS", progress, rank=3, share=done),
         Column("RAN", _ran, right=True, rank=5),
         Column("WHEN", lambda row: _ends(row, now), rank=1),
-        Column("DEADLINE", lambda row: row["deadline_risk"] or "", style=risk_style, rank=6),
+        Column("DEADLINE", lambda row: _deadline(row, now), style=risk_style, rank=6),
         Column("USER", "owner", rank=7),
         Column("POOL", "pool", rank=9),
         Column("PRIO", "priority", right=True, rank=8),

@@ -12,7 +12,7 @@ from ..errors import UsageError, nearest
 from ..jobs.states import State
 from . import job_columns, runner
 from .command import App, Command, examples, pass_app
-from .output import Answer, Column, json_option, note, print_facts, print_table, section
+from .output import Answer, Column, json_option, note, print_facts, print_table, section, write
 
 
 def _states(text: str | None) -> str | None:
@@ -60,6 +60,15 @@ def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [task for task in tasks if task["stuck"] or task["errors"]]
 
 
+def _policy_columns(now: float) -> list[Column]:
+    return [
+        Column("POOL", "pool"),
+        Column("POLICY", "policy"),
+        Column("STATE", lambda row: f"fails for {fmt.duration(now - row['failing_since'])}", style="red"),
+        Column("ERROR", "error", flexible=True),
+    ]
+
+
 def _task_columns(now: float) -> list[Column]:
     return [
         Column("TASK", "name"),
@@ -74,7 +83,7 @@ def _task_columns(now: float) -> list[Column]:
 @pass_app
 @examples("stoker status", "stoker status --json")
 def status(app: App) -> Answer:
-    """Show the daemon, its runners and pools, and what is wrong with its periodic tasks."""
+    """Show the daemon, its runners and pools, and what is wrong with policies and periodic tasks."""
     answer = app.client.get("/v1/status")
 
     def show() -> None:
@@ -93,6 +102,10 @@ def status(app: App) -> Answer:
         print_table(answer["runners"], runner.columns(now), "none yet; start one with 'stoker runner start'")
         section("Pools")
         print_table(answer["pools"], _POOLS, "none yet; they come with their runners")
+        if failing := [row for row in answer["pools"] if row["error"]]:
+            section("Policies that fail: nothing starts in their pools")
+            print_table(failing, _policy_columns(now), "")
+            write("".join(f"{row['pool']}: {row['remedy']}\n" for row in failing))
         if wrong := _trouble(answer["tasks"]):
             section("Trouble")
             print_table(wrong, _task_columns(now), "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import StokerError
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import note, write_raw
@@ -46,10 +47,26 @@ def print_log(client: Client, ref: str, lease: int | None = None, lines: int | N
         write_raw(text)
 
 
+def _written_before(client: Client, ref: str, newest: int | None) -> int | None:
+    """The lease before the newest one that has a log, if that has anything in it."""
+    leases = [row["id"] for row in client.get(job_path(ref))["leases"]] if newest is not None else []
+    for lease in sorted((lease for lease in leases if lease < (newest or 0)), reverse=True):
+        try:
+            if client.get(job_path(ref, "logs"), lease=lease, lines=1)["text"]:
+                return int(lease)
+        except StokerError:  # it has no log, or none any more
+            continue
+    return None
+
+
 def _last(client: Client, ref: str, lease: int | None, lines: int | None) -> Iterator[str]:
     """The end of a log: the last 64 KiB, or so many lines as they were when it was asked."""
     answer = client.get(job_path(ref, "logs"), lease=lease, lines=lines)
     if not answer["text"] and lines != 0:
+        if lease is None and (before := _written_before(client, ref, answer["lease"])) is not None:
+            note(f"the newest attempt of job {ref} has written nothing yet; this is lease {before}, the one before")
+            yield from _last(client, ref, before, lines)
+            return
         note(f"job {ref} has written nothing" + ("" if answer["done"] else " yet"))
     left = lines
     while text := answer["text"]:

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from ... import __version__
-from ..errors import StokerError
+from ..errors import NotFound, StokerError
 from .command import App, Lazy, LazyGroup, Terminated, examples
 from .output import error_line, is_of_output, open_streams, silence_stdout
 
@@ -105,6 +106,8 @@ def cli(context: click.Context) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code. A mistake of the user gets one line, never a traceback."""
+    if sys.stdin is None:  # the shell had closed it: nothing can be read from it
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process lives
     try:
         code = cli.main(args=list(arguments) if arguments is not None else None, prog_name="stoker", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -122,11 +125,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141
     except OSError as error:
+        if _is_nowhere():
+            return fail("the current directory no longer exists; change to another one", NotFound.exit_code)
         return unwritten(error) if is_of_output(error) else fail_unexpectedly(error)
     except UnicodeEncodeError as error:  # bytes of the command line that are not UTF-8 are surrogates in Python
         return fail(f"{error.object[:60]!r} is not UTF-8 text: write it in UTF-8", 2)
     except Exception as error:
         return fail_unexpectedly(error)
+
+
+def _is_nowhere() -> bool:
+    """The current directory was removed under us: what a relative path means nobody knows."""
+    try:
+        Path.cwd()
+        return False
+    except FileNotFoundError:
+        return True
 
 
 def _sentence(message: str) -> str:

@@ -33,7 +33,7 @@ STATE_STYLE = {
     "failed": "red", "fail": "red", "gone": "red", "missing": "red", "quarantined": "red",
     "suspending": "yellow", "cancelled": "yellow", "draining": "yellow", "suspect": "yellow", "dirty": "yellow", "warn": "yellow",
     "pending": "cyan", "submitted": "dim", "assigned": "blue", "starting": "blue", "profiling": "blue",
-    "stopped": "dim", "drained": "dim", "merged": "magenta",
+    "stopped": "dim", "drained": "dim",
 }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ def pool_columns(rows: Sequence[Row], now: float) -> list[Column]:
         Column("CONFIG", _settings, flexible=True, rank=3),
         Column("SET BY", "set_by", rank=2),
         Column("SET", lambda row: fmt.relative(row["ts"], now), rank=1),
+        *([Column("FAILS", lambda row: row["error"] or "", flexible=True, style="red")] if any(row.get("error") for row in rows) else []),
     ]
 
 
@@ -174,6 +175,7 @@ def _code(row: Row) -> str:
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--pool", default="default", show_default=True, help="Pool to set it for.")
 @click.option("--create", is_flag=True, help="Set it for a pool that no runner offers yet.")
+@click.option("--force", is_flag=True, help="Set it though it fails on what the pool holds now.")
 @click.option("--interval", type=FiniteRange(min=0.05), help="Seconds between ticks; events wake it too (default: as before).")
 @json_option
 @pass_app
@@ -182,11 +184,11 @@ def _code(row: Row) -> str:
     "stoker policy set priority backfill=true --pool train --interval 0.5",
     "stoker policy set smallest:SmallestFirst largest=4",
 )
-def set_(app: App, name: str, settings: tuple[str, ...], pool: str, create: bool, interval: float | None) -> Answer:
+def set_(app: App, name: str, settings: tuple[str, ...], pool: str, create: bool, force: bool, interval: float | None) -> Answer:
     """Set the policy of a pool, in force at its next tick. Keys that are not given take their defaults.
 
-    The code of one of your own, MODULE:Class, is loaded anew: say the same again after an edit. One that does not load is refused,
-    and what was in force stays.
+    The code of one of your own, MODULE:Class, is loaded anew: say the same again after an edit. It is asked once for a plan of what the
+    pool holds now. One that does not load, or fails at that, is refused, and what was in force stays.
     """
     config: dict[str, Any] = {}
     for setting in settings:
@@ -194,7 +196,7 @@ def set_(app: App, name: str, settings: tuple[str, ...], pool: str, create: bool
         if not equals or not key:
             raise UsageError(f"{setting!r}: write settings as KEY=VALUE; 'stoker policy show {name}' lists the keys")
         config[key] = _value(value)
-    body = {"pool": pool, "policy": name, "interval": interval, "config": config, "create": create}
+    body = {"pool": pool, "policy": name, "interval": interval, "config": config, "create": create, "force": force}
     answer = app.client.post("/v1/policy", body)
     for remark in answer["notes"]:
         note(remark)

@@ -11,6 +11,7 @@ from .output import Column, Row, fit
 if TYPE_CHECKING:
     from ..sim.results.record import Average
 
+ROUNDING = 1e-12  #: of the mean: means of equal numbers differ by no more
 _OF_DEADLINES = ("VIOLATED", "R_SLO")
 
 
@@ -46,8 +47,9 @@ def _cell(key: str, words: Callable[[float | None], str]) -> Callable[[Row], str
     """The mean in words, with its spread where seeds differ."""
 
     def cell(row: Row) -> str:
-        spread = words(row["spread"].get(key, 0.0))
-        return words(row.get(key)) + (f" ±{spread}" if spread != words(0.0) else "")
+        value, spread = row.get(key), row["spread"].get(key, 0.0)
+        differ = spread > ROUNDING * abs(value or 0.0) and words(spread) != words(0.0)
+        return words(value) + (f" ±{words(spread)}" if differ else "")
 
     return cell
 

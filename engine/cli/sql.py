@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 import click
 
 from .. import format as fmt
-from ..errors import NotFound, UsageError, nearest
+from ..errors import LimitExceeded, NotFound, UsageError, nearest
 from .command import App, Command, examples, pass_app
 from .numbers import FiniteRange
 from .output import Answer, Column, Row, clear_screen, json_option, note, print_table, section, write, write_json
 
 TABLE_ROWS = 1000  #: of a table, unless --limit says otherwise; what goes to a program is not cut
+ALL_ROWS = 1_000_000  #: the most that the daemon answers with (docs/sql.md)
 EXTRA_WAIT = 30.0  #: seconds granted to the daemon beyond the query's own time limit
 
 
@@ -45,7 +46,7 @@ def _statement(query: str | None, file: BinaryIO | None) -> str:
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: a list of objects.")
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file in place of the terminal.")
 @click.option("--watch", type=FiniteRange(min=0.1), metavar="SECONDS", help="Ask again every so often, until Ctrl-C.")
-@click.option("--limit", type=click.IntRange(min=1), help=f"Rows at most (default: {TABLE_ROWS} for a table, else what the daemon allows).")
+@click.option("--limit", type=click.IntRange(min=1), help=f"Rows at most (default: {TABLE_ROWS} for a table, else all).")
 @click.option("--timeout", type=FiniteRange(min=0.01), help="Seconds that the query may take (default: the daemon's).")
 @pass_app
 @examples(
@@ -75,18 +76,23 @@ def sql(
         _watch(app, body, watch)
 
 
-def _post(app: App, body: dict[str, Any], format: str) -> bytes:
+def _post(app: App, body: dict[str, Any], format: str) -> tuple[bytes, bool]:
+    """The answer, and whether it has all rows."""
     timeout = (body["timeout"] or 60.0) + EXTRA_WAIT
-    return app.client.post_raw("/v1/sql", json.dumps({**body, "format": format}).encode(), timeout=timeout)
+    return app.client.post_raw_whole("/v1/sql", json.dumps({**body, "format": format}).encode(), timeout=timeout)
 
 
 def _once(app: App, body: dict[str, Any], output: str, to: Path | None) -> None:
+    rows = body["limit"] or (TABLE_ROWS if output == "table" else ALL_ROWS)
+    content, whole = _post(app, {**body, "limit": rows}, output if output in ("csv", "parquet") else "json")
+    if not whole and output != "table" and body["limit"] is None:  # a part that looks like the whole is worth nothing to a program
+        raise LimitExceeded(f"query: the answer has more than {rows} rows; select fewer, or take the first with --limit {rows}")
     if output in ("csv", "parquet"):
-        _deliver(_post(app, body, output), to)
+        _deliver(content, to)
+        if not whole:
+            note(f"only the first {rows} rows, as --limit says")
         return
-    if output == "table":
-        body = {**body, "limit": body["limit"] or TABLE_ROWS}
-    answer = json.loads(_post(app, body, "json"))
+    answer = json.loads(content)
     if output == "table" and to is None:
         _show(answer)
     elif output == "table":
@@ -161,7 +167,7 @@ def _watch(app: App, body: dict[str, Any], seconds: float) -> None:
     """In place on a terminal; one table after the other in a pipe."""
     body = {**body, "limit": body["limit"] or TABLE_ROWS}
     while True:
-        answer = json.loads(_post(app, body, "json"))
+        answer = json.loads(_post(app, body, "json")[0])
         stamp = f"every {fmt.duration(seconds)}, {fmt.clock(time.time())}: {len(answer['rows'])} rows in {fmt.duration(answer['seconds'])}"
         clear_screen()
         write(stamp + "\n")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay after a crash has taken 2.5 s
 STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
 TICK = 0.2
+ACCEPT_LOSS = "--accept-loss"
 HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that the same command will have again
 
 
@@ -64,7 +65,7 @@ def _sole(home: Home) -> Iterator[None]:
 
 def _daemon_argv(home: Home, tcp: str | None, accept_loss: bool) -> list[str]:
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
-    return [*argv, *(["--tcp", tcp] if tcp else []), *(["--accept-loss"] if accept_loss else [])]
+    return [*argv, *(["--tcp", tcp] if tcp else []), *([ACCEPT_LOSS] if accept_loss else [])]
 
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
@@ -81,6 +82,7 @@ class Supervisor:
         self.app = app
         self.daemon = daemon
         self.runner = runner
+        self.client = _local(app)
         self.stopping = False
 
     def run(self) -> None:
@@ -102,24 +104,28 @@ class Supervisor:
     def _start(self) -> None:
         """Start the daemon, wait until it answers, then the runner. A daemon that cannot start at all is not tried again."""
         self.daemon.start()
-        client = _local(self.app)
         end = time.monotonic() + START_TIMEOUT
-        while not self.stopping:
-            if (code := self.daemon.ended()) is not None:
+        while not self.stopping and not self._answered():
+            if (code := self.daemon.ended()) is not None and code < 0:
+                break  # killed by somebody, not refused by itself: `_watch` starts it again
+            if code is not None:
                 error_line(f"the daemon did not start ({describe_exit(code)}); what it said stands above; 'stoker doctor' may know more")
-                raise click.exceptions.Exit(code if code > 0 else 1)
-            try:
-                client.get("/healthz")
-                break
-            except StokerError:
-                if time.monotonic() > end:
-                    raise Unreachable(f"the daemon has not answered within {START_TIMEOUT:.0f} s; 'stoker doctor' may know why") from None
-                time.sleep(0.05)
-        client.close()
-        # What is lost now has been accepted; what may be lost later has not.
-        self.daemon.argv = [word for word in self.daemon.argv if word != "--accept-loss"]
+                raise click.exceptions.Exit(code or 1)
+            if time.monotonic() > end:
+                raise Unreachable(f"the daemon has not answered within {START_TIMEOUT:.0f} s; 'stoker doctor' may know why")
+            time.sleep(0.05)
         if self.runner is not None and not self.stopping:
             self.runner.start()
+
+    def _answered(self) -> bool:
+        try:
+            self.client.get("/healthz")
+        except StokerError:
+            return False
+        # What is lost now has been accepted; what may be lost later has not.
+        self.daemon.argv = [word for word in self.daemon.argv if word != ACCEPT_LOSS]
+        self.client.close()
+        return True
 
     def _watch(self) -> bool:
         """Restart what has died; False when there is nothing left to keep."""
@@ -142,6 +148,8 @@ class Supervisor:
                 note(f"the {child.name} died ({describe_exit(code)}); restarting it in {fmt.duration(child.plan_restart())}")
             elif child.restart_if_due():
                 note(f"the {child.name} was restarted")
+        if ACCEPT_LOSS in self.daemon.argv:  # it was killed before it answered
+            self._answered()
         return True
 
     def _await_runner(self) -> None:
@@ -212,7 +220,7 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
-@click.option("--accept-loss", is_flag=True, help="Start although commits that were acknowledged are not in the database.")
+@click.option(ACCEPT_LOSS, is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
 @examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465", "stoker up --detach --accept-loss")
 def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None, accept_loss: bool) -> None:
@@ -231,7 +239,7 @@ def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, n
     if detach:
         given = {"--slots": slots, "--pool": pool, "--node": node, "--tcp": tcp}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        options += [name for name, given in (("--no-runner", no_runner), ("--accept-loss", accept_loss)) if given]
+        options += [name for name, given in (("--no-runner", no_runner), (ACCEPT_LOSS, accept_loss)) if given]
         _detach(app, options, runner is not None)
         return
     with _sole(home):

@@ -324,7 +324,7 @@ def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> Non
     )  # fmt: skip
     ends = {}
     for lease, outcomes, codes, messages, why in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
-        worst = min(range(len(outcomes)), key=lambda i: SEVERITY.index(outcomes[i]))
+        worst = min(range(len(outcomes)), key=lambda i: (SEVERITY.index(outcomes[i]), codes[i] == 0))
         ends[lease] = End(outcomes[worst], codes[worst], why, messages[worst])
     end(tx, ends)
     # The rest of a gang waits for the part that is gone, for minutes (torch's exit barrier): end it too.

@@ -97,7 +97,8 @@ class Fleet:
             raise Conflict(f"runner {node} {last}: stop it with 'stoker runner stop {node}', or wait until it is silent")
         for pid, started, boot in self._store.rows("api/node_processes", node):
             if boot == boot_id() and alive(Process(pid, started)):
-                raise Conflict(f"runner {node}: its process {pid} is alive on this host; end it first, so that no job runs twice")
+                end = f"'stoker runner stop {node} --now' ends it, if not 'kill {pid}'"
+                raise Conflict(f"runner {node}: its process {pid} is alive on this host, and no job may run twice; {end}")
         self.change(node, "gone", actor, f"declared dead by {actor}")
 
     def _require(self, node: str) -> None:

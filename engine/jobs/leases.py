@@ -11,6 +11,7 @@ import msgspec
 
 from ..estimation.speeds import mix
 from ..spec.model import JobSpec
+from ..spec.model import Stop as StopRule
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .outcomes import End, judge
@@ -104,7 +105,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
-            losses=lease["losses"], profile=lease["profile"], measured=lease["measured"],
+            losses=lease["losses"], profile=lease["profile"], measured=lease["measured"], finished=_finished(spec, lease),
         )  # fmt: skip
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
@@ -128,12 +129,28 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     tx.touch("leases")
 
 
+def _finished(spec: JobSpec, lease: Mapping[str, Any]) -> bool:
+    """Whether the lease's own reports say that all work is done.
+
+    Steps are counted from 0 by many, from 1 by others, so the last but one will do.
+    """
+    if not lease["reported"]:
+        return False
+    return _met(spec.stop, lease["metric"]) or (lease["total_steps"] is not None and lease["step"] >= lease["total_steps"] - 1)
+
+
+def _met(stop: StopRule, value: float | None) -> bool:
+    if stop.metric is None or stop.target is None or value is None:
+        return False
+    return value >= stop.target if stop.mode == "max" else value <= stop.target
+
+
 def _reached(spec: JobSpec, lease: Mapping[str, Any]) -> str:
     """How a completed job fulfilled its stopping rule."""
     stop, value, step = spec.stop, lease["metric"], lease["step"]
     if stop.metric is None or stop.target is None or value is None:
         return "completed"
-    if (value >= stop.target) if stop.mode == "max" else (value <= stop.target):
+    if _met(stop, value):
         return f"{stop.metric} {value:.4g} reached {stop.target:.4g} at step {step}"
     return f"completed at step {step}, {stop.metric} {value:.4g} short of {stop.target:.4g}"
 

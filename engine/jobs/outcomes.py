@@ -51,13 +51,16 @@ def judge(
     losses: int = 0,
     profile: bool = False,
     measured: bool = False,
+    finished: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
-    a profiling run, and ``measured``, its speed is known now.
+    a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work.
     """
-    if end.outcome == "completed" and not profile:
+    # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
+    finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
+    if (end.outcome == "completed" or finished) and not profile:
         return Verdict(State.COMPLETED, "completed", "completed")
     if cancelled or end.stop_reason == "cancelled":
         return Verdict(State.CANCELLED, "cancelled", "cancelled")
@@ -68,7 +71,8 @@ def judge(
         return _failure(end, retries, failures, back)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
         # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
-        return Verdict(back, "preempted", YIELDING[end.stop_reason], preempted=end.stop_reason in ("preempted", "expired"))
+        reason = YIELDING[end.stop_reason] + (", and left with exit code 0" if end.exit_code == 0 else "")
+        return Verdict(back, "preempted", reason, preempted=end.stop_reason in ("preempted", "expired"))
     if end.outcome == "stopped":
         return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):

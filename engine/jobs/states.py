@@ -13,7 +13,6 @@ class State(StrEnum):
     STARTING = "starting"  #: its runner is starting the worker
     RUNNING = "running"  #: its worker lives
     SUSPENDING = "suspending"  #: told to stop, inside its grace period
-    MERGED = "merged"  #: goes on inside another job
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -24,12 +23,11 @@ S = State
 TRANSITIONS: dict[State, frozenset[State]] = {
     S.SUBMITTED: frozenset({S.PENDING, S.PROFILING, S.CANCELLED}),
     S.PROFILING: frozenset({S.PENDING, S.SUSPENDING, S.COMPLETED, S.FAILED, S.CANCELLED}),
-    S.PENDING: frozenset({S.SUBMITTED, S.PROFILING, S.ASSIGNED, S.MERGED, S.FAILED, S.CANCELLED}),
+    S.PENDING: frozenset({S.SUBMITTED, S.PROFILING, S.ASSIGNED, S.FAILED, S.CANCELLED}),
     S.ASSIGNED: frozenset({S.STARTING, S.RUNNING, S.SUSPENDING, S.PENDING, S.COMPLETED, S.FAILED, S.CANCELLED}),
     S.STARTING: frozenset({S.RUNNING, S.SUSPENDING, S.PENDING, S.COMPLETED, S.FAILED, S.CANCELLED}),
-    S.RUNNING: frozenset({S.SUSPENDING, S.PENDING, S.MERGED, S.COMPLETED, S.FAILED, S.CANCELLED}),
+    S.RUNNING: frozenset({S.SUSPENDING, S.PENDING, S.COMPLETED, S.FAILED, S.CANCELLED}),
     S.SUSPENDING: frozenset({S.PENDING, S.SUBMITTED, S.COMPLETED, S.FAILED, S.CANCELLED}),
-    S.MERGED: frozenset({S.PENDING, S.COMPLETED, S.FAILED, S.CANCELLED}),
     S.COMPLETED: frozenset(),
     S.FAILED: frozenset(),
     S.CANCELLED: frozenset(),

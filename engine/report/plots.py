@@ -42,6 +42,7 @@ _COLUMNS = 3
 WAITS = {
     "dependency": ("other jobs", GREY),
     "held": ("held by a person", "#777777"),
+    "cap": ("max_running of its array", "#999933"),
     "gpus": ("{devices}, before the first start", BLUE),
     "preempted": ("{devices}, after a preemption", ORANGE),
     "lost": ("{devices}, after its worker was lost", PALETTE[3]),

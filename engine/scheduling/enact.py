@@ -9,6 +9,7 @@ from typing import Any
 
 from ..jobs.leases import Grant, Stop, grant, stop
 from ..store.transaction import Transaction
+from .policy_errors import told
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Decision:
     deferred: Mapping[int, str] = field(default_factory=dict)
     number: int | None = None
     memory: str | None = None  #: in JSON what the policy keeps in mind from now on; None: as before
+    event: str = ""  #: kind of the event that comes with it: the policy begins to fail, or has ceased to
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,10 @@ def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequen
         "pool", "policy", "config_id", "ts", "jobs_seen", "status", "gap", "view_seconds", "plan_seconds", "apply_seconds",
         "outcome", "error", "memory")}  # fmt: skip
     tx.insert("decisions", [{**row, "plan": json.dumps(plan)}])
+    if decision.event:
+        reason = None if decision.error is None else told(decision.policy, decision.pool, decision.error)
+        detail = {"pool": decision.pool, "decision": number}
+        tx.event(decision.event, f"policy:{decision.policy}", after=decision.outcome, reason=reason, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

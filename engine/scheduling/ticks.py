@@ -19,7 +19,7 @@ import numpy as np
 
 from ...policies import registry
 from ...policies.contract import Memory as PolicyMemory
-from ...policies.contract import Phase, Plan, Policy, View
+from ...policies.contract import Phase, Plan, Policy, Reason, View, Waiting
 from ...policies.own import Loaded
 from ..config import Config
 from ..errors import StokerError
@@ -31,6 +31,7 @@ from ..json_rows import objects
 from ..spec.model import JobSpec
 from ..store.store import Committed, Store
 from ..tasks import Tasks
+from . import policy_errors
 from .enact import Decision, Enactment, enact
 from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
 from .lease_ends import lapsed, next_end, put_off
@@ -75,6 +76,14 @@ class Rules:
     memory: PolicyMemory = None  #: what the policy keeps in mind
 
 
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A policy that fails, tick after tick."""
+
+    since: float  #: s since the epoch
+    reason: Reason  #: why jobs wait, as it was told when it began
+
+
 @dataclass(slots=True)
 class _Pool:
     """What the loop of one pool keeps between ticks: caches and counters, no facts."""
@@ -86,6 +95,7 @@ class _Pool:
     foretelling: Foretelling
     waiting: dict[int, tuple[str, str]] = field(default_factory=dict)  #: what is written in `waiting`
     order: list[int] = field(default_factory=list)  #: waiting jobs as the policy would serve them
+    failing: Failing | None = None  #: None: the policy has answered
     folded: Decision | None = None  #: the newest row of `decisions`, with ticks not yet written
     written: float = 0.0  #: when it was last written
     owed: bool = False  #: ticks of it are not written yet
@@ -168,12 +178,26 @@ class Scheduling:
         if coming is not None:
             self._flush(state)
             state.setting, state.policy, state.folded, state.inherited = coming, _create(coming), None, True
-            state.memory = None
+            state.memory = state.failing = None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""
         fields = ("pool", "policy", "interval", "config", "code", "set_by", "ts")
-        return [{name: getattr(state.coming or state.setting, name) for name in fields} for _, state in sorted(self._pools.items())]
+        return [
+            {name: getattr(state.coming or state.setting, name) for name in fields} | self._trouble(state)
+            for _, state in sorted(self._pools.items())
+        ]
+
+    @staticmethod
+    def _trouble(state: _Pool) -> dict[str, Any]:
+        failing, last = state.failing, state.folded
+        if failing is None or last is None or state.coming is not None:
+            return {"error": None, "failing_since": None, "remedy": None}
+        return {"error": last.error, "failing_since": failing.since, "remedy": policy_errors.remedy(last.policy, last.pool)}
+
+    def would_fail(self, pool: str, policy: Policy) -> str | None:
+        """Why a policy that is to be set would fail in the pool as it is now; None: it would not."""
+        return policy_errors.would_fail(policy, protect(replace(self.look(pool).view, memory=None), self._limits))
 
     def know_overheads(self, overheads: Overheads) -> None:
         """What suspensions cost, as measured last: from the next view on."""
@@ -212,7 +236,7 @@ class Scheduling:
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
-            self._refused(state, blank, error)
+            self._refused(state, seen, blank, error)
             state.asked_at = now
             return
         decision = replace(
@@ -222,11 +246,12 @@ class Scheduling:
             plan_seconds=planned - viewed,
             apply_seconds=time.perf_counter() - planned,
             deferred=dict(actions.deferred),
+            event="" if state.failing is None else "policy.recovered",
         )
         if plan.memory != state.memory:
             decision = replace(decision, memory=json.dumps(plan.memory))
         self._carry_out(state, replace(enactment, decision=decision))
-        state.memory = plan.memory
+        state.memory, state.failing = plan.memory, None
         state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
         state.inherited, state.asked_at = False, now
         state.evictions = state.evictions.after(actions.stops, now, self._limits)
@@ -297,7 +322,8 @@ class Scheduling:
         if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
             self._flush(state)
             acted = enactment.grants or enactment.stops or enactment.renewals
-            decision = replace(decision, outcome="applied" if acted else "unchanged")
+            if decision.error is None:
+                decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:
                 enacted = self._store.write(enact, replace(enactment, decision=decision))
             except StokerError:
@@ -310,14 +336,23 @@ class Scheduling:
             return
         self._fold(state, decision)
 
-    def _refused(self, state: _Pool, decision: Decision, error: BaseException) -> None:
-        """The policy raised, or its plan can't be: recorded once, however often it happens in a row."""
+    def _refused(self, state: _Pool, seen: Snapshot, decision: Decision, error: BaseException) -> None:
+        """The policy raised, or its plan can't be: recorded once, however often it happens in a row, and why its jobs wait."""
         outcome = "invalid" if isinstance(error, PlanError) else "error"
-        words = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
+        words = policy_errors.words(error)
         if outcome == "error" and (state.folded is None or state.folded.error != words):
             log.error("policy %s raised", state.setting.policy, exc_info=error, extra={"action": "policy.error"})
         state.spared = frozenset()  # a policy that fails keeps no lease that has run out
-        self._fold(state, replace(decision, outcome=outcome, error=words))
+        state.order = []  # who would be next is not known
+        begins = state.failing is None
+        failing = state.failing or Failing(
+            decision.ts, Reason(policy_errors.CODE, policy_errors.told(decision.policy, decision.pool, words))
+        )
+        nothing = Plan({}, [Waiting(failing.reason, seen.view.jobs.id.tolist())])
+        reasons = self._changed_reasons(state, seen, nothing, Actions())
+        decision = replace(decision, outcome=outcome, error=words, event="policy.error" if begins else "")
+        self._carry_out(state, Enactment(decision, waiting=reasons))
+        state.failing = failing
 
     def _fold(self, state: _Pool, decision: Decision) -> None:
         """A tick that changed nothing: count it in the row of the one before when that decided the same."""
@@ -381,7 +416,7 @@ class Scheduling:
             plan = check_enacted(check(_create(state.setting).plan(trial), trial))
             actions = reconcile(trial, plan, self._limits, state.evictions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
-            return None, f"policy {state.setting.policy} cannot say: {type(error).__name__}: {error}"
+            return None, f"policy {state.setting.policy} cannot say: {policy_errors.words(error)}"
         if new in plan.allocations:
             put_off = dict(actions.deferred)
             return (None, put_off[new]) if new in put_off else (view.now, "starts at once")

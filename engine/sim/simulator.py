@@ -29,6 +29,7 @@ from ...policies.contract import Memory as PolicyMemory
 from ...policies.placement.cells import Grid, free_gpus
 from ..scheduling.guards import Actions, Evictions, Start, next_look, protection, reconcile
 from ..scheduling.plan_check import PlanError, check
+from ..scheduling.policy_errors import words
 from .agenda import NOBODY, Agenda, Kind
 from .cluster import Cluster
 from .execution import Training
@@ -327,7 +328,7 @@ class Simulation:
         try:
             plan = self.policy.plan(view)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
-            raise self._error(f"the policy failed: {type(error).__name__}: {error}") from error
+            raise self._error(f"the policy failed: {words(error)}") from error
         self.plan_seconds += time.perf_counter() - start
         self.decisions += 1
         return plan

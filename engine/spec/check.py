@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ..errors import Gathered, UsageError
 from . import cron
 from .graph import find_cycle
-from .model import JobSpec, Provenance, Stop
-from .reading import secrets
+from .model import BACKBONES, JobSpec, Provenance, Stop
+from .reading import blocks, secrets
 from .reading.loading import pipeline_problems, reuse_problems
 from .reading.params import variable
 from .reading.tree import one_line, shown
@@ -199,6 +199,16 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("recipe", f"must be the name of a recipe, not {shown(spec.recipe)}")
 
 
+def _backbone(spec: JobSpec) -> Iterator[Problem]:
+    if spec.backbone is None:
+        return
+    if not (0 < len(spec.backbone) <= MAX_NAME and spec.backbone.isprintable()):
+        yield Problem("backbone", f"must be the name of a pre-trained model, not {shown(spec.backbone)}")
+    for name in BACKBONES if spec.recipe else ():
+        if spec.params.get(name) not in (None, "", spec.backbone):
+            yield Problem("backbone", f"{shown(spec.backbone)} is another than params.{name}, {shown(spec.params[name])}; keep one of them")
+
+
 def _loading(spec: JobSpec) -> Iterator[Problem]:
     given: list[tuple[str, Iterator[tuple[str, str]]]] = []
     if spec.reuse is not None:
@@ -209,6 +219,10 @@ def _loading(spec: JobSpec) -> Iterator[Problem]:
         if spec.command is not None:
             yield Problem(block, "is for a recipe or an entrypoint, whose loop is ours; a script uses stoker.loaders (docs/loaders.md)")
         yield from (Problem(*each) for each in found)
+
+
+def _blocks(spec: JobSpec) -> Iterator[Problem]:
+    yield from (Problem(*each) for each in blocks.problems(spec))
 
 
 def _surroundings(spec: JobSpec) -> Iterator[Problem]:
@@ -334,5 +348,6 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _loading, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
+    _work, _names, _resources, _demand, _stop, _backbone,
+    _loading, _blocks, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

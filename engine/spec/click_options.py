@@ -6,6 +6,7 @@ Values become nodes whose mark is the option, so an error reads ``--gpus: must b
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from ..errors import UsageError
 from .build import Context, build
 from .model import JobSpec
 from .reading import tree
+from .reading.blocks import BLOCKS
 from .reading.tree import Mark, Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,7 +116,11 @@ class Option:
     def node(self, value: Any) -> Node:
         """Raises UsageError with the option's name when the value is malformed."""
         if self.keyed:
-            return Node(dict(self._entry(item) for item in value), Mark(self.name))
+            entries = [self._entry(item) for item in value]
+            names = Counter(name for name, _ in entries)
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise Mark(self.name).error("", f"{tree.shown(twice[0])} is given {names[twice[0]]} times; give it once")
+            return Node(dict(entries), Mark(self.name))
         if self.many:
             return Node([self.read(item, self.name) for item in value], Mark(self.name))
         return self.read(str(value), self.name)
@@ -132,6 +138,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--entrypoint", "entrypoint", "Function to run, in place of a command.", "MODULE:FUNCTION"),
     Option("-p/--param", "params", "Parameter of the recipe or command.", "NAME=VALUE", _value, keyed=True),
     Option("--kind", "kind", "train, finetune, prompt or infer."),
+    Option("--backbone", "backbone", "Pre-trained model that it starts from, by name."),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),
     Option("--priority", "priority", "Larger is more urgent.", "N", _scalar),
@@ -150,6 +157,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--workdir", "workdir", "Where the job runs; by default here.", "DIR"),
     Option("--reuse", "reuse", "Uses of each decoded sample, or a block such as {repeat: 3, switch: plateau}.", "N", _value),
     Option("--pipeline/--tune", "pipeline.tune", "Decode beside the training, sized by this tuner, such as rate.", "TUNER"),
+    Option("--set", "", "Field of a block that has no option of its own.", "BLOCK.FIELD=VALUE", _value, keyed=True),
     Option("--retries", "retries.limit", "Attempts after failures.", "N", _scalar),
     Option("--backoff", "retries.backoff", "Pause before the first retry, doubled for each further one.", "DURATION", _scalar),
     Option("--timeout", "timeout", "Longest time of one attempt.", "DURATION", _scalar),
@@ -184,7 +192,10 @@ def overrides(values: Mapping[str, Any], command: Sequence[str] = ()) -> Node:
     for option in OPTIONS:
         value = values.get(option.parameter)
         if value is not None and value is not False and value != ():
-            _put(entries, option, option.node(value))
+            if option.field:
+                _put(entries, option.field, option.node(value), option.name)
+            else:
+                _set(entries, option, value)
     if command:
         entries["command"] = _command(command)
     return Node(entries, _NOWHERE)
@@ -195,14 +206,29 @@ def from_options(values: Mapping[str, Any], command: Sequence[str], context: Con
     return build([overrides(values, command)], context, fallback_name="job")
 
 
-def _put(entries: dict[str, Node], option: Option, node: Node) -> None:
-    field, dot, part = option.field.partition(".")
+def _put(entries: dict[str, Node], path: str, node: Node, option: str) -> None:
+    """``node`` at ``a.b``, in mappings that are made where there are none."""
+    field, dot, rest = path.partition(".")
     if not dot:
         entries[field] = node
         return
-    parent = entries.setdefault(field, Node({}, Mark(option.name)))
-    assert isinstance(parent.value, dict)
-    parent.value[part] = node
+    parent = entries.setdefault(field, Node({}, Mark(option)))
+    if not isinstance(parent.value, dict):
+        raise node.mark.error("", f"{field} is given as a value already; give its fields alone")
+    _put(parent.value, rest, node, option)
+
+
+def _set(entries: dict[str, Node], option: Option, values: Sequence[str]) -> None:
+    """``block.field=value``: the errors name the field, as the option alone would not tell where."""
+    for item in values:
+        given = option.node([item]).value
+        assert isinstance(given, dict)
+        ((path, node),) = given.items()
+        block, dot, field = path.partition(".")
+        if block not in BLOCKS or not (dot and all(field.split("."))):
+            like = f"{next(iter(BLOCKS))}.FIELD=VALUE"
+            raise node.mark.error("", f"must be {like}; the blocks are {', '.join(BLOCKS)}, all other fields have options of their own")
+        _put(entries, path, node, node.mark.source)
 
 
 def _command(words: Sequence[str]) -> Node:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import yaml
 
 from .check import TASK
 from .model import Demand, Dependency, JobSpec, PipelineOptions, Retries, Reuse, Stop
-from .reading import loading, tree
+from .reading import blocks, loading, tree
 from .reading.params import SHELL
 from .reading.units import format_clock, format_duration, format_size
 
@@ -70,6 +71,10 @@ def _dependency(dependency: Dependency) -> str | dict[str, str]:
     return dependency.job if dependency.mode == "ok" else {"job": dependency.job, "mode": dependency.mode}
 
 
+def _block(name: str, spec: JobSpec) -> dict[str, Any]:
+    return blocks.write(getattr(spec, name))
+
+
 #: field of the YAML: the attribute it stands for, and how that is written
 _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "name": ("name", _name),
@@ -78,6 +83,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "entrypoint": ("entrypoint", lambda spec: spec.entrypoint),
     "params": ("params", lambda spec: spec.params),
     "kind": ("kind", lambda spec: spec.kind),
+    "backbone": ("backbone", lambda spec: spec.backbone),
     "pool": ("pool", lambda spec: spec.pool),
     "user": ("user", lambda spec: spec.user),
     "priority": ("priority", lambda spec: spec.priority),
@@ -98,6 +104,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "after": ("after", lambda spec: [_dependency(item) for item in spec.after]),
     "hold": ("hold", lambda spec: spec.hold),
     "cron": ("cron", lambda spec: spec.cron),
+    **{name: (name, partial(_block, name)) for name in blocks.BLOCKS},
 }
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -20,6 +20,10 @@ Tuner = Literal[
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
+#: params by which recipes call their backbone
+BACKBONES = ("model", "backbone")
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]  #: people write 2GiB
+Duration = Annotated[float, msgspec.Meta(ge=0, le=100 * 365.25 * 86_400, extra={"unit": "s"})]  #: people write 10m
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -102,6 +106,39 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     interval: float = 2.0  #: seconds between two decisions
 
 
+class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A block of a job that follows from its type alone.
+
+    A new one is a subclass and the line ``name: Subclass | None = None`` in `JobSpec`: `reading.blocks` reads it from YAML and from
+    ``--set name.field=value``, and writes it. What is not to be left out stands in docs/job-spec.md.
+    """
+
+    changes_speed: ClassVar[bool] = True  #: whether a GPU does something else in a step because of it, see `JobSpec.signature`
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        """Field of the block ("": the block itself), and what is wrong with it besides its type."""
+        yield from ()
+
+
+class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a job may share its GPUs with others, and with how much of them."""
+
+    changes_speed: ClassVar[bool] = False  # speeds are those of a job that has its GPUs alone
+
+    gpu: Literal["exclusive", "packed", "switched", "joined"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
+    memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
+    priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0  #: among those that share; larger goes first
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if self.gpu in ("switched", "joined"):
+            yield "gpu", f"{self.gpu} is carried out by nothing yet; write packed or exclusive"
+        for field in ("memory", "priority") if self.gpu == "exclusive" else ():
+            if getattr(self, field):
+                yield field, "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
+        if self.memory is not None and self.memory < spec.gpu_memory:
+            yield "memory", f"is less than gpu_memory, {spec.gpu_memory} bytes, which the job needs; raise one or lower the other"
+
+
 def command_digest(command: Sequence[str]) -> str:
     """The same name with other arguments is other work."""
     return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
@@ -149,17 +186,25 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: of a task of an array with a command: a digest of that command before its parameters were put in
     family: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}$")] | None = None
     cron: str | None = None  #: recurring: five fields, UTC
+    share: Share | None = None  #: None: nothing is said of it
+    backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
 
     @property
     def model(self) -> str:
         """What is trained, as far as estimates may be shared: see `jobs.model`."""
         if self.recipe:
-            backbone = self.params.get("model") or self.params.get("backbone")
+            backbone = self.params.get("model") or self.params.get("backbone") or self.backbone
             return f"{self.recipe}/{backbone}" if backbone else self.recipe
         if self.entrypoint:
             return self.entrypoint
         name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share what they teach
         return f"command/{name}@{self.family or command_digest(self.command or ())}"
+
+    @property
+    def starts_from(self) -> str | None:
+        """Name of the backbone, see `jobs.backbone`: the field, or what a recipe's parameters say of it."""
+        spelled = [self.params.get(name) for name in BACKBONES] if self.recipe else []
+        return self.backbone or next((name for name in spelled if name and isinstance(name, str)), None)
 
     @property
     def signature(self) -> int | None:
@@ -171,6 +216,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         work: list[Any] = [self.recipe, self.entrypoint, where, params, self.gpus_min, self.env, self.env_file]
         # Only where they are given: signatures of before there were such blocks stay what they were.
         work += [msgspec.to_builtins(block) for block in (self.reuse, self.pipeline) if block is not None]
+        work += [{"backbone": self.backbone}] if self.backbone is not None else []
+        blocks = {name: getattr(self, name) for name in self.__struct_fields__ if isinstance(getattr(self, name), Block)}
+        work += [{name: msgspec.to_builtins(block)} for name, block in blocks.items() if block.changes_speed]
         digest = hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).digest()
         return int.from_bytes(digest[:8]) >> 1  # fits a BIGINT
 

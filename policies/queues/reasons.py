@@ -74,4 +74,4 @@ def _lacking(n: int, memory: int, placement: Placement, displaceable: str) -> st
         usable, capacity = placement.usable(memory=memory), placement.capacity(memory=memory)
         pool = f"{usable} of the pool's {capacity} GPU{'s' if capacity > 1 else ''} may be given now"
         return f"{pool}, the others are drained, silent or dirty: 'stoker status' shows them"
-    return f"too few are free, or held by {displaceable} that may be stopped now" if displaceable else "too few are free"
+    return f"too few are free, and {displaceable} cannot give way now" if displaceable else "too few are free"

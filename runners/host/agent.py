@@ -320,7 +320,8 @@ class Agent:
         now = time.monotonic()
         for run in self.runs.values():
             if run.phase is Phase.ENDED and not run.settled:
-                self._settle(run, now, outbox)
+                with run.isolated():
+                    self._settle(run, now, outbox)
         if now >= self._check_at:
             self._check_at = now + _SETTLE
             used = {gpu for run in self.runs.values() for gpu in run.assignment.gpus}

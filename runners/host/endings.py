@@ -15,12 +15,19 @@ _OUT_OF_MEMORY = re.compile(
     rb"|^MemoryError\b|^numpy.*ArrayMemoryError|" + re.escape(OOM_MARKER.encode()),
     re.MULTILINE,
 )
+_OF_A_GPU = re.compile(rb"CUDA|CUBLAS|cuda|OutOfMemoryError|NCCL|RESOURCE_EXHAUSTED|HIP")  #: in a line that says so: not the host's
 _SEARCHED = 16 << 10  #: bytes of the log's end: an out-of-memory that the script has survived is further up
 # What is printed when the kernel takes a part of the job: torch's DataLoader of its loader worker.
 _KILLED = re.compile(rb"is killed by signal: Killed")
 # The summary of torch's elastic launcher, under which the ranks that it ended itself are listed too.
-_FIRST_RANK = re.compile(rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d+).*?^ *exitcode +: (-?\d+)", re.MULTILINE | re.DOTALL)
+_FIRST_RANK = re.compile(
+    rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
+)
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
+
+
+_LESS = "use fewer loader workers or smaller batches, or run fewer jobs at once"
 
 
 class Ending(NamedTuple):
@@ -32,11 +39,19 @@ def mentions_out_of_memory(log: bytes) -> bool:
     return _OUT_OF_MEMORY.search(log[-_SEARCHED:]) is not None
 
 
+def _only_the_hosts(log: bytes) -> bool:
+    """Whether what ran out was memory of the host: more GPU memory would not help."""
+    lines = [line for line in log[-_SEARCHED:].splitlines() if _OUT_OF_MEMORY.search(line)]
+    return bool(lines) and not any(_OF_A_GPU.search(line) for line in lines)
+
+
 def judge(
     *,
     exit_code: int,
     stop_reason: str | None,
     stop_seen: bool,
+    caught: bool,
+    done: bool,
     grace: float,
     killed_after_grace: bool,
     kernel_oom: bool,
@@ -45,24 +60,26 @@ def judge(
 ) -> Ending:
     """How a worker ended. ``exit_code`` negative: the signal; ``survivors``: processes that could not be killed, in words.
 
-    A worker that was told to stop and leaves with 0 has either finished in time, or left early and knows of no better code.
-    It is taken for finished unless a rank has seen the request (``stop_seen``); a script that handles SIGTERM by itself says
-    so by leaving with 75 (EX_TEMPFAIL), or any other code than 0.
+    A worker that was told to stop and leaves with 0 has either finished in time, or saved and left early, as most handlers of
+    SIGTERM do. It has left early if it could have acted on the request: a rank has seen it (``stop_seen``), or a process that was
+    sent SIGTERM had a handler for it (``caught``); unless it said that all is ``done``. Whether its steps tell otherwise is judged
+    by the daemon, which knows them.
     """
     if survivors:
         words = "stuck in the kernel or the driver, often until a reset of the GPU or a reboot"
         return Ending("unkillable", f"could not be killed: {survivors}; {words}")
     if stop_reason == "hang":
         return Ending("hang", "made no progress for its hang_after, and was stopped; the end of its log may show where it hangs")
-    if exit_code == 0 and not (stop_reason and stop_seen):
+    if exit_code == 0 and (done or stop_reason is None or not (stop_seen or caught)):
         return Ending("completed", None)
     if stop_reason is not None:
         return _stopped(stop_reason, grace, killed_after_grace and exit_code != PREEMPTED_EXIT)
     # The kernel counts for the whole cgroup: by the count alone it may have been another job.
     killed = exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(log[-_SEARCHED:]) is not None
     if kernel_oom and killed:
-        words = "use fewer loader workers or smaller batches, or run fewer jobs at once"
-        return Ending("oom", f"the kernel killed it, out of main memory: {words}")
+        return Ending("oom", f"the kernel killed it, out of main memory: {_LESS}")
+    if _only_the_hosts(log):
+        return Ending("oom", f"out of main memory: {_LESS}")
     if exit_code == OOM_EXIT or mentions_out_of_memory(log):
         return Ending("oom", "out of memory: use a smaller batch, or ask for GPUs with more of it (gpu_memory)")
     return Ending("failed", _failed(exit_code, log))
@@ -111,8 +128,8 @@ def signal_name(number: int) -> str:
 
 
 def last_line(log: bytes) -> str:
-    """Last line with a letter or a digit in it, shortened."""
-    for line in reversed(log[-_SEARCHED:].decode(errors="replace").splitlines()):
+    """Last line with a letter or a digit in it, without colour codes, shortened."""
+    for line in reversed(_COLOURS.sub("", log[-_SEARCHED:].decode(errors="replace")).splitlines()):
         if any(letter.isalnum() for letter in line):
             return line.strip()[:300]
     return ""

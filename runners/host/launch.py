@@ -33,6 +33,10 @@ KILL_WAIT = 30.0
 #: of the agent's environment, what a job must not get: its rights at the daemon, and being somebody's rank
 _WITHHELD = ("STOKER_TOKEN", rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
              "MASTER_PORT")  # fmt: skip
+#: and what the job or the launcher that the runner was itself started from left there: parameters, another gang's ranks
+_WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_", "MPI_LOCAL")
+_BLANK = " \t"
+_EXPORT, _COMMENT = re.compile(r"^export[ \t]+"), re.compile(r"(?:^|[ \t]+)#")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -54,12 +58,15 @@ def prepare(
             f"this runner does not understand the job's spec ({error}); bring daemon and runner to the same version"
         ) from None
     cwd = _directory(assignment, spec, run)
-    env = _environment(run, assignment, spec, cuda, _users(spec, cwd, os.environ if inherited is None else inherited))
+    given = read_env_file(cwd / Path(spec.env_file).expanduser()) if spec.env_file else {}
+    env = _environment(run, assignment, spec, cuda, _users(spec, given, os.environ if inherited is None else inherited))
+    replaced = sorted(name for name, value in given.items() if name not in spec.env and env[name] != value)
     if cpus is not None:
         env[rundir.ENV_CPUS] = f"{cpus:g}"
     argv = _argv(assignment, spec)
     _check_program(argv[0], cwd, env)
-    return Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT)
+    notes = [f"env_file: {name} is set by Stoker; the file's value is left out" for name in replaced]
+    return Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
 
 
 def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:
@@ -104,12 +111,10 @@ def _check_program(program: str, cwd: Path, env: Mapping[str, str]) -> None:
         raise CannotStart(f"command: no program {program!r} in the PATH of this runner; install it, or give its full path")
 
 
-def _users(spec: JobSpec, cwd: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+def _users(spec: JobSpec, given: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """What people have set. Later wins: the runner's own, the env file, the spec's."""
-    env = {name: value for name, value in inherited.items() if name not in _WITHHELD}
-    if spec.env_file:
-        env |= read_env_file(cwd / Path(spec.env_file).expanduser())
-    return env | spec.env
+    env = {name: value for name, value in inherited.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_FROM)}
+    return env | dict(given) | spec.env
 
 
 def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Sequence[str], env: dict[str, str]) -> dict[str, str]:
@@ -164,27 +169,38 @@ def _text(value: Any) -> str:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """``KEY=VALUE`` lines, as docker and systemd take them: comments with #, an optional ``export``, values quoted or not.
-
-    Nothing is expanded, and no value ever appears in an error.
-    """
+    """``NAME=VALUE`` lines by the rule in docs/job-spec.md. Nothing is expanded, and no value ever appears in an error."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise CannotStart(f"env_file: cannot read {path} on this node: {why}") from None
     env = {}
     for number, line in enumerate(lines, 1):
-        entry = line.strip().removeprefix("export ").strip()
+        entry = _EXPORT.sub("", line.removesuffix("\r").strip(_BLANK), count=1)
         if not entry or entry.startswith("#"):
             continue
-        name, equals, value = entry.partition("=")
-        name, value = name.strip(), value.strip()
-        if not equals or not _NAME.fullmatch(name):
-            raise CannotStart(f"env_file: {path}, line {number}: expected KEY=VALUE")
-        if value[:1] in ("'", '"'):
-            if len(value) < 2 or value[-1] != value[0]:
-                raise CannotStart(f"env_file: {path}, line {number}: the quote is not closed (values are one line)")
-            value = value[1:-1]
+        try:
+            name, value = _entry(entry)
+        except ValueError as error:
+            raise CannotStart(f"env_file: {path}, line {number}: {error}") from None
         env[name] = value
     return env
+
+
+def _entry(entry: str) -> tuple[str, str]:
+    """Name and value of a line; ValueError for what the rule does not cover."""
+    name, equals, value = entry.partition("=")
+    name, value = name.strip(_BLANK), value.strip(_BLANK)
+    if not equals or not _NAME.fullmatch(name):
+        raise ValueError("expected KEY=VALUE")
+    if any(char in entry for char in "\0\r"):
+        raise ValueError("a NUL or carriage return within a line")
+    if value[:1] not in ("'", '"'):
+        return name, _COMMENT.split(value, maxsplit=1)[0].rstrip(_BLANK)
+    inside, closed, rest = value[1:].partition(value[0])
+    if not closed:
+        raise ValueError("the quote is not closed (values are one line)")
+    if rest and not (rest[0] in _BLANK and _COMMENT.match(rest)):
+        raise ValueError("after the closing quote only a comment may follow (quotes within are written in quotes of the other kind)")
+    return name, inside

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from ...engine.identity import Process, Stat, alive, stat
 from .rundir import ENV_TAG
 
+_MASKS = re.compile(r"^(Sig(?:Cgt|Blk|Ign)):\s*([0-9a-f]+)$", re.MULTILINE)
 _EXEC = 1.0  #: seconds for which a process is given to become another program
 
 
@@ -61,6 +63,21 @@ def send(process: Process, number: int) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def catches(process: Process, number: int) -> bool:
+    """Whether a signal runs code of the process: a handler, or, where it is blocked, what reads a signalfd.
+
+    A process that is in sigwait, as tini is, cannot be told from one without a handler: the kernel shows neither mask.
+    False when it is ignored, ends the process, or the process is gone.
+    """
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    masks = {name: int(mask, 16) for name, mask in _MASKS.findall(status)}
+    taken = masks.get("SigCgt", 0) | masks.get("SigBlk", 0) & ~masks.get("SigIgn", 0)
+    return alive(process) and bool(taken >> (number - 1) & 1)
 
 
 def watch(process: Process) -> int | None:
@@ -164,6 +181,6 @@ def words(found: Iterable[Process | Stat]) -> str:
 def command(pid: int) -> str:
     """Name of a process, 'gone' when it cannot be seen."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return "gone"

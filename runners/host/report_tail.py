@@ -22,7 +22,7 @@ from .rundir import RunDir
 log = logging.getLogger("stoker.runner")
 
 _CHUNK = 1 << 20  #: bytes read of one file for one report
-_REPORTS = re.compile(r"reports-(\d+)\.jsonl")
+_REPORTS = re.compile(r"reports-([0-9]{1,9})\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -94,11 +94,13 @@ def read(run: RunDir, rank: int, offset: int) -> Batch:
 def _parse(line: bytes, path: Path) -> Record | None:
     try:
         return _decoder.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(_bounded(json.loads(line)), Record)
-    except (ValueError, msgspec.ValidationError) as error:
+        record = msgspec.convert(_bounded(json.loads(line)), Record)
+        msgspec.json.encode(record)  # half a surrogate pair, as in a file's name that is not UTF-8, cannot be passed on
+        return record
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         log.warning("%s: a line is not a report and is skipped: %s", path, error)
         return None
 
@@ -114,5 +116,17 @@ def _bounded(content: Any) -> Any:
     return content
 
 
+def _broken(name: str) -> bool:
+    try:
+        name.encode()
+        return False
+    except UnicodeEncodeError:
+        return True
+
+
 def _refused(name: str, value: Any) -> bool:
-    return not 0 < len(name) <= LONGEST_NAME or (isinstance(value, float) and not abs(value) <= LARGEST)
+    return (
+        not 0 < len(name) <= LONGEST_NAME
+        or (not name.isascii() and _broken(name))
+        or (isinstance(value, float) and not abs(value) <= LARGEST)
+    )

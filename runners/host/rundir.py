@@ -10,6 +10,7 @@
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         stop.json                         written by the agent before it signals the supervisor
         stop-seen                         made by a rank whose should_stop() answered True
+        done                              made by a rank that called done(): all is finished, whatever it was asked meanwhile
         exit.json                         written atomically by the supervisor when all processes are gone
         acked.json                        offsets of what the daemon has acknowledged
 
@@ -18,9 +19,11 @@ Files, not pipes: whichever process is killed, the others and the next agent fin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,10 @@ OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
 CPUS = "cpus.json"
+STOP_SEEN, DONE = "stop-seen", "done"
+
+_LARGEST = 16 << 20  #: bytes of a JSON file of the directory
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC  #: fails at a pipe that nobody reads, rather than to wait
 
 _RUN = re.compile(r"run-(\d+)(?:\.(\d+))?")
 
@@ -75,11 +82,18 @@ class RunDir:
         return self.path / f"reports-{rank}.jsonl"
 
     def read(self, name: str) -> Any | None:
-        """Contents of a JSON file of the directory, None when it is not there."""
+        """Contents of a JSON file of the directory, None when it is not there.
+
+        A job may write there too: what is no such file, as a pipe that nobody writes to, raises ValueError, and is not waited for.
+        """
         try:
-            return json.loads((self.path / name).read_text())
+            content = _read(self.path / name)
         except FileNotFoundError:
             return None
+        try:
+            return json.loads(content)
+        except RecursionError:
+            raise ValueError(f"{name} is nested too deeply") from None
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file of the directory so that a reader sees all of it or none, also after a crash."""
@@ -88,7 +102,9 @@ class RunDir:
     def replace(self, name: str, content: Any) -> None:
         """The same for what a crash of the machine may lose: without fsync, which is too slow for what is written often."""
         temporary = self.path / f".{name}.tmp"
-        temporary.write_text(json.dumps(content))
+        temporary.unlink(missing_ok=True)  # whatever a job has put there
+        with open(os.open(temporary, _WRITE | os.O_EXCL, 0o600), "w") as file:
+            file.write(json.dumps(content))
         os.replace(temporary, self.path / name)
 
     @classmethod
@@ -105,7 +121,7 @@ class RunDir:
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write, fsync, rename, fsync the directory."""
     temporary = _temporary(path)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
+    with open(os.open(temporary, _WRITE, mode), "wb") as file:
         file.write(content)
         file.truncate()  # not before: what was reserved for it would be given back
         file.flush()
@@ -123,8 +139,25 @@ def reserve(path: Path, size: int, mode: int = 0o600) -> None:
 
     Raises OSError when they cannot be had.
     """
-    with open(os.open(_temporary(path), os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
+    with open(os.open(_temporary(path), _WRITE, mode), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path.name} is a link") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before a file object is made, which refuses a directory with the descriptor open
+        os.close(descriptor)
+        raise ValueError(f"{path.name} is not a file")
+    with open(descriptor, "rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"{path.name} is too large")
+    return content
 
 
 def _temporary(path: Path) -> Path:

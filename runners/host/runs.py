@@ -18,7 +18,7 @@ import msgspec
 
 from ...engine import identity
 from ...engine.identity import Process
-from ...engine.protocol import Assignment
+from ...engine.protocol import Assignment, Outcome, Time, Whole
 from . import processes
 from .report_tail import Acked, sizes
 from .rundir import ENV_TAG, RunDir
@@ -170,11 +170,9 @@ class Run:
         """Contents of exit.json; None when there is none, or none that can be understood."""
         try:
             content = self.dir.read("exit.json")
-        except ValueError:
+        except (ValueError, PermissionError):  # the job's doing, or a crash of the machine's
             content = None
-        if not isinstance(content, dict) or not {"outcome", "message", "exit_code", "ended_at"} <= content.keys():
-            return None
-        return content
+        return content if _is_word(content) else None
 
     def _lost(self, why: str) -> dict[str, Any]:
         """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again."""
@@ -279,6 +277,24 @@ class Run:
         except OSError as error:  # a full disk must not keep a job from being stopped; its supervisor has a grace of its own
             self.complain(f"cannot write stop.json: {error.strerror}; it is signalled all the same")
             return False
+
+
+class _Word(msgspec.Struct):
+    """What has to be right in exit.json, for the daemon refuses a whole report for one wrong value."""
+
+    outcome: Outcome
+    message: str | None
+    exit_code: Whole | None
+    ended_at: Time
+    survivors: list[tuple[int, float]] | None = None
+
+
+def _is_word(content: Any) -> bool:
+    try:
+        msgspec.json.encode(msgspec.convert(content, _Word))
+        return True
+    except (ValueError, RecursionError):  # of the latter kind is half a surrogate pair
+        return False
 
 
 def survivors_of(directory: RunDir) -> tuple[list[str], list[Process]] | None:

@@ -27,13 +27,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
 from . import endings, processes
 from .lease_log import RotatingLog
-from .rundir import reserve, write_atomically
+from .rundir import DONE, STOP_SEEN, reserve, write_atomically
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
@@ -59,6 +59,7 @@ class Launch(TypedDict):
     cwd: str
     log_limit: int
     kill_wait: float  #: seconds to wait for processes after SIGKILL
+    notes: NotRequired[list[str]]  #: lines that its log begins with
 
 
 class Stop(TypedDict):
@@ -104,6 +105,7 @@ class Supervisor:
         self.exit_code: int | None = None  #: of the main process, None while it runs
         self.stop: Stop | None = None
         self.asked: set[Process] = set()  #: those that have been sent SIGTERM
+        self.caught = False  #: one of them had a handler for it
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
         self.killed = False  #: the grace was over while processes still ran
@@ -113,6 +115,7 @@ class Supervisor:
     def watch_signals(self) -> None:
         """Signals only wake the loop; nothing is done inside a handler."""
         self.wake, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starter had blocked
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
@@ -132,6 +135,8 @@ class Supervisor:
         except (OSError, ValueError) as error:
             self._write_exit("start-failed", f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}")
             return
+        for note in self.launch.get("notes", ()):
+            self.log.write(f"stoker: {note}\n".encode())
         survivors = self._supervise()
         self._drain()
         self._finish(survivors)
@@ -152,6 +157,7 @@ class Supervisor:
                 stdout=written,
                 stderr=written,
                 start_new_session=True,
+                preexec_fn=default_signals,  # noqa: PLW1509 - one thread
             )
         finally:
             os.close(written)
@@ -193,6 +199,7 @@ class Supervisor:
         for process in self._deciders(left):
             if process not in self.asked:
                 self.asked.add(process)
+                self.caught = processes.catches(process, signal.SIGTERM) or self.caught  # before it can leave
                 processes.send(process, signal.SIGTERM)
 
     def _deciders(self, left: list[Stat]) -> list[Process]:
@@ -268,7 +275,9 @@ class Supervisor:
         ending = endings.judge(
             exit_code=-signal.SIGKILL if self.exit_code is None else self.exit_code,
             stop_reason=reason,
-            stop_seen=(self.run_dir / "stop-seen").exists(),
+            stop_seen=(self.run_dir / STOP_SEEN).exists(),
+            caught=self.caught,
+            done=(self.run_dir / DONE).exists(),
             grace=self.stop["grace"] if self.stop else 0.0,
             killed_after_grace=self.killed,
             kernel_oom=kernel_oom,
@@ -292,6 +301,7 @@ class Supervisor:
             started_at=self.started_at,
             stop_reason=stop_reason,
             killed_after_grace=self.killed,
+            sigterm_caught=self.caught,
             oom=outcome == "oom",
             tail=tail,
             survivors=survivors,
@@ -303,6 +313,13 @@ def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> 
     content = {"exit_code": None, **more, "ended_at": time.time(), "outcome": outcome, "message": message}
     write_atomically(run / "exit.json", json.dumps(content).encode())
     return content
+
+
+def default_signals() -> None:
+    """A job starts with default dispositions and an empty mask: what we, or whoever started Stoker, ignore or block is inherited."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def is_launcher(pid: int) -> bool:

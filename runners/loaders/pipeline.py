@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError
+from .drawn_order import DrawnOrder
 from .kinds import Kinds
 from .readings.meters import BusyClock
 from .readings.window import Readings
@@ -76,6 +77,7 @@ class Pipeline:
         self._sizing = threading.Lock()  #: a tuner sets while the consumer begins a pass
         self._pass: Pass | None = None
         self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
+        self._order: DrawnOrder | None = getattr(getattr(self.stages[0], "sampler", None), "order", None)  #: of a loader's sampler
         self._iterations = 0
         self._readings = Readings(self.stages, self._kinds, _positive(name, "samples_per_item", samples_per_item))
         self._process = os.getpid()
@@ -161,6 +163,10 @@ class Pipeline:
         self._end_pass()
         source = self.stages[0]
         assert isinstance(source, Source)
+        if self._begun:
+            self._progress, self._begun = Progress(self._progress.number + 1), False
+        elif self._order is not None and self._progress.delivered:
+            self._order.redraw()
         try:
             begun = source.begin()
         except Exception as error:
@@ -211,7 +217,8 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the consumer is, in plain values. What was prefetched and not delivered is not in it, and is produced again."""
-        return {**self._progress.state(), "stages": _signature(self.stages), "ordered": self.ordered}
+        order = {"order": self._order.state()} if self._order is not None else {}
+        return {**self._progress.state(), "stages": _signature(self.stages), "ordered": self.ordered, **order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass goes on where the state was taken, over the same source.
@@ -223,6 +230,8 @@ class Pipeline:
             raise UsageError(f"{self.name}: the state is of other stages ({made_by[0]}) than this pipeline's ({_signature(self.stages)})")
         self._end_pass()
         self._progress, self._begun = Progress.of(state), False
+        if self._order is not None and "order" in state:  # older states have none
+            self._order.load(state["order"])
 
     def _given(self) -> Mapping[int, int]:
         """Sizes of the pass that runs, which has fewer workers than were set where no more could be started."""
@@ -247,6 +256,8 @@ class Pipeline:
                     item = running.next()
                 except Drained:
                     self._progress, self._begun = Progress(running.progress.number + 1), False
+                    if self._order is not None:
+                        self._order.end()
                     return
                 except Stopped:
                     raise self._ended() from None
@@ -265,8 +276,6 @@ class Pipeline:
     def _begin(self, source: Iterator[Any], iteration: int) -> Pass:
         if iteration != self._iterations:
             raise self._ended()
-        if self._begun:
-            self._progress = Progress(self._progress.number + 1)
         self._begun = True
         with self._sizing:
             running = self._pass = Pass(

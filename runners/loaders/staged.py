@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 from ...engine.errors import UsageError
 from ..train import rng
 from .collate import keep_to_own_memory
+from .drawn_order import DrawnOrder
 from .pipeline import Pipeline
 from .stages import Map, Prefetch, Source, Stage
 from .worker_shares import CountedShares, Shares
@@ -136,15 +137,19 @@ class Indices:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
+        self.order = DrawnOrder(loader)
 
     def __iter__(self) -> Iterator[Wanted]:
+        return self.order.draw(self._draw)
+
+    def _draw(self) -> tuple[Iterator[Wanted], Any]:
         loader = self._loader
         sampler = iter(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         seed = _base_seed(loader)
         # A sampler draws its own seed when its first index is wanted. Wanted here and not in the source's thread, what the
         # training draws meanwhile cannot come in between.
         first = list(islice(sampler, 1))
-        return (Wanted(where, (seed + number) % 2**63) for number, where in enumerate(chain(first, sampler)))
+        return (Wanted(where, (seed + number) % 2**63) for number, where in enumerate(chain(first, sampler))), first
 
 
 class CountedIndices(Indices):

@@ -184,7 +184,7 @@ class Trainer:
             self.model.eval()
             try:
                 with rng.preserved(), torch.no_grad():  # whether and when one evaluates must not change the training
-                    metrics = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
+                    metrics = _metrics(self.task.evaluate(self.model))
             except Interrupted:
                 interrupted = True
             else:
@@ -327,3 +327,18 @@ class Trainer:
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
         feeds: list[State] = state.get("feeds", [])
         return feeds
+
+
+def _metrics(returned: Any) -> dict[str, float]:
+    """What `evaluate` returned; UsageError that names what is no metric."""
+    if not isinstance(returned, Mapping):
+        raise UsageError(f"the task's evaluate() must return a mapping of names to numbers, not {type(returned).__name__}")
+    metrics: dict[str, float] = {}
+    for name, value in returned.items():
+        if not isinstance(name, str):
+            raise UsageError(f"the task's evaluate() returns a metric named {name!r}; a name is a string")
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise UsageError(f"the task's evaluate() returns {name} = {repr(value)[:100]}, which is not one number") from None
+    return metrics

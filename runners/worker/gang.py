@@ -9,16 +9,35 @@ import os
 import signal
 import sys
 
+from ..host.rundir import PREEMPTED_EXIT
+
+CRASHED_GRACE = 3  #: seconds until the ranks beside one that crashed are killed: they wait for it in a collective
+
 
 def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as launch
 
+    _end_soon_after_a_crash()
     try:
         launch(sys.argv[1:])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         _leave(failure.exitcode)
+
+
+def _end_soon_after_a_crash() -> None:
+    """torch's launcher gives the other ranks 30 s after SIGTERM, which they take as: write a checkpoint at the end of this step."""
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    close = SubprocessContext._close
+
+    def soon(context: SubprocessContext, death_sig: signal.Signals, timeout: int = 30) -> None:
+        # One that left because it was asked to has written its checkpoint; the others may still be at theirs.
+        crashed = any(failure.exitcode != PREEMPTED_EXIT for failure in context._failures.values())
+        close(context, death_sig, min(timeout, CRASHED_GRACE) if crashed else timeout)
+
+    SubprocessContext._close = soon  # type: ignore[assignment,method-assign]
 
 
 def _leave(code: int) -> None:

@@ -5,9 +5,11 @@ Outside Stoker (no ``STOKER_RUN_DIR``) nothing is written, no signal handler is 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
+import operator
 import os
 import signal
 import sys
@@ -18,12 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..host.rundir import CPUS, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR
+from ..host.rundir import CPUS, DONE, ENV_CHECKPOINTS, ENV_NODE_RANK, ENV_RUN_DIR, STOP_SEEN
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
 _TAIL = 1 << 16  #: bytes read back to find the last record; a record is a few hundred
 _LONGEST_NAME = 200  #: of a value, as in `protocol`, whose import would cost a script more than all the rest
+_LARGEST, _MOST, _MOST_VALUES = 1e300, 2**62, 1000  #: a value, a whole number, values of one report; also as there
 _MEMORY_INTERVAL = 1.0  #: seconds between looks at the peak of GPU memory, which cost more than a record
 
 
@@ -74,7 +77,8 @@ class _Reports:
         """Say it on stderr, once."""
         if about not in self._complained:
             self._complained.add(about)
-            sys.stderr.write(f"stoker: {message}\n")
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                sys.stderr.write(f"stoker: {message}\n")
 
 
 class _Share:
@@ -144,18 +148,20 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
         return
     reports = state.reports or state.open_reports(state.run_dir)
     now = time.time()
-    record: dict[str, Any] = {"seq": 0, "ts": now, "step": int(step)}
+    record: dict[str, Any] = {"seq": 0, "ts": now, "step": _count("step", step)}
+    if len(values) > _MOST_VALUES:
+        raise ValueError(f"report: {len(values)} values; one report takes {_MOST_VALUES} at most")
     if values:
         record["values"] = _finite(values, step, reports)
     if total is not None:
-        record["total"] = int(total)
+        record["total"] = _count("total", total)
     if checkpoint is not None:
-        record["checkpoint"] = int(checkpoint)
+        record["checkpoint"] = _count("checkpoint", checkpoint)
     if memory is None and now - state.memory_read >= _MEMORY_INTERVAL:
         state.memory_read = now
         memory = _peak_gpu_memory()
     if memory is not None:
-        record["memory"] = int(memory)
+        record["memory"] = _count("memory", memory)
     reports.append(record)
 
 
@@ -212,8 +218,17 @@ def should_stop(*, sync: bool = False) -> bool:
         stop = any_rank(stop)
     if stop and not state.seen:
         state.stop = state.seen = True
-        (state.run_dir / "stop-seen").touch()
+        (state.run_dir / STOP_SEEN).touch()
     return stop
+
+
+def done() -> None:
+    """All work is finished and saved: exit code 0 then means completion, even if the job was asked to stop in its last moments.
+
+    Only needed by a script that handles SIGTERM or asks `should_stop`, and reports no ``total``. In a gang each rank calls it.
+    """
+    if _state.run_dir is not None:
+        (_state.run_dir / DONE).touch()
 
 
 def checkpoint_dir() -> Path:
@@ -244,19 +259,45 @@ def _listen(state: _State) -> None:
 def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str, float]:
     finite: dict[str, float] = {}
     for name, value in values.items():
-        if not 0 < len(name) <= _LONGEST_NAME:
-            reports.complain("name", f"{name[:40]!r}…: a value's name has 1 to {_LONGEST_NAME} characters; it is left out")
+        if not 0 < len(name) <= _LONGEST_NAME or not _is_text(name):
+            reports.complain(
+                "name", f"{name[:40]!a}…: a value's name has 1 to {_LONGEST_NAME} characters, all of them Unicode; it is left out"
+            )
             continue
         try:
             number = float(value)
-        except (TypeError, ValueError):
-            raise TypeError(f"report: {name} must be a number, not {type(value).__name__} {value!r}") from None
-        if math.isfinite(number):
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # a RuntimeError is torch's, of several elements
+            raise TypeError(f"report: {name} must be a number, not {type(value).__name__} {repr(value)[:100]}") from None
+        if abs(number) <= _LARGEST:
             finite[name] = number
         else:
             reports.complain(name, f"{name} is {number} at step {step}; such values are counted as 'nonfinite', not stored")
             finite["nonfinite"] = finite.get("nonfinite", 0.0) + 1.0
     return finite
+
+
+def _is_text(name: str) -> bool:
+    """Without halves of surrogate pairs, as `os.fsdecode` makes of a file's name that is not UTF-8."""
+    try:
+        name.encode()
+        return True
+    except UnicodeEncodeError:
+        return False
+
+
+def _count(name: str, value: Any) -> int:
+    """A whole number that the tables can hold; raises for any other, rather than to lose it later without a word."""
+    number: int | None
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        try:
+            number = int(value) if not isinstance(value, (str, bytes)) and float(value).is_integer() else None
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            number = None
+    if number is None or not 0 <= number <= _MOST:
+        raise ValueError(f"report: {name} must be a whole number from 0 to {_MOST}, not {type(value).__name__} {repr(value)[:100]}")
+    return number
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,17 @@ checkpoint; `OOM_EXIT` out of memory; 2 the spec is wrong, one line on stderr sa
 from __future__ import annotations
 
 import atexit
+import fcntl
 import importlib
 import inspect
 import logging
 import os
+import stat
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -101,6 +103,8 @@ def _train(spec: JobSpec, profile: bool) -> int:
             done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
             done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, **loading).run()
+        if done:
+            script.done()
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()
@@ -193,23 +197,34 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _leave(code: int) -> NoReturn:
-    """Leave without taking the interpreter down, where threads are left that may hold tensors.
+    """Leave without taking the interpreter down, which takes half a second with torch's modules, and may abort the process.
 
     Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
     threads hold those of the last collectives, although the group was destroyed (pytorch #179291), and a thread that loads a batch which
-    nobody waits for any more holds what it loads.
+    nobody waits for any more holds what it loads. The teardown is made only where it may write what a Python file still holds.
     """
-    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or any(thread.daemon for thread in threads):
-        for thread in threads:
-            if not thread.daemon:  # the user's, which the interpreter would wait for
-                thread.join()
-        atexit._run_exitfuncs()  # of the user's code
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the user's threads, and ends those of idle executors
+    atexit._run_exitfuncs()  # of the user's code
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    daemons = any(thread.daemon for thread in threading.enumerate() if thread is not threading.current_thread())
+    if daemons or int(os.environ.get("WORLD_SIZE", "1")) > 1 or not _writes_a_file():
         os._exit(code)
     sys.exit(code)
+
+
+def _writes_a_file() -> bool:
+    """Whether a file is open for writing, beside the standard streams and the reports, which have no buffer."""
+    reports = Path(os.environ.get(ENV_RUN_DIR, "/"))
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this very listing is gone
+            if int(entry.name) <= 2 or not stat.S_ISREG(entry.stat().st_mode) or entry.readlink().parent == reports:
+                continue
+            if fcntl.fcntl(int(entry.name), fcntl.F_GETFL) & os.O_ACCMODE:
+                return True
+    return False
 
 
 if __name__ == "__main__":

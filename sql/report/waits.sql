@@ -1,16 +1,21 @@
 -- Seconds waited by reason: a row for each job and reason ($by_job), or for each model and reason.
--- A stay in 'submitted' waits for other jobs or for a release; a stay in 'pending' for GPUs, and how the
--- lease before it ended says why it needs them again; 'assigned' and 'starting' are the start-up, GPUs in hand.
+-- A stay in 'submitted' waits for other jobs or for a release; a stay in 'pending' for the other tasks of its
+-- array while as many run as may ('cap'), else for GPUs, and how the lease before it ended says why it needs them again; 'assigned' and 'starting' are the start-up, GPUs in hand.
 WITH chosen AS (
     SELECT j.id, j.name, j.model, j.id IN (SELECT d.job_id FROM dependencies d) AS depends
     FROM jobs j
     WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
 ),
-stays AS (
-    SELECT e.job_id, e.lease_id, e.after, e.reason, lag(e.after) OVER (PARTITION BY e.job_id ORDER BY e.seq) AS before,
-           coalesce(lead(epoch(e.ts)) OVER (PARTITION BY e.job_id ORDER BY e.seq), $now) - epoch(e.ts) AS seconds
+entered AS (
+    SELECT e.seq, e.job_id, e.lease_id, e.after, e.reason, lag(e.after) OVER (PARTITION BY e.job_id ORDER BY e.seq) AS before
     FROM events e JOIN chosen c ON c.id = e.job_id
     WHERE e.kind = 'job.state'
+),
+stays AS (
+    SELECT s.job_id, s.lease_id, s.after, s.reason, s.before, e.kind = 'job.waiting' AND e.after = 'cap' AS capped,
+           coalesce(lead(epoch(e.ts)) OVER (PARTITION BY e.job_id ORDER BY e.seq), $now) - epoch(e.ts) AS seconds
+    FROM events e ASOF JOIN entered s ON s.job_id = e.job_id AND s.seq <= e.seq
+    WHERE e.kind IN ('job.state', 'job.waiting')
 ),
 reasons AS (
     SELECT s.job_id, s.seconds,
@@ -18,6 +23,7 @@ reasons AS (
                WHEN s.after IN ('assigned', 'starting') THEN 'start'
                WHEN s.after = 'submitted' AND c.depends AND s.reason <> 'held' THEN 'dependency'
                WHEN s.after = 'submitted' THEN 'held'
+               WHEN s.capped THEN 'cap'
                WHEN s.before IS NULL OR s.before = 'submitted' OR l.outcome = 'profiled' THEN 'gpus'
                WHEN l.outcome = 'preempted' THEN 'preempted'
                WHEN l.outcome IN ('lost', 'unkillable') THEN 'lost'

@@ -92,7 +92,7 @@ def test_gpus_that_may_not_be_given_are_named_as_what_is_lacking(policy, unusabl
 
 def test_gpus_that_are_held_are_not_said_to_be_kept_back():
     (entry,) = plan("priority", make_view([2, 2], [Job(1, held=(1,)), Job(2, gpus=2)], unusable=[2])).waiting
-    assert entry.reason.text == "needs 2 GPUs on one node; too few are free, or held by jobs of lower priority that may be stopped now"
+    assert entry.reason.text == "needs 2 GPUs on one node; too few are free, and jobs of lower priority cannot give way now"
 
 
 def test_a_displaced_job_that_outgrew_the_pool_is_told_so():

@@ -98,7 +98,7 @@ def test_tiresias_worked_example():
     assert given_gpus(answer) == {1: (0, 1), 2: (2,), 4: (3,)}
     assert list(answer.order) == [5, 3]
     assert [waiting.reason.text for waiting in answer.waiting] == [
-        "needs 1 GPU; too few are free, or held by jobs of lower queues that may be stopped now"
+        "needs 1 GPU; too few are free, and jobs of lower queues cannot give way now"
     ]
     # 1 sinks first: it has 1250 GPU-seconds to go, on two GPUs.
     assert answer.wake_at == NOW + 625

@@ -294,6 +294,28 @@ def test_an_output_that_cannot_be_written_gets_one_line(line: str, output: str, 
     assert (done.returncode, done.stderr) == (1, f"stoker: error: cannot write the output: {why}\n")
 
 
+@pytest.mark.parametrize("line", ["submit -", "sql", "submit --dry-run -"])
+def test_a_closed_standard_input_is_an_empty_one(tmp_path: Path, line: str) -> None:
+    said = []
+    for given in ("<&-", "</dev/null"):
+        command = f"{shlex.quote(sys.executable)} -m stoker {line} {given}"
+        environment = {**os.environ, "STOKER_HOME": str(tmp_path)}
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=environment)
+        assert "report it" not in done.stderr
+        said.append((done.returncode, done.stdout, done.stderr))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("line", ["backup b.duckdb", "submit -- true", "trace import t.csv", "submit job.yaml"])
+def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, line: str) -> None:
+    command = f"cd gone; rmdir ../gone; {shlex.quote(sys.executable)} -P -m stoker {line}"
+    (tmp_path / "gone").mkdir()
+    environment = {**os.environ, "STOKER_HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode not in (0, 1)
+    assert "report it" not in done.stderr
+
+
 def test_who_closes_stderr_gets_the_answer_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("key,submitted,duration,gpus_min\na,0,1,1\n")
     command = f"{shlex.quote(sys.executable)} -m stoker trace import t.csv --dry-run 2>&-"

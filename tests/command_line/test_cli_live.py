@@ -26,6 +26,7 @@ from stoker.engine.client import Client
 from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.home import Home
 from stoker.policies.registry import POLICIES
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("cli-live")
 
@@ -240,6 +241,23 @@ def test_names_are_resolved_by_the_daemon(stoker: Stoker, jobs: dict[str, int]) 
     assert code == 3 and "good" in err
 
 
+def test_logs_of_a_silent_retry_are_those_of_the_attempt_before(stoker: Stoker, jobs: dict[str, int]) -> None:
+    script = "if [ -e tried ]; then exec sleep 600; else touch tried; echo the first; exit 3; fi"
+    Path("again.yaml").write_text(
+        f"name: again\ncommand: [sh, -c, '{script}']\nworkdir: {Path.cwd()}\nretries: {{limit: 1, backoff: 0.1}}\ndeadline: 2h\n"
+    )
+    assert stoker("submit", "again.yaml")[0] == 0
+    until(
+        lambda: (
+            [(row["state"], row["attempts"]) for row in json.loads(stoker("ps", "--json")[1]) if row["name"] == "again"] == [("running", 2)]
+        )
+    )
+    code, out, err = stoker("logs", "again")
+    assert (code, out) == (0, "the first\n") and "has written nothing yet; this is lease" in err
+    assert re.search(r"again .*(safe|unknown), in [12]h", stoker("ps")[1]), "when a deadline is, not only how it stands"
+    assert stoker("cancel", "again")[0] == 0
+
+
 def test_recurring_jobs(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert stoker("submit", "--name", "nightly", "--cron", "0 3 * * *", "--", "true")[1] == "schedule 1\n"
     assert "nightly" in stoker("schedule", "list")[1]
@@ -259,6 +277,14 @@ def test_sql(stoker: Stoker, jobs: dict[str, int], monkeypatch: pytest.MonkeyPat
     assert "good" in stoker("sql", "-f", "query.sql")[1]
     code, out, err = stoker("sql", "--limit", "1", query)
     assert out == "name  exit_code\nbad   3\n" and "only the first 1 rows" in err
+    for where in ([], ["--to", "all.csv"]):  # what goes to a program has all rows, or is refused
+        code, out, err = stoker("sql", "-o", "csv", *where, "SELECT range AS i FROM range(20000)")
+        assert code == 0 and (Path("all.csv").read_text() if where else out).count("\n") == 20001
+    code, out, err = stoker("sql", "-o", "csv", "--to", "more.csv", "SELECT range AS i FROM range(1000001)")
+    assert (code, out, Path("more.csv").exists()) == (7, "", False) and "more than 1000000 rows" in err
+    assert len(json.loads(stoker("sql", "--json", "SELECT range AS i FROM range(20000)")[1])) == 20000
+    code, out, err = stoker("sql", "-o", "csv", "--limit", "2", "SELECT range AS i FROM range(9)")
+    assert (code, out) == (0, "i\n0\n1\n") and "only the first 2 rows, as --limit says" in err
     assert stoker("sql", "SELECT 1 AS one WHERE false")[1] == "one\n(no rows)\n"
     for bad in ("DROP TABLE jobs", "SELECT * FROM job", "SELEC 1", "SELECT 1; SELECT 2", "FROM read_csv('/etc/passwd')"):
         code, out, err = stoker("sql", bad)
@@ -281,7 +307,7 @@ def test_watch_repeats_until_interrupted(live: Path) -> None:
         while seen < 2:
             seen += process.stdout.readline() == "42\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(patient(60)) == 130
         assert process.stderr.read().strip() == ""
 
 
@@ -425,7 +451,7 @@ def test_top_fills_a_terminal_and_leaves_it_as_it_was(live: Path, jobs: dict[str
         while b"q quit" not in text:
             text += os.read(master, 65536)
         os.write(master, key)
-        assert process.wait(60) == (0 if key == b"q" else 130)
+        assert process.wait(patient(60)) == (0 if key == b"q" else 130)
     assert termios.tcgetattr(slave) == before
     os.close(slave)
     os.close(master)
@@ -446,7 +472,7 @@ def test_top_ends_when_its_terminal_has_gone(live: Path, jobs: dict[str, int]) -
             text += os.read(master, 65536)
         os.close(master)
         try:
-            process.wait(60)
+            process.wait(patient(60))
         finally:
             process.kill()
 

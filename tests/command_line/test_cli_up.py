@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -10,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from e2e import until
 from small_disk import Quota, SmallDisk
 from stoker.engine.cli.children import FIRST_PAUSE, LONGEST_PAUSE, Child, describe_exit
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from stoker.runners.host import processes
+from waiting import patient, until
 
 
 class Up:
@@ -29,6 +31,10 @@ class Up:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self.client = Client(home, url="", token="")
+
+    def until(self, what: Callable[[], Any]) -> Any:
+        """What it brings about; fails with its last words at once when it has ended."""
+        return until(what, says=lambda: self.said()[-3000:], alive=(self.process,))
 
     def daemon(self) -> int:
         return int(self.client.get("/v1/status")["pid"])
@@ -50,29 +56,62 @@ def up(home: Home) -> Iterator[Callable[..., Up]]:
         one.client.close()
         if one.process.poll() is None:
             one.process.terminate()
-        one.process.wait(60)
+        one.process.wait(patient(60))
 
 
 def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Callable[..., Up]) -> None:
     running = up("--slots", "1", "--node", "here")
-    first = until(running.daemon)
-    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    first = running.until(running.daemon)
+    agent = running.until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
     os.kill(first, signal.SIGKILL)
-    second = until(lambda: (found := running.daemon()) != first and found)
+    second = running.until(lambda: (found := running.daemon()) != first and found)
     assert "the daemon died (signal SIGKILL); restarting it in 500ms" in running.said()
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(90) == 0
+    assert running.process.wait(patient(90)) == 0
     for pid in (agent, second):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
+def daemons(up: Up) -> dict[int, list[str]]:
+    """Command lines of its daemons that have begun."""
+    lines: dict[int, list[str]] = {}
+    for one in processes.descendants(up.process.pid, processes.table()):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{one.process.pid}/cmdline").read_text().split("\0")
+            if "stoker.engine.daemon" in words:
+                lines[one.process.pid] = words
+    return lines
+
+
+def test_a_daemon_that_is_killed_while_it_starts_is_restarted(home: Home, up: Callable[..., Up]) -> None:
+    """What may be lost is accepted for the first daemon that answers, and for none after it."""
+    running = up("--slots", "1", "--node", "here", "--accept-loss")
+    ((first, words),) = running.until(lambda: daemons(running)).items()
+    os.kill(first, signal.SIGKILL)
+    assert "--accept-loss" in words
+    ((second, words),) = running.until(lambda: (found := daemons(running)) and first not in found and found).items()
+    assert "the daemon died (signal SIGKILL); restarting it in 500ms" in running.said() and "--accept-loss" in words
+    running.until(lambda: running.daemon() == second)
+    running.until(lambda: running.client.get("/v1/runners")["runners"])
+
+    def no_more_loss() -> bool:
+        pid = running.daemon()
+        os.kill(pid, signal.SIGKILL)
+        ((_, words),) = running.until(lambda: (found := daemons(running)) and pid not in found and found).items()
+        return "--accept-loss" not in words
+
+    running.until(no_more_loss)  # it may be killed before `up` has seen that it answers
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(patient(90)) == 0
+
+
 def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None:
     running = up("--slots", "1", "--node", "here")
-    until(running.daemon)
-    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    running.until(running.daemon)
+    agent = running.until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
     os.kill(agent, signal.SIGKILL)
-    until(lambda: running.client.get("/v1/runners")["runners"][0]["pid"] != agent)
+    running.until(lambda: running.client.get("/v1/runners")["runners"][0]["pid"] != agent)
     assert "the runner died (signal SIGKILL)" in running.said()
 
 
@@ -80,8 +119,8 @@ def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk 
     """Its log is on that disk as well. It used to die of the line that tells of the daemon's death, and to take the runner along."""
     running = up("--slots", "1", "--node", "here")
     pid = running.process.pid
-    first = until(running.daemon)
-    agent = until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
+    first = running.until(running.daemon)
+    agent = running.until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
     with running.log.open("ab") as log:  # to the end of a block: in one that it has already there would be room for more lines
         log.write(b"\n" * (-log.tell() % 4096))
     disk.fill(pid)
@@ -89,19 +128,18 @@ def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk 
     tried: set[int] = set()
 
     def twice() -> bool:
-        assert running.process.poll() is None
         tried.update(one.process.pid for one in processes.descendants(pid, processes.table()))
         return len(tried - {first, agent}) >= 2
 
-    until(twice)
+    running.until(twice)
     os.kill(agent, 0)
     disk.free(pid)
-    second = until(running.daemon)
-    until(lambda: running.client.get("/v1/runners")["runners"][0]["state"] == "up")
+    second = running.until(running.daemon)
+    running.until(lambda: running.client.get("/v1/runners")["runners"][0]["state"] == "up")
     assert running.client.get("/v1/runners")["runners"][0]["pid"] == agent, "it went on all the time"
     disk.fill(pid)
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(90) == 0, "a last line that is lost does not change the exit code"
+    assert running.process.wait(patient(90)) == 0, "a last line that is lost does not change the exit code"
     for ended in (agent, second):
         with pytest.raises(ProcessLookupError):
             os.kill(ended, 0)
@@ -109,32 +147,34 @@ def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk 
 
 def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
     running = up("--no-runner")
-    until(running.daemon)
+    running.until(running.daemon)
     done = subprocess.run([sys.executable, "-m", "stoker", "--home", str(home.path), "down", "--json"], capture_output=True, check=True)
     assert b'"stopped": true' in done.stdout
     # `down` answers when all is over, so that an `up` may follow at once.
-    assert running.process.wait(60) == 0
+    assert running.process.wait(patient(60)) == 0
     assert not home.socket.exists()
 
 
 def test_down_ends_an_up_whose_daemon_cannot_be_started_again(home: Home, up: Callable[..., Up]) -> None:
     running = up("--no-runner")
-    os.kill(until(running.daemon), signal.SIGKILL)
+    daemon = running.until(running.daemon)
+    os.kill(daemon, signal.SIGSTOP)
     home.database.write_bytes(b"this is no database" * 1000)
-    until(lambda: "the daemon died (exit code 8); restarting it" in running.said())
+    os.kill(daemon, signal.SIGKILL)
+    running.until(lambda: "the daemon died (exit code 8); restarting it" in running.said())
     down = [sys.executable, "-m", "stoker", "--home", str(home.path), "down"]
     refused = subprocess.run([*down, "--workers"], capture_output=True, text=True, check=False)
     assert refused.returncode == 6, "nobody could stop the jobs"
     done = subprocess.run(down, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "no daemon answered; 'stoker up', which was to keep one running, has ended\n"), done.stderr
-    assert running.process.wait(60) == 0
+    assert running.process.wait(patient(60)) == 0
 
 
 @pytest.mark.parametrize("how", [["up"], ["up", "--detach"]])
 def test_what_cannot_start_is_not_tried_again(home: Home, how: list[str]) -> None:
     home.database.write_bytes(b"this is no database" * 1000)
     command = [sys.executable, "-m", "stoker", "--home", str(home.path), *how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 8
     assert "stoker: error: " in done.stderr and "Traceback" not in done.stderr
     assert "the daemon did not start (exit code 8)" in done.stderr
@@ -147,7 +187,7 @@ def test_a_runner_that_can_never_start_is_given_up(home: Home, up: Callable[...,
     with (home.path / "runners" / "here.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         running = up("--slots", "1", "--node", "here")
-        until(lambda: "is not tried again" in running.said())
+        running.until(lambda: "is not tried again" in running.said())
         assert running.daemon()
     assert running.said().count("a runner of node 'here' is running already") == 1
     assert "restarting it" not in running.said()
@@ -156,7 +196,7 @@ def test_a_runner_that_can_never_start_is_given_up(home: Home, up: Callable[...,
 def test_bad_configuration_is_named(home: Home) -> None:
     Path(home.config).write_text("[polcy]\n")
     command = [sys.executable, "-m", "stoker", "--home", str(home.path), "up"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 2 and "config.toml" in done.stderr and "did you mean 'policy'" in done.stderr
 
 

@@ -25,6 +25,7 @@ from stoker.engine.report import Table, read_report, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.store.reading import read_on
 from stoker.engine.store.sqlfiles import MIGRATIONS
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -230,6 +231,17 @@ def test_waits_by_reason(report: Report) -> None:
     }
 
 
+def test_the_wait_for_max_running_is_not_one_for_gpus() -> None:
+    made = History()
+    made.job(1, "task", 0, 0)
+    for at_, code in ((5, "cap"), (35, "resources"), (50, "behind")):
+        seq = len(made.rows["events"]) + 1
+        made.add("events", seq=seq, ts=at_, kind="job.waiting", job_id=1, after=code, actor="t", reason=code)
+    made.run(1, [0], 70, 71, 90, "completed", "completed")
+    found = read_report(Database(made), now=T0 + 100)
+    assert {row["code"]: row["seconds"] for row in found.waits} == {"gpus": 40, "cap": 30, "start": 1}
+
+
 def at(steps: Steps, seconds: float) -> float:
     return float(steps.value[np.searchsorted(steps.moment, T0 + seconds, side="right") - 1])
 
@@ -429,7 +441,7 @@ def test_an_answer_cut_short_is_said(tmp_path: Path) -> None:
 def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
     code = "import sys, stoker.engine.report as r; assert 'matplotlib' not in sys.modules; import stoker.engine.report.plots; " \
            "assert 'matplotlib.pyplot' not in sys.modules and 'duckdb' not in sys.modules"  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patient(60))
 
 
 def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.store.store import Committed, Store
 from stores import reopened
+from waiting import patient
 
 # -- Threads ---------------------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ def test_who_submits_and_then_asks_sees_it_while_many_ask(daemon: Callable[..., 
     over = threading.Event()
 
     def watch() -> int:
-        with contextlib.closing(Client(running.home, url="", timeout=120)) as client:
+        with contextlib.closing(Client(running.home, url="", timeout=patient(120))) as client:
             count = 0
             while not over.is_set():
                 client.get("/v1/jobs")
@@ -299,7 +300,7 @@ def test_slow_statements_keep_nobody_waiting_and_not_the_end(daemon: Callable[..
     running = daemon()
 
     def ask() -> object:
-        with contextlib.closing(Client(running.home, url="", timeout=120)) as client, contextlib.suppress(StokerError):
+        with contextlib.closing(Client(running.home, url="", timeout=patient(120))) as client, contextlib.suppress(StokerError):
             return client.post("/v1/sql", {"query": "SELECT count(*) FROM range(1000000000) a, range(1000000000) b", "timeout": 100.0})
 
     client = running.client()
@@ -350,7 +351,7 @@ def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(daemon: Callable
 
 
 def _open(port: int, sent: bytes = b"") -> socket.socket:
-    peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+    peer = socket.create_connection(("127.0.0.1", port), timeout=patient(60))
     with contextlib.suppress(ConnectionError):
         peer.sendall(sent)
     return peer
@@ -524,7 +525,7 @@ def test_a_store_closes_though_a_query_runs_and_says_when_its_writer_hangs(datab
     reading.start()
     until(lambda: store._readers._lent)
     assert store.close(time.monotonic() + 30) is True
-    reading.join(30)
+    reading.join(patient(30))
     assert [type(error).__name__ for error in failed] == ["InterruptException"]
     again = reopened(database)
     assert again.rows("api/schema_version")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any
 
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, Said, command, end_workers, free_port, until
+from stoker.engine.cli.checks import Finding, trouble
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import StokerError, UsageError
 from stoker.engine.home import Home
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("bad-input")
 
@@ -102,13 +105,16 @@ class Live:
 
     def raw(self, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         """One request as it is given, nothing quoted or checked."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         connection._encode_request = lambda line: line.encode("utf-8", "surrogateescape")  # type: ignore[attr-defined]
         connection._validate_path = lambda url: None  # type: ignore[attr-defined]
         with closing(connection):
             connection.request(method, target, body, {"Authorization": f"Bearer {self.token}", **(headers or {})})
             answer = connection.getresponse()
             return answer.status, answer.read()
+
+    def metrics(self) -> str:
+        return self.raw("GET", "/metrics")[1].decode()
 
     @property
     def token(self) -> str:
@@ -541,7 +547,7 @@ def test_a_revoked_token_is_refused_at_once(live: Live) -> None:
 def test_a_runner_of_another_version_is_turned_away(live: Live) -> None:
     code = "import sys, stoker.runners.host.agent as agent; agent.VERSION = 99; sys.exit(agent.main(sys.argv[1:]))"
     options = ["--home", str(live.home.path), "--node", "newer", "--slots", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 2
     words = "stoker runner: runner newer speaks protocol 99, the daemon 1: install the same version of stoker\n"
     assert done.stderr == words
@@ -549,7 +555,7 @@ def test_a_runner_of_another_version_is_turned_away(live: Live) -> None:
 
 
 def test_a_second_runner_of_the_same_name_is_refused(live: Live) -> None:
-    done = subprocess.run([*live.runner.command], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([*live.runner.command], capture_output=True, text=True, check=False, timeout=patient(120))
     assert done.returncode == 4 and "a runner of node 'here' is running already" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -572,7 +578,7 @@ def gang(live: Live) -> Iterator[tuple[int, int]]:
 
 
 PLANS = {
-    "Raises": ("error", "RuntimeError: I am broken"),
+    "Raises": ("error", 'RuntimeError: I am broken (foreign.py, line 26: raise RuntimeError("I am\\nbroken"))'),
     "Leaves": ("error", "SystemExit: bye"),
     "SaysNothing": ("invalid", "plan() answered with a NoneType, not a Plan"),
     "SaysNonsense": ("invalid", "a str is not an Allocation"),
@@ -595,18 +601,40 @@ def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, ga
             with pytest.raises(UsageError, match=words):
                 live.client.post("/v1/policy", {"policy": f"foreign:{name}"})
             continue
-        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.05})
+        with pytest.raises(UsageError, match=f"foreign:{name} fails on what pool default holds now: .*--force"):
+            live.client.post("/v1/policy", {"policy": f"foreign:{name}"})
+        live.client.post("/v1/policy", {"policy": f"foreign:{name}", "interval": 0.05, "force": True})
         query = f"SELECT outcome, error FROM decisions WHERE policy = 'foreign:{name}'"
         ((found, error),) = until(lambda query=query: live.jobs.sql(query))
         assert (found, words in error) == (outcome, True), error
         assert live.jobs.sql("SELECT id, job_id, state FROM leases WHERE ended_at IS NULL") == before
+        _told_everywhere(live, name, error, waiting)
         assert live.daemon.said()[said:].count("Traceback") == (outcome == "error"), "said once, however often it happens"
         live.excused += outcome == "error"
     assert live.jobs.state(holder) == "running" and live.jobs.state(waiting) == "pending"
     # What a sound policy decides counts at once again.
     live.client.post("/v1/policy", {"policy": "fifo"})
+    until(lambda: live.jobs.waits(waiting) == "resources")
+    assert live.client.get("/v1/status")["pools"][0]["error"] is None
+    assert 'stoker_policy_failing{pool="default"} 0' in live.metrics()
     live.jobs.act("cancel", holder)
     assert live.jobs.ended(waiting)["state"] == "completed"
+
+
+def _told_everywhere(live: Live, name: str, error: str, waiting: int) -> None:
+    """A policy that fails is told wherever people look: its error, what it means, and what to do."""
+    remedy = "repair it and set it again, or use 'stoker policy set fifo --pool default'"
+    told = f"policy foreign:{name} of pool default fails, so nothing starts there: {error}; {remedy}"
+    until(lambda: (live.client.get(f"/v1/jobs/{waiting}")["waiting"] or {}).get("reason") == told)
+    assert live.jobs.waits(waiting) == "policy-error"
+    until(lambda: live.client.get(f"/v1/jobs/{waiting}/explain")["summary"] == f"waits: {told}")  # and no place in the queue any more
+    (pool,) = until(lambda: [row for row in live.client.get("/v1/status")["pools"] if row["error"] == error])
+    assert pool["remedy"] == remedy and pool["failing_since"] <= time.time()
+    assert [found for found in trouble(live.client.get("/v1/status")) if found.check == "policy"] == [
+        Finding("policy", "fail", f"foreign:{name} of pool default fails, so nothing starts there: {error}", remedy)
+    ]
+    assert live.jobs.sql(f"SELECT reason FROM events WHERE kind = 'policy.error' AND actor = 'policy:foreign:{name}'") == [(told,)]
+    assert 'stoker_policy_failing{pool="default"} 1' in live.metrics()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from small_disk import Quota, SmallDisk
 from stoker.engine.errors import StoreError, UsageError
 from stoker.engine.home import Home
 from stoker.engine.store.store import Store
+from waiting import patient
 
 # -- Daemons that cannot start ----------------------------------------------------------------------------------------------
 
@@ -23,7 +24,7 @@ from stoker.engine.store.store import Store
 def refused(home: Home, *arguments: str) -> Said:
     """A daemon that does not start: its exit code and what it said."""
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(120))
     return Said(done.returncode, done.stdout, done.stderr)
 
 

@@ -31,6 +31,7 @@ from stoker.runners.host import processes
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Run
 from stoker.runners.host.supervisor import write_exit
+from waiting import patient
 
 BODY = {"provenance": {"argv": ["test"], "cwd": "/"}}
 #: one of each kind of damage
@@ -183,7 +184,7 @@ def test_every_acknowledged_submission_survives_once(start_daemon) -> None:
     time.sleep(0.2)
     daemon.kill()
     for client in clients:
-        client.join(30)
+        client.join(patient(30))
     jobs = Jobs(daemon.start())
     there = dict(jobs.sql("SELECT idempotency_key, id FROM jobs"))
     assert acknowledged.items() <= there.items() and len(there) <= len(acknowledged) + len(clients)
@@ -329,7 +330,7 @@ def test_what_the_nodes_of_a_gang_report_is_not_taken_for_one(start_daemon, star
 
 def test_a_second_daemon_is_refused_and_the_first_goes_on(start_daemon, home: Home) -> None:
     first: DaemonProcess = start_daemon()
-    second = subprocess.run(first.command, capture_output=True, text=True, check=False, timeout=60)
+    second = subprocess.run(first.command, capture_output=True, text=True, check=False, timeout=patient(60))
     assert second.returncode == 4
     assert second.stderr == f"stoker: error: {home.path}: a daemon is already running here (pid {first.pid})\n"
     assert first.client().get("/v1/status")["pid"] == first.pid

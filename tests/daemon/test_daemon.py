@@ -24,21 +24,15 @@ from stoker.engine.jobs.schedule_rows import NewSchedule, add_schedule
 from stoker.engine.jobs.states import State
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import VERSION, GpuInfo, Hello, Report
+from stoker.engine.scheduling.policy_errors import would_fail
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Submission, Tier
 from stoker.engine.tasks import Tasks
+from stoker.policies.fifo import Fifo
+from waiting import patient, until
 
 PROVENANCE = Provenance(argv=[], cwd="/")
-
-
-def until(condition, seconds: float = 60.0):
-    """What ``condition`` answers as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.01)
-    return found
 
 
 def hello(node: str = "n1", slots: int = 2, **more) -> Hello:
@@ -66,12 +60,12 @@ class TestRealDaemon:
         assert first["leases"] == []
         got = []
         poll = {"node": "n1", "session": session, "version": first["version"], "wait": 600.0}
-        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=120)))
+        waiting = threading.Thread(target=lambda: got.append(runner.post("/v1/runner/poll", poll, timeout=patient(120))))
         waiting.start()
         user.post(
             "/v1/jobs", {"jobs": [{"name": "a", "recipe": "toy", "gpus_min": 2, "gpus_max": 2}], "provenance": {"argv": [], "cwd": "/"}}
         )
-        waiting.join(60)
+        waiting.join(patient(60))
         (lease,) = got[0]["leases"]
         assert (lease["job"], lease["gpus"], lease["world_size"], lease["stop"]) == (1, ["n1/cpu0", "n1/cpu1"], 2, None)
         assert lease["spec"]["name"] == "a" and got[0]["version"] != first["version"]
@@ -398,9 +392,55 @@ class TestScheduling:
         scheduling.flush()
         rows = self.decisions(store)[1:]
         assert [(row[1], row[2]) for row in rows] == [(3, "error"), (3, "invalid")]
-        assert rows[0][3] == "RuntimeError: out of ideas" and "\n" not in rows[1][3]
+        assert (
+            rows[0][3].startswith("RuntimeError: out of ideas (odd_policies.py, line 9: def plan(self, view): raise")
+            and "\n" not in rows[1][3]
+        )
         with store.read() as con:
             assert con.execute("SELECT state FROM jobs ORDER BY id").fetchall() == [("assigned",), ("pending",)]
+
+    def test_that_a_policy_fails_and_answers_again_is_an_event_each_and_hooks_hear_of_it(self, store, scheduling, tmp_path, monkeypatch):
+        (tmp_path / "moody_policies.py").write_text(
+            "from stoker.policies.fifo import Fifo\n"
+            "class Moody(Fifo):\n"
+            "    asked = 0\n"
+            "    def plan(self, view):\n"
+            "        self.asked += 1\n"
+            "        return super().plan(view) if self.asked % 4 == 0 else {}[self.asked]\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        hooks = Hooks(store, [Hook(("policy-error",), f'echo "$STOKER_EVENT $STOKER_REASON" >> {tmp_path}/heard')])
+        store.listen(hooks.committed)
+        put(store, *(JobSpec(name=f"j{i}", recipe="toy", gpus_min=2, gpus_max=2) for i in range(2)))
+        store.write(set_policy, PolicySetting("default", "moody_policies:Moody", 1.0, {}, "ann"))
+        scheduling.reload()
+        for _ in range(3):
+            scheduling.tick("default")
+        (pool,) = scheduling.in_force()
+        assert pool["error"].startswith("KeyError: 3 (moody_policies.py, line 6: return ") and pool["failing_since"] <= time.time()
+        with store.read() as con:
+            first, second = con.execute("SELECT code, reason FROM waiting").fetchall()
+        assert first == second and first[0] == "policy-error" and "KeyError: 1 (moody" in first[1], "rewritten by no later error"
+        scheduling.tick("default")
+        assert scheduling.in_force()[0]["error"] is None
+        kinds = "SELECT kind, detail->>'pool' FROM events WHERE kind LIKE 'policy.%' AND kind <> 'policy.set' ORDER BY seq"
+        with store.read() as con:
+            assert con.execute(kinds).fetchall() == [("policy.error", "default"), ("policy.recovered", "default")]
+            assert con.execute("SELECT code FROM waiting").fetchall() == [("resources",)]
+        hooks.close()
+        assert (tmp_path / "heard").read_text().startswith("policy-error policy moody_policies:Moody of pool default fails, so nothing")
+
+    def test_a_policy_on_trial_that_does_not_answer_is_said_to_fail(self, scheduling):
+        let_go = threading.Event()
+
+        class Hangs(Fifo):
+            def plan(self, view):
+                let_go.wait()
+                return super().plan(view)
+
+        assert would_fail(Hangs(Fifo.Config()), scheduling.look("default").view, 0.01) == "it does not answer within 0.01 s"
+        let_go.set()
+        assert scheduling.would_fail("default", Fifo(Fifo.Config())) is None
 
     def test_places_and_starts_are_forecast(self, store, scheduling):
         put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))

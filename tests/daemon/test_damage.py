@@ -24,6 +24,7 @@ from stoker.engine.errors import StoreError
 from stoker.engine.home import Home
 from stoker.engine.store.acknowledged import Acknowledged, open_checked
 from stoker.engine.store.store import Store, connect
+from waiting import patient
 
 NAMES = ("stoker.duckdb", "stoker.duckdb.wal", "stoker.acknowledged")
 DATABASE, WAL, SIDE = NAMES
@@ -149,7 +150,7 @@ def numbers(store: Store) -> set[int]:
 def refused(home: Home, *arguments: str) -> Said:
     """A daemon that does not start: its exit code and what it said."""
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(120))
     return Said(done.returncode, done.stdout, done.stderr)
 
 

@@ -126,3 +126,14 @@ def test_the_last_lines_are_those_that_were_written(tmp_path_factory: pytest.Tem
 
 def _unfinished(data: bytes) -> int:
     return int(data.endswith("é".encode()[:1]))
+
+
+def test_the_last_lines_show_what_a_progress_bar_wrote_last(tmp_path: Path) -> None:
+    path = tmp_path / "output.log"
+    bar = b"".join(b"\r%6d of 200000 \xe2\x96\x88" % step for step in range(200_000))
+    path.write_bytes(b"one\ntwo\r\n" + bar + b"\nlast\n")
+    piece = read_log(path, None, lines=3)
+    assert piece.text == "two\r\n199999 of 200000 █\nlast\n"
+    assert (piece.more, piece.place.offset) == (False, path.stat().st_size)
+    path.write_bytes(bar + b"\r")
+    assert read_log(path, None, lines=1).text == "199999 of 200000 █\r"

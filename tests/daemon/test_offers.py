@@ -22,6 +22,7 @@ from stoker.engine.home import Home
 from stoker.engine.protocol import LONGEST_NAME, MOST_VALUES, MOST_WORDS, VERSION
 from stoker.runners.host.report_tail import read
 from stoker.runners.host.rundir import RunDir
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("offers")
 
@@ -169,7 +170,7 @@ def test_two_agents_that_offer_one_gpu_in_the_same_moment(client: Client, daemon
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
     assert len(results) == 1 and owners(client, "GPU-raced") == [[results[0], "ok"]]
 
 
@@ -204,7 +205,7 @@ sys.exit(agent.main(sys.argv[1:]))
 def started(home: Home, node: str | bytes, *options: str, gpu: str | None = None) -> subprocess.CompletedProcess[bytes]:
     program = ["-m", "stoker.runners.host.agent"] if gpu is None else ["-c", UNCHECKED, gpu]
     command = [sys.executable, *program, "--home", str(home.path), "--node", node, "--slots", "1", *options]
-    return subprocess.run(command, capture_output=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, check=False, timeout=patient(120))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "\x1b[2J", "x" * 10_000, b"\xff\xfe"], ids=range(5))
@@ -303,7 +304,7 @@ def test_what_a_script_reports_beyond_all_bounds_is_left_out_and_its_step_is_kep
 def test_a_script_is_told_of_a_name_that_is_too_long(tmp_path: Path) -> None:
     script = "import stoker; stoker.report(step=7, loss=0.5, **{'x' * 300: 1.0}); stoker.report(step=8, **{'x' * 300: 1.0})"
     environment = {**os.environ, "STOKER_RUN_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=patient(60))
     assert done.stderr.count("a value's name has 1 to 200 characters; it is left out") == 1
     records = [json.loads(line) for line in (tmp_path / "reports-0.jsonl").read_text().splitlines()]
     assert [(record["step"], record["values"]) for record in records] == [(7, {"loss": 0.5}), (8, {})]

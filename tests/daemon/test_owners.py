@@ -16,6 +16,7 @@ from stoker.engine.cli.main import run
 from stoker.engine.client import Client
 from stoker.engine.errors import Conflict, NotFound, Unauthorized, UsageError
 from stoker.engine.home import Home
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("owners")
 
@@ -235,6 +236,6 @@ def test_a_key_that_many_send_at_once_makes_one_job(shared: Shared) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
     assert len(answers) == 8 and len({row["id"] for row in answers}) == 1
     assert sorted(row["existing"] for row in answers) == [False] + [True] * 7

@@ -21,6 +21,7 @@ from stoker.engine.fleet.remote_logs import RemoteLogs, Source
 from stoker.engine.home import Home
 from stoker.engine.identity import boot_id
 from stoker.engine.protocol import VERSION, Assignments, GpuInfo, Hello, LogPiece, LogRequest, Poll
+from waiting import patient
 
 LINES = 67_000  #: of about 1 KiB: a log has 64 MiB
 pytestmark = pytest.mark.xdist_group("remote-logs")
@@ -57,7 +58,7 @@ def test_a_log_on_another_host_is_fetched_through_its_runner(afar: tuple[Jobs, H
     assert (said.code, said.out, said.err) == (0, "", f"stoker: job {quiet} has written nothing\n")
     # What the daemon could read in that path counts for nothing: without its runner it does not know what lies there.
     runner.kill()
-    said = command(home, "logs", str(job), timeout=60)
+    said = command(home, "logs", str(job), timeout=patient(60))
     assert said.code == 4
     assert f"the log of job {job} is on host {socket.gethostname()}, in {jobs.run_dir(job)}/output.log: runner far " in said.line
     runner.start(jobs.client)

@@ -182,6 +182,47 @@ def test_out_of_memory_is_retried_once_at_most():
     assert judge(End("oom", 1, None), retries, failures=1, cancelled=False, held=False).state is State.FAILED
 
 
+def reports(lease: int, *records: Record, rank: int = 0) -> list[Records]:
+    return [Records(lease=lease, rank=rank, records=list(records))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "record", "state"),
+    [
+        ("preempted", None, "pending"),
+        ("preempted", Record(seq=1, ts=150.0, step=98, total=100), "pending"),
+        ("preempted", Record(seq=1, ts=150.0, step=99, total=100), "completed"),
+        ("timeout", Record(seq=1, ts=150.0, step=100, total=100), "completed"),
+        ("timeout", Record(seq=1, ts=150.0, step=50, total=100), "failed"),
+        ("cancelled", Record(seq=1, ts=150.0, step=50, total=100), "cancelled"),
+        ("preempted", Record(seq=1, ts=150.0, step=3, values={"accuracy": 0.95}), "completed"),
+        ("preempted", Record(seq=1, ts=150.0, step=3, values={"accuracy": 0.85}), "pending"),
+    ],
+)
+def test_exit_0_of_a_job_that_was_stopped_is_its_end_when_its_last_reports_say_so(host, reason, record, state):
+    job, after = host.submit(spec(stop=Stop(metric="accuracy", target=0.9)), spec(name="after", after=(Dependency("job"),)))
+    lease = host.grant(job)
+    host.run(lease)
+    host.stop(lease, reason)
+    exited = WorkerUpdate(lease=lease, state="exited", ts=200.0, exit_code=0, outcome="stopped")
+    host.report(exited, records=reports(lease, record) if record else ())  # one message: the last reports come with the end
+    assert host.state(job) == state
+    assert (host.state(after) == "pending") == (state == "completed")
+
+
+def test_steps_of_an_attempt_before_end_no_job(host):
+    (job,) = host.submit(spec(retries=Retries(limit=1)))
+    first = host.grant(job)
+    host.run(first)
+    failed = WorkerUpdate(lease=first, state="exited", ts=200.0, exit_code=1, outcome="failed")
+    host.report(failed, records=reports(first, Record(seq=1, ts=150.0, step=99, total=100)))
+    second = host.grant(job)
+    host.run(second, now=300.0)
+    host.stop(second)
+    host.exit(second, "stopped", 0)
+    assert host.state(job) == "pending"
+
+
 @pytest.mark.parametrize("outcome", ["lost", "unkillable"])
 def test_a_lost_worker_is_nobodys_failure(host, outcome):
     (job,) = host.submit(spec())

@@ -285,6 +285,8 @@ OPTION_ERRORS = {
     "env": ({"env": ("A",)}, "--env: must be NAME=VALUE, not 'A'"),
     "param": ({"param": ("lr=[1",)}, "--param lr: '[1' is not a value; put a text with commas or brackets in quotes"),
     "array": ({"array": ("lr=",)}, "--array lr: empty, so the array would have no task; give at least one value, or remove it"),
+    "array twice": ({"array": ("lr=1", "lr=2")}, "--array: 'lr' is given 2 times; give it once"),
+    "param twice": ({"param": ("lr=1", "lr=1")}, "--param: 'lr' is given 2 times; give it once"),
     "after": ({"after": ("a:all",)}, "--after: must be one of ok, any, not 'all'"),
     "two": ({"recipe": "toy"}, "command: given beside recipe; a job has exactly one of recipe, command and entrypoint"),
     "both demands": ({"best_effort": True, "deadline": "2h"}, "--deadline: given beside demand; a job has one of demand: best-effort, deadline and soft"),

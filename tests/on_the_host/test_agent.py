@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,7 @@ from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-    return found
+from waiting import patient, until
 
 
 class Daemon:
@@ -372,7 +364,7 @@ def test_hello_is_repeated_while_the_store_cannot_be_written(host: Host) -> None
 def test_a_node_of_somebody_else_is_refused_in_one_line(host: Host) -> None:
     host.daemon.refusals = [Conflict("node n1 is served from another host; choose another --node")]
     process = host.start()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=patient(60))
     assert process.returncode == Conflict.exit_code == 4
     assert said == "stoker runner: node n1 is served from another host; choose another --node\n"
 
@@ -400,19 +392,40 @@ def test_stray_files_cost_nobody_anything(host: Host) -> None:
     assert process.poll() is None
 
 
-def test_a_lease_that_cannot_be_looked_at_is_told_of_once(host: Host) -> None:
+SURROGATE, DEEP = '"\\udce9"', "[" * 100_000
+EXIT = '{"outcome": "completed", "exit_code": 0, "message": %s, "ended_at": 1.0, "survivors": [%s]}'
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome"),
+    [
+        (f'put(\'reports-0.jsonl\', \'A{{"seq": 2, "ts": 1.0, "step": 2, "values": {{{SURROGATE}: 1}}}}\')', "completed"),
+        (f"put('reports-0.jsonl', '{DEEP}')", "completed"),
+        ('put(\'reports-99999999999999.jsonl\', \'{"seq": 1, "ts": 1.0, "step": 2}\')', "completed"),
+        ("os.mkfifo('reports-3.jsonl')", "completed"),
+        ("os.mkfifo('exit.json')", "completed"),
+        ("os.mkfifo('.cpus.json.tmp')", "completed"),
+        ("os.mkdir('exit.json')", "lost"),
+        ("os.symlink('exit.json', 'exit.json')", "completed"),
+        (f"put('exit.json', '{EXIT % (SURROGATE, '')}'); os.kill(os.getppid(), 9)", "lost"),
+        (f"put('exit.json', '{EXIT % ('null', '7')}'); os.kill(os.getppid(), 9)", "lost"),
+        ("open('/proc/self/comm', 'wb').write(b'\\xff\\xfe'); os.kill(os.getppid(), 15); time.sleep(60)", "lost"),
+        ("print('Root Cause (first observed failure):\\n rank : ' + '9' * 9000 + '\\n exitcode : 1'); os._exit(1)", "failed"),
+    ],
+)
+def test_nothing_that_a_job_writes_ends_the_agent(host: Host, written: str, outcome: str) -> None:
     process = host.start()
-    host.daemon.want(job(1, WAITS), job(2, WAITS, gpus=["n1/cpu1"]))
-    until(lambda: host.daemon.steps(1) == host.daemon.steps(2) == [1])
-    (host.run(1).path / "exit.json").mkdir()
-    (host.run(2).path / "go").touch()
+    put = "def put(name, text):\n    with open(name, 'a') as file: file.write(text.removeprefix('A') + chr(10))\n"
+    host.daemon.want(
+        job(1, REPORTS + "report(1)\nos.chdir(os.environ['STOKER_RUN_DIR'])\n" + put + written.replace("\\udce9", "\\\\udce9"))
+    )
+    until(lambda: 1 in host.daemon.steps(1))
+    end = host.daemon.update(1)
+    assert end.outcome == outcome
+    assert ("its supervisor was killed" in (end.message or "")) == ("getppid(), 9" in written or "mkdir" in written), end.message
+    host.daemon.want(job(2, "print('up')"))
     assert host.daemon.update(2).outcome == "completed"
-    host.daemon.want(job(1, WAITS), job(3, "print('up')", gpus=["n1/cpu1"]))
-    assert host.daemon.update(3).outcome == "completed"  # it has looked at all of them several times
-    process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert said.count("lease 1 of job 1: IsADirectoryError") == 1
-    (host.run(1).path / "exit.json").rmdir()
+    assert process.poll() is None
 
 
 def test_cancel_on_a_full_disk(host: Host) -> None:
@@ -535,7 +548,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.usurp()
-    assert process.wait(60) == Stale.exit_code
+    assert process.wait(patient(60)) == Stale.exit_code
     assert process.stderr is not None
     assert "another one has taken node 'n1'" in process.stderr.read()
     assert identity.alive(host.supervisor(1)), "its worker is the other one's affair"
@@ -544,7 +557,7 @@ def test_another_agent_took_the_node(host: Host) -> None:
 def test_two_agents_of_one_node(host: Host) -> None:
     host.start()
     until(lambda: host.daemon.hellos)
-    _, said = host.start().communicate(timeout=60)
+    _, said = host.start().communicate(timeout=patient(60))
     assert "a runner of node 'n1' is running already (pid " in said
 
 
@@ -553,7 +566,7 @@ def test_sigterm_leaves_workers_alone(host: Host) -> None:
     host.daemon.want(job(1, WAITS))
     until(lambda: host.daemon.steps(1) == [1])
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0
     assert identity.alive(host.supervisor(1))
     assert not any(report.left for report in host.daemon.reports), "the daemon must not give its job up"
 
@@ -565,7 +578,7 @@ def test_shutdown_waits_for_the_workers(host: Host) -> None:
     host.daemon.want(job(1, CHECKPOINTS, stop="drain"), shutdown="stop")
     assert host.daemon.update(1).outcome == "stopped"
     host.daemon.want(shutdown="stop")
-    assert process.wait(60) == 0
+    assert process.wait(patient(60)) == 0
     assert host.daemon.reports[-1].left
 
 
@@ -628,7 +641,7 @@ def test_a_damaged_registration_loses_the_job_and_leaves_nothing(tmp_path: Path)
         until(lambda: processes.tagged(run.dir.tag))
         (run.dir.path / "supervisor.json").write_text('{"pid": ')
         run.look()
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(patient(60)) == -signal.SIGKILL
     assert (run.exit or {})["outcome"] == "lost"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
 from stoker.runners.host.supervisor import register, write_exit
 from stoker.runners.host.telemetry import Telemetry, Worker, is_quiet
+from waiting import patient, until
 
 GIB = 1 << 30
 
@@ -210,10 +210,7 @@ def test_readings(nvml: FakeNvml) -> None:
 
 def has_its_name(pid: int) -> None:
     """A process bears our name until it has become a sleep, and `Popen` returns before that."""
-    end = time.monotonic() + 60
-    while processes.command(pid) != "sleep":
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: processes.command(pid) == "sleep", pause=0.001)
 
 
 def test_memory_that_is_held_makes_a_gpu_dirty(nvml: FakeNvml) -> None:
@@ -314,10 +311,12 @@ def want(agent: agents.Agent, *leases: Assignment) -> None:
 def test_workers_see_their_gpus_by_uuid(agent: agents.Agent, tmp_path: Path) -> None:
     want(agent, assignment(tmp_path, gpus=("GPU-0001", "GPU-0000")))
     run = agent.runs[1]
-    end = time.monotonic() + 60
-    while run.phase is not Phase.ENDED and time.monotonic() < end:
+
+    def ended() -> bool:
         run.look()
-        time.sleep(0.01)
+        return run.phase is Phase.ENDED
+
+    until(ended)
     assert run.dir.log.read_text() == "GPU-0001,GPU-0000\n"
     run.close()
 
@@ -378,10 +377,7 @@ def test_samples_of_slots_are_the_cpu_of_the_tree() -> None:
         worker = Worker(7, ("n1/cpu0",), child.pid)
         samples, quiet = telemetry.sample([worker], 1.0, 1.0)
         assert (samples[0].utilisation, quiet) == (None, set())
-        end = time.monotonic() + 60
-        while not (tree := processes.descendants(child.pid, processes.table())) or tree[0].cpu < 0.1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        tree = until(lambda: (tree := processes.descendants(child.pid, processes.table())) and tree[0].cpu >= 0.1 and tree)
         samples, quiet = telemetry.sample([worker], 2.0, 2.0)  # its clock is ours: one second
         for found in tree:
             processes.send(found.process, 9)
@@ -426,11 +422,14 @@ def launched(home: Path, inherited: dict[str, str] | None = None, cuda: tuple[st
     return prepare(run, given, cuda, {"PATH": os.environ["PATH"], **(inherited or {})})
 
 
+STRAY = dict.fromkeys(("STOKER_PARAM_OTHER", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), "1")
+
+
 def test_environment_of_a_command(tmp_path: Path) -> None:
     (tmp_path / "secrets.env").write_text("TOKEN=t0p\nexport B='two words'\n# no\n\nBOTH=file\n")
     spec = {"workdir": str(tmp_path), "env_file": "secrets.env", "env": {"BOTH": "spec", "OMP_NUM_THREADS": "4"}}
     spec["params"] = {"lr": 0.1, "model-name": "tiny", "flags": [1]}
-    launch = launched(tmp_path, spec=spec, resume=2, inherited={"STOKER_TOKEN": "secret", "RANK": "3", "LANG": "C"})
+    launch = launched(tmp_path, spec=spec, resume=2, inherited={"STOKER_TOKEN": "secret", "RANK": "3", "LANG": "C"} | STRAY)
     env = launch["env"]
     assert launch["cwd"] == str(tmp_path)
     expected = {"TOKEN": "t0p", "B": "two words", "BOTH": "spec", "LANG": "C", "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "1"}
@@ -438,8 +437,14 @@ def test_environment_of_a_command(tmp_path: Path) -> None:
     expected |= {"CUDA_VISIBLE_DEVICES": "", "STOKER_RESUME_COUNT": "2", "STOKER_JOB_ID": "1", "STOKER_LEASE_ID": "1"}
     expected |= {"STOKER_TAG": f"{tmp_path}:1", "PYTHONUNBUFFERED": "1", "STOKER_JOB_NAME": "job"}
     assert {name: env[name] for name in expected} == expected
-    assert not {"STOKER_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(env)
+    assert not {"STOKER_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", *STRAY} & set(env)
     assert "t0p" not in "".join(path.read_text() for path in (tmp_path / "jobs").rglob("*") if path.is_file())
+
+
+def test_what_stoker_sets_in_place_of_an_env_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("CUDA_VISIBLE_DEVICES=0,1\nSTOKER_TAG=x\nA=1\n")
+    notes = launched(tmp_path, spec={"workdir": str(tmp_path), "env_file": "env", "env": {"A": "2"}})["notes"]
+    assert [note.split()[1] for note in notes] == ["CUDA_VISIBLE_DEVICES", "STOKER_TAG"]
 
 
 def test_users_cannot_pass_for_another_lease(tmp_path: Path) -> None:
@@ -483,7 +488,9 @@ def test_modules_beside_the_users_code_do_not_stand_in_for_pythons_own(tmp_path:
     given = assignment(tmp_path, gpus=gpus, spec={"command": None, "entrypoint": "mine:build", "workdir": str(tmp_path)})
     run = Run.take_up(RunDir(tmp_path, 1, 1), given, "n1")
     launch = prepare(run.dir, given, ())
-    done = subprocess.run(launch["argv"], env=launch["env"], cwd=launch["cwd"], capture_output=True, text=True, check=False, timeout=90)
+    done = subprocess.run(
+        launch["argv"], env=launch["env"], cwd=launch["cwd"], capture_output=True, text=True, check=False, timeout=patient(90)
+    )
     assert "the wrong random" not in done.stdout + done.stderr
     assert "mine is imported" in done.stdout
     assert "mine:build must return a stoker.runners.training.Task, not int" in done.stderr
@@ -500,14 +507,33 @@ def test_a_gangs_command_starts_its_own_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("A=1\nno equals", 2), ("2B=1", 1), ("A=1\n\nB='s3cr3t", 3), ("A B=1", 1)],
-)
+    [
+        ("A=1\nno equals", 2), ("2B=1", 1), ("A=1\n\nB='s3cr3t", 3), ("A B=1", 1), ("A='s3cr3t'x", 1), ('A="s3cr3t \\" x"', 1),
+        ("A='s3cr3t'#", 1), ("A=s3\rcr3t", 1), ("A=s3cr3t\0", 1), ("export", 1),
+    ],
+)  # fmt: skip
 def test_bad_env_files_name_the_line_and_no_value(tmp_path: Path, content: str, line: int) -> None:
     path = tmp_path / "env"
     path.write_text(content)
     with pytest.raises(CannotStart, match=rf"line {line}: ") as error:
         read_env_file(path)
     assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('A="x" # note "y"', "x"), ("A=v # c", "v"), ("A=v#c", "v#c"), ("A=# c", ""), ("A='# no comment'", "# no comment"), ("A=", ""),
+        ('export\tA = "it\'s"  ', "it's"), ("A='say \"x\"'\t# \"", 'say "x"'), ('A={"a": [1, 2]}', '{"a": [1, 2]}'), ("A=a=b", "a=b"),
+        ("A=\\n$HOME", "\\n$HOME"), ("A=x\r", "x"), ("A='x'\r", "x"), ("\ufeffA=x", "x"), ("A=a\x85b\u2028c", "a\x85b\u2028c"),
+        ("A=x\nA=y", "y"),
+        ("A=it's", "it's"), ("A=exported export B", "exported export B"),
+    ],
+)  # fmt: skip
+def test_one_rule_for_lines_of_env_files(tmp_path: Path, line: str, value: str) -> None:
+    path = tmp_path / "env"
+    path.write_bytes((line + "\n").encode())
+    assert read_env_file(path) == {"A": value}
 
 
 def test_programs_that_cannot_run(tmp_path: Path) -> None:

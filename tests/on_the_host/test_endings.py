@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stoker.runners.host.endings import judge
+from stoker.runners.host.endings import judge, last_line
 
 RULE = "=" * 60
 
@@ -29,7 +29,10 @@ Root Cause (first observed failure):
 
 
 def failed(log: str) -> str | None:
-    ending = judge(exit_code=1, stop_reason=None, stop_seen=False, grace=0.0, killed_after_grace=False, kernel_oom=False, log=log.encode())
+    ending = judge(
+        exit_code=1, stop_reason=None, stop_seen=False, caught=False, done=False, grace=0.0, killed_after_grace=False, kernel_oom=False,
+        log=log.encode(),
+    )  # fmt: skip
     assert ending.outcome == "failed"
     return ending.message
 
@@ -43,3 +46,10 @@ def test_of_a_gang_the_rank_that_failed_first_is_named_and_not_the_rule_below_th
 def test_rules_are_no_last_words() -> None:
     assert failed(f"ValueError: no such column\n{RULE}\n  ---\n") == "exit code 1: ValueError: no such column"
     assert failed(f"{RULE}\n") == "exit code 1, without a word; see 'stoker logs'"
+
+
+def test_colour_codes_do_not_come_into_reasons() -> None:
+    assert (
+        last_line(b"\x1b[1;31mValueError\x1b[0m: \x1b]8;;file:///x\x07no such column\x1b]8;;\x07\x1b[K\n\x1b[0m\n")
+        == "ValueError: no such column"
+    )

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from stoker.runners.loaders.readings import machine
 from stoker.runners.worker import cores, script
+from waiting import patient
 
 MIB = 1 << 20
 
@@ -108,7 +109,7 @@ print(before, alone, machine.tree_bytes())
 
 
 def test_memory_of_children_counts_and_shared_pages_once() -> None:
-    done = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=patient(60))
     before, alone, both = map(int, done.stdout.split())
     assert before > MIB
     assert 120 * MIB < alone - before < 140 * MIB
@@ -179,7 +180,9 @@ RANK = "import os; from stoker.runners.loaders.readings import machine; print(ma
 def test_ranks_of_a_plain_script_share_the_cores_unless_they_are_pinned() -> None:
     def cpus(setup: str = "") -> list[float]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"LOCAL_WORLD_SIZE": "2"}
-        done = subprocess.run([sys.executable, "-c", setup + RANK], env=environment, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", setup + RANK], env=environment, capture_output=True, text=True, check=True, timeout=patient(60)
+        )
         return [float(word) for word in done.stdout.split()]
 
     there = min(float(len(os.sched_getaffinity(0))), cores.quota())

@@ -15,6 +15,7 @@ import pytest
 import stoker
 from stoker.engine.protocol import Record
 from stoker.runners.worker import script
+from waiting import patient
 
 
 @pytest.fixture
@@ -138,6 +139,42 @@ def test_a_full_disk_does_not_end_the_training(run_dir, capfd):
     assert capfd.readouterr().err.count("cannot report: No space left on device") == 1
 
 
+def test_a_name_that_is_not_text_is_left_out_and_told(run_dir, capfd):
+    stoker.report(step=1, loss=0.5, **{"loss/" + os.fsdecode(b"caf\xe9"): 0.5, "größe": 1})
+    assert records(run_dir)[0].values == {"loss": 0.5, "größe": 1.0}
+    assert "'loss/caf\\udce9'…: a value's name has 1 to 200 characters" in capfd.readouterr().err
+
+
+def test_what_is_accepted_can_be_stored(run_dir):
+    import numpy as np
+
+    stoker.report(step=np.int64(3), total=4.0, memory=2**62, checkpoint=True, loss=np.float32(0.5), large=1e301)
+    (found,) = records(run_dir)
+    assert (found.step, found.total, found.memory, found.checkpoint) == (3, 4, 2**62, 1)
+    assert found.values == {"loss": 0.5, "nonfinite": 1.0}
+
+
+@pytest.mark.parametrize("name", ["step", "total", "checkpoint", "memory"])
+@pytest.mark.parametrize("value", [-1, 2**62 + 1, 0.5, float("nan"), float("inf"), 1e300, "3", "x", [1], b"1"])
+def test_what_cannot_be_stored_is_refused_with_its_name(run_dir, name, value):
+    with pytest.raises(ValueError, match=f"report: {name} must be a whole number from 0 to"):
+        stoker.report(**{"step": 1, name: value})
+    assert records(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [({"loss": [1, 2]}, "loss must be a number, not list"), ({"loss": 10**400}, "loss must be a number")]
+)
+def test_values_that_are_no_numbers_are_refused_with_their_name(run_dir, values, words):
+    with pytest.raises(TypeError, match=words):
+        stoker.report(step=1, **values)
+
+
+def test_too_many_values_are_refused(run_dir):
+    with pytest.raises(ValueError, match="1001 values; one report takes 1000"):
+        stoker.report(step=1, **{f"v{number}": 1.0 for number in range(1001)})
+
+
 def test_sigterm_sets_a_flag(run_dir):
     assert not stoker.should_stop()
     assert not (run_dir / "stop-seen").exists()
@@ -196,7 +233,7 @@ def test_ranks_agree(tmp_path):
     """
     env = {**os.environ, "STOKER_RUN_DIR": str(tmp_path), "MEET": str(tmp_path / "meet"), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=patient(60))
     assert done.stdout.splitlines() == [str([False, False, True, True])] * 2
 
 

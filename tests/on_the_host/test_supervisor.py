@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,7 @@ from stoker.engine.identity import Process
 from stoker.runners.host import endings, processes
 from stoker.runners.host.rundir import ENV_TAG, RunDir
 from stoker.runners.host.supervisor import TAKEN
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for something that other processes bring about."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-    return found
+from waiting import patient, until
 
 
 class Shim:
@@ -60,7 +51,7 @@ class Shim:
     def end(self) -> dict[str, Any]:
         """Its last word, after which nothing of it may live."""
         assert self.process is not None
-        assert self.process.wait(60) == 0
+        assert self.process.wait(patient(60)) == 0
         assert processes.tagged(self.run.tag) == []
         exit: dict[str, Any] = self.run.read("exit.json")
         return exit
@@ -109,6 +100,16 @@ def test_room_for_the_last_word_is_taken_at_the_start_so_that_a_disk_that_fills_
     assert not kept.exists()
 
 
+def test_a_job_starts_with_default_signals_whatever_its_starter_had(tmp_path: Path) -> None:
+    ignoring = "import os, signal, sys; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 13, 17)]; "
+    ignoring += "signal.pthread_sigmask(0, {2, 12, 15}); "
+    one = Shim(tmp_path, ["sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status"])
+    command = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+    command += ["-I", "-m", "stoker.runners.host.supervisor", str(one.run.path)]
+    subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=60)
+    assert one.run.log.read_text().split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+
+
 def test_failure_says_the_last_line(shim: Any) -> None:
     end = shim("sh", "-c", "echo 'ValueError: no such column'; exit 3").end()
     assert (end["outcome"], end["exit_code"], end["message"]) == ("failed", 3, "exit code 3: ValueError: no such column")
@@ -128,10 +129,10 @@ def test_cannot_start(shim: Any) -> None:
 def test_a_lease_is_started_at_most_once(tmp_path: Path) -> None:
     """Many supervisors of one lease at the same moment: one runs the command, the others leave."""
     shim = Shim(tmp_path, ["sh", "-c", "echo started; sleep 0.3"])
-    codes = [process.wait(60) for process in [shim.start() for _ in range(6)]]
+    codes = [process.wait(patient(60)) for process in [shim.start() for _ in range(6)]]
     assert sorted(codes) == [0] + [TAKEN] * 5
     assert shim.run.log.read_text() == "started\n"
-    assert shim.start().wait(60) == TAKEN, "not after its end either"
+    assert shim.start().wait(patient(60)) == TAKEN, "not after its end either"
 
 
 def test_nothing_is_started_when_the_agent_died_before_saying_what(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_what_cannot_be_killed_is_named(tmp_path: Path) -> None:
     shim.says("ready")
     until(lambda: "sleep" in map(processes.command, (found.pid for found in processes.tagged(shim.run.tag))))  # and no shell any more
     shim.stop(grace=0.1)
-    assert shim.process.wait(60) == 0
+    assert shim.process.wait(patient(60)) == 0
     end = shim.run.read("exit.json") or {}
     left = processes.tagged(shim.run.tag)
     processes.end_tagged(shim.run.tag)
@@ -337,10 +338,20 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
         ({"exit_code": 0}, "completed", None),
         ({"exit_code": 0, "stop_reason": "preempted"}, "completed", None),
         ({"exit_code": 0, "stop_reason": "preempted", "stop_seen": True}, "stopped", None),
+        ({"exit_code": 0, "stop_reason": "preempted", "caught": True}, "stopped", None),
+        ({"exit_code": 0, "stop_reason": "preempted", "caught": True, "stop_seen": True, "done": True}, "completed", None),
+        ({"exit_code": 0, "caught": True, "stop_seen": True}, "completed", None),
+        ({"exit_code": 0, "stop_reason": "terminated", "caught": True}, "lost", "stopped from outside"),
+        ({"exit_code": 1, "stop_reason": "preempted", "done": True}, "stopped", None),
         ({"exit_code": 1, "stop_reason": "preempted"}, "stopped", None),
         ({"exit_code": -15, "stop_reason": "hang"}, "hang", "made no progress"),
         ({"exit_code": 1, "log": b"x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to"}, "oom", "smaller batch"),
         ({"exit_code": 76}, "oom", "smaller batch"),
+        ({"exit_code": 76, "log": b"stoker: out of memory: CUDA error: out of memory"}, "oom", "gpu_memory"),
+        ({"exit_code": 76, "log": b"stoker: out of memory: MemoryError"}, "oom", "out of main memory: use fewer loader workers"),
+        ({"exit_code": 1, "log": b"Traceback (most recent call last):\nMemoryError"}, "oom", "out of main memory"),
+        ({"exit_code": 1, "log": b"numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8 EiB"}, "oom", "out of main memory"),
+        ({"exit_code": 1, "log": b"RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried"}, "oom", "out of main memory"),
         ({"exit_code": -9, "kernel_oom": True}, "oom", "kernel"),
         ({"exit_code": 137, "kernel_oom": True}, "oom", "kernel"),
         ({"exit_code": 1, "kernel_oom": True, "log": b"KeyError: 'x'"}, "failed", "exit code 1: KeyError"),
@@ -355,10 +366,36 @@ def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
     ],
 )
 def test_endings(given: dict[str, Any], outcome: str, words: str | None) -> None:
-    rest = {"stop_reason": None, "stop_seen": False, "grace": 30.0, "killed_after_grace": False, "kernel_oom": False, "log": b""}
+    rest = {"stop_reason": None, "stop_seen": False, "caught": False, "done": False, "grace": 30.0, "killed_after_grace": False}
+    rest |= {"kernel_oom": False, "log": b""}
     ending = endings.judge(**{**rest, **given})
     assert ending.outcome == outcome
     assert (ending.message is None) if words is None else words in (ending.message or "")
+
+
+HANDLES = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('ready', flush=True); time.sleep(60)"
+BLOCKS = "import signal; signal.pthread_sigmask(0, {15}); print('ready', flush=True)\nwhile not signal.sigpending(): pass"
+IGNORES = "import os, signal, time; signal.signal(15, 1); print('ready', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "outcome"),
+    [
+        (python(HANDLES), "stopped"),
+        (python(BLOCKS), "stopped"),
+        (("sh", "-c", 'echo on; "$@"; exit 0', "sh", *python(HANDLES)), "stopped"),
+        (("sh", "-c", "trap 'kill $!' TERM; sleep 60 & echo ready; wait; exit 0"), "stopped"),
+        (python(IGNORES), "completed"),
+    ],
+)
+def test_exit_0_after_sigterm_is_an_end_only_where_nothing_could_act_on_it(shim: Any, argv: tuple[str, ...], outcome: str) -> None:
+    one = shim(*argv, cwd=str(shim("true").run.path))
+    one.says("ready")
+    one.stop()
+    time.sleep(0.1)
+    (Path(one.launch["cwd"]) / "go").touch()
+    end = one.end()
+    assert (end["outcome"], end["sigterm_caught"]) == (outcome, outcome == "stopped")
 
 
 def test_identity_is_pid_and_start_time() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import stoker.loaders
+from waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +22,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=patient(240),
         cwd=cwd,
         env=environment | {"OMP_NUM_THREADS": "1"},
     )

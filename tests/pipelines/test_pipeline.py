@@ -30,15 +30,9 @@ from stoker.runners.loaders.readings.sizes import ITEM, nbytes
 from stoker.runners.loaders.stages import Batch, Map, Prefetch, Shuffle, Source
 from stoker.runners.loaders.tuning.controller import Knob, Unit
 from stoker.runners.loaders.workers.faults import Ended, StageError
+from waiting import patient, until
 
-LONG = 30.0  #: seconds; nothing here takes so long unless it hangs
-
-
-def wait_until(condition: Any) -> None:
-    until = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.001)
+LONG = patient(60.0)  #: seconds; nothing here takes so long unless it hangs
 
 
 def paper(size: int = 100, **options: Any) -> Pipeline:
@@ -100,7 +94,7 @@ def test_a_slow_item_holds_the_others_back_when_ordered() -> None:
         iterator = iter(pipeline)
         taken = threading.Thread(target=next, args=(iterator,))
         taken.start()
-        wait_until(lambda: pipeline.observe().stages[1].blocked > 0.5 and len(begun) >= 8)
+        until(lambda: pipeline.observe().stages[1].blocked > 0.5 and len(begun) >= 8, LONG, pause=0.001)
         assert max(begun) <= 6 + 3
         slow.set()
         taken.join(LONG)
@@ -142,9 +136,9 @@ def test_growing_and_shrinking_changes_the_number_of_threads() -> None:
     with nothing_left(), pipeline:
         taken = threading.Thread(target=list, args=(pipeline,))
         taken.start()
-        wait_until(lambda: at_work() == len(begun) == 1)
+        until(lambda: at_work() == len(begun) == 1, LONG, pause=0.001)
         pipeline.set((1, 5))
-        wait_until(lambda: at_work() == len(begun) == 5)
+        until(lambda: at_work() == len(begun) == 5, LONG, pause=0.001)
         pipeline.set((1, 1))
         assert at_work() == 5  # all are in the middle of an item
         release.set()
@@ -184,7 +178,7 @@ def test_those_who_wait_for_input_leave_without_it() -> None:
         iterator = iter(pipeline)
         assert next(iterator) == 0
         pipeline.set((2,))
-        wait_until(lambda: sum(thread.name.startswith("udf-") for thread in threading.enumerate()) == 2)
+        until(lambda: sum(thread.name.startswith("udf-") for thread in threading.enumerate()) == 2, LONG, pause=0.001)
         more.set()
         assert list(iterator) == [1]
 
@@ -336,7 +330,7 @@ def test_close_ends_a_consumer_that_waits_in_another_thread() -> None:
     with nothing_left():
         thread = threading.Thread(target=consume, args=(pipeline,))
         thread.start()
-        wait_until(lambda: any(thread.name.startswith("map-") for thread in threading.enumerate()))
+        until(lambda: any(thread.name.startswith("map-") for thread in threading.enumerate()), LONG, pause=0.001)
         pipeline.close()
         thread.join(LONG)
         never.set()
@@ -509,15 +503,15 @@ def test_a_queue_holds_no_more_bytes_than_it_may() -> None:
     with nothing_left(), pipeline:
         iterator = iter(pipeline)
         next(iterator)
-        wait_until(lambda: pipeline.observe().stages[1].blocked == 1.0)
+        until(lambda: pipeline.observe().stages[1].blocked == 1.0, LONG, pause=0.001)
         held = pipeline.observe().stages[2]
         assert (held.queue, held.queue_bytes) == (8, 2 << 20)
         pipeline.set((2, 4))
-        wait_until(lambda: pipeline.observe().stages[2].queue_bytes == 4 << 20)
+        until(lambda: pipeline.observe().stages[2].queue_bytes == 4 << 20, LONG, pause=0.001)
         pipeline.set((2, 1))
         for _ in range(20):  # more than was held: a lower bound drops nothing
             next(iterator)
-        wait_until(lambda: pipeline.observe().stages[1].blocked == 1.0)
+        until(lambda: pipeline.observe().stages[1].blocked == 1.0, LONG, pause=0.001)
         assert pipeline.observe().stages[2].queue_bytes == 1 << 20
 
 
@@ -535,7 +529,7 @@ def test_items_of_no_bytes_are_bounded_by_their_number(ordered: bool) -> None:
     with nothing_left(), pipeline:
         iterator = iter(pipeline)
         next(iterator)
-        wait_until(lambda: pipeline.observe().stages[0].blocked == 1.0)
+        until(lambda: pipeline.observe().stages[0].blocked == 1.0, LONG, pause=0.001)
         assert 1000 < pipeline.observe().stages[1].queue < (1 << 20) // ITEM
 
 
@@ -559,7 +553,9 @@ def test_what_was_delivered_is_the_consumers_alone() -> None:
     assert not gone.acquire(blocking=False)
     del held
     try:
-        wait_until(lambda: gone.acquire(blocking=False))  # the worker, which waits for its next item, may just be leaving the queue
+        until(
+            lambda: gone.acquire(blocking=False), LONG, pause=0.001
+        )  # the worker, which waits for its next item, may just be leaving the queue
     finally:
         more.set()
         iterator.close()  # type: ignore[attr-defined]
@@ -588,7 +584,7 @@ def test_a_pass_that_was_ended_holds_neither_items_nor_source(close: bool) -> No
         pipeline.close()
     else:
         iterator.close()  # type: ignore[attr-defined]
-    wait_until(lambda: gc.collect() >= 0 and (len(alive), left) == (0, [True]))
+    until(lambda: gc.collect() >= 0 and (len(alive), left) == (0, [True]), LONG, pause=0.001)
 
 
 # What is measured

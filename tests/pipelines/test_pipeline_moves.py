@@ -40,8 +40,9 @@ from stoker.runners.loaders.workers.channel import Item
 from stoker.runners.loaders.workers.faults import StageError, Stopped
 from stoker.runners.loaders.workers.threads import ThreadHand
 from stoker.runners.loaders.workers.worker_processes import ProcessPool, WorkerProcess
+from waiting import patient
 
-LONG = 60.0
+LONG = patient(60.0)
 
 
 def mapped(function: Any, size: int = 60, **options: Any) -> Pipeline:

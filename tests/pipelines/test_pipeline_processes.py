@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,9 @@ from stoker.runners.loaders.stages import Batch, Map, Prefetch, Source
 from stoker.runners.loaders.workers import ipc
 from stoker.runners.loaders.workers.faults import StageError
 from stoker.runners.loaders.workers.worker_processes import WorkerProcess
+from waiting import patient, until
 
-LONG = 60.0
+LONG = patient(60.0)
 
 
 def mapped(function: Any, size: int = 20, **options: Any) -> Pipeline:
@@ -398,10 +398,7 @@ def test_workers_do_not_outlive_a_parent_that_dies(ends: str, tmp_path: Path) ->
     assert done.returncode == (-signal.SIGKILL if ends == "kill" else 3), done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) >= 5  # the fork server, its tracker, and three workers
-    until = time.monotonic() + LONG
-    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert left == []
+    until(lambda: not [pid for pid in pids if running(pid)], LONG)
 
 
 FORKED = """

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from stoker.runners.loaders.workers.channel import Bound, Channel, Item
 from stoker.runners.loaders.workers.faults import Misplaced, StageError
 from stoker.runners.loaders.workers.threads import Crew, _Worker
 from stoker.runners.loaders.workers.worker_processes import ProcessHand, ProcessPool, WorkerProcess
+from waiting import patient, until
 
-LONG = 60.0
+LONG = patient(60.0)
 SAMPLES = 240
 
 
@@ -103,20 +104,13 @@ def test_an_error_within_a_batch_is_that_of_its_sample_though_the_process_is_fur
 
     def late(process: WorkerProcess, **options: Any) -> Any:
         if process.pending == 2:
-            wait_until(lambda: process.whereabouts.read()[:2] == (3, 1))
+            until(lambda: process.whereabouts.read()[:2] == (3, 1), LONG, pause=0.001)
         return answer(process, **options)
 
     monkeypatch.setattr(WorkerProcess, "_answer", late)
     with hand_for(FailsAt(2, Broken("bad")), batch=True) as (hand, _), pytest.raises(Misplaced, match="bad") as raised:
         hand.call(first, Following(second))
     assert (raised.value.at.stage, raised.value.at.positions) == ("udf", (2,))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def test_an_item_that_waited_for_its_turn_is_not_charged_with_the_death(tmp_path: Path) -> None:

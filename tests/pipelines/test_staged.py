@@ -20,6 +20,7 @@ from stoker.engine.errors import UsageError
 from stoker.runners.loaders.pipeline import Pipeline
 from stoker.runners.loaders.staged import staged
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
+from waiting import patient
 
 
 class Squares(Dataset[dict[str, Any]]):
@@ -346,7 +347,12 @@ def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
     mounted = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} {script}"
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [*UNSHARED, "sh", "-c", mounted], capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": path}
+        [*UNSHARED, "sh", "-c", mounted],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
     )
     assert done.stdout == "[[8, 8]]\n" * 2, done.stderr
 

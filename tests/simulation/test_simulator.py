@@ -37,6 +37,7 @@ from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
 from stoker.policies.contract import Allocation, Demand, Floats, Group, Phase, Plan, View, plan_of
 from stoker.policies.estimate.throughput import Profile, Throughput
+from waiting import patient
 
 SAMPLE = 1_500  #: jobs that are simulated
 LONG = 3_000_000  #: jobs of a recursion; its average is then some 0.5 % from its mean
@@ -237,7 +238,7 @@ def test_two_processes_of_different_hash_seeds_give_the_same_bytes() -> None:
         tests = Path(__file__).parents[1]
         command = [sys.executable, "-c", _DIGEST, str(Path(__file__).parent), str(tests), str(tests.parent / "benchmarks")]
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=patient(100)).stdout
 
     assert digests("1") == digests("2") != ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -195,7 +196,8 @@ def test_a_start_that_is_not_known_is_no_start_now(shared: Store) -> None:
 
 def test_whoever_would_be_late_even_now_is_announced_though_its_start_is_not_known(shared: Store) -> None:
     (words,) = alarm(shared, takes=3000.0)
-    assert words.startswith(("would end 2000 s after its deadline of ", "would end 2001 s after its deadline of "))
+    late = re.match(r"would end (\d+) s after its deadline of ", words)
+    assert late and 2000 <= int(late[1]) < 2060, words
     assert "even if it went on now" in words
     assert explain(shared, 1)["deadline"]["verdict"].startswith("at risk: on the GPUs that it asks for it would end too late")
 
@@ -476,7 +478,7 @@ def test_what_ps_does_not_know_explain_does_not_either_and_both_learn_it(
     said = command(home, "explain", str(job)).out
     assert "not known: nothing tells yet when it starts" in said and "simulated" not in said
     gate.touch()
-    until(lambda: risks() == ("safe", "safe", "safe"), 30)
+    until(lambda: risks() == ("safe", "safe", "safe"))
     said = command(home, "explain", str(job)).out
     assert ": on time" in said and "simulated" in said and "not known" not in said
     jobs.act("cancel", job)

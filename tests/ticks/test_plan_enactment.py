@@ -63,7 +63,9 @@ def test_what_goes_wrong_on_the_way_is_the_policys_error(store, scheduling, monk
 
     monkeypatch.setattr(module, "reconcile", fails)
     scheduling.tick("default")
-    assert rows(store, "SELECT outcome, error FROM decisions") == [("error", "TypeError: cannot be reconciled")]
+    assert rows(store, "SELECT outcome, error FROM decisions") == [
+        ("error", 'TypeError: cannot be reconciled (test_plan_enactment.py, line 62: raise TypeError("cannot be reconciled"))')
+    ]
     assert rows(store, "SELECT count(*) FROM leases") == [(0,)]
 
 

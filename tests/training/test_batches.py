@@ -13,6 +13,7 @@ from stoker.runners.train.batch_feeds import Source
 from stoker.runners.train.batches import Interrupted, Loader, Order, Positions
 from stoker.runners.train.feed_choice import Loading
 from stoker.runners.worker import script
+from waiting import patient
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 9)).map(lambda pair: (pair[0] * 8 + pair[1], 8))  #: samples, batch size
 RANKS = st.integers(1, 4)
@@ -159,7 +160,7 @@ def test_a_step_does_not_copy_the_buffer_and_its_state_is_known_while_a_sample_t
     assert feed.state() == before
     released.set()
     feed.close()
-    feed._loader._thread.join(30)
+    feed._loader._thread.join(patient(30))
     assert feed.state() == before
 
 
@@ -177,7 +178,7 @@ def test_a_loader_that_is_at_work_can_be_left_and_one_that_is_not_ends(monkeypat
     loader.close()  # does not wait
     assert loader._thread.is_alive()
     released.set()
-    loader._thread.join(30)
+    loader._thread.join(patient(30))
     assert not loader._thread.is_alive()
 
     idle = Loader(list)

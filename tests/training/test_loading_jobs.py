@@ -21,6 +21,7 @@ from stoker.runners.train.trainer import Trainer
 from stoker.runners.worker import script
 from stoker.runners.worker.ranks import Ranks
 from test_training import Job, assert_same
+from waiting import patient
 
 pytestmark = pytest.mark.usefixtures("roomy")  # for what is trained in this process
 
@@ -142,7 +143,7 @@ def nothing_is_left():
     yield
     left = [thread for thread in threading.enumerate() if thread not in before and thread.name != "QueueFeederThread"]
     for thread in left:
-        thread.join(60)
+        thread.join(patient(60))
     assert not [thread.name for thread in left if thread.is_alive()]
 
 

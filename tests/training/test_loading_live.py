@@ -75,8 +75,11 @@ def values(jobs, job, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "blocks",
-    [{"reuse": REUSE}, {"pipeline": {"interval": 0.2}}, {"reuse": REUSE, "pipeline": {"interval": 0.2}}],
-    ids=["reuse", "pipeline", "both"],
+    [
+        pytest.param({"reuse": REUSE}, id="reuse", marks=pytest.mark.nightly),
+        pytest.param({"pipeline": {"interval": 0.2}}, id="pipeline", marks=pytest.mark.nightly),
+        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, id="both"),
+    ],
 )
 def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, blocks):
     whole = submit(jobs, home, "whole", **blocks)

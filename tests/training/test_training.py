@@ -21,6 +21,7 @@ from stoker.runners.train import batches
 from stoker.runners.train import trainer as training
 from stoker.runners.train.checkpoint import Checkpoints
 from stoker.runners.worker import worker
+from waiting import patient
 
 STEPS = 12
 
@@ -140,7 +141,7 @@ class Job:
 
     def end(self):
         for process in self.alive:
-            process.join(60)
+            process.join(patient(60))
         codes = {process.exitcode for process in self.alive}
         assert len(codes) == 1, (codes, self.log)
         return codes.pop()
@@ -513,3 +514,18 @@ def test_an_error_in_the_data_set_is_the_task_s_own():
     with pytest.raises(ValueError, match="is unreadable"):
         order = batches.Order(3, 3, seed=0)
         feeds.PlainFeed(feeds.Source(Bad(), None, list, 0, order), order, 0, 1, step=0).fetch()
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "must return a mapping of names to numbers, not NoneType"),
+        ({1: 0.5}, "a metric named 1; a name is a string"),
+        ({"accuracy": torch.zeros(2)}, "returns accuracy = tensor"),
+        ({"accuracy": "high"}, "returns accuracy = 'high', which is not one number"),
+        ({"accuracy": None}, "returns accuracy = None"),
+    ],
+)
+def test_what_evaluate_returns_is_refused_with_its_name(returned, words):
+    with pytest.raises(UsageError, match=words):
+        training._metrics(returned)

@@ -15,6 +15,7 @@ from stoker.runners.train import rng
 from stoker.runners.train import trainer as training
 from stoker.runners.worker import worker
 from stoker.runners.worker.ranks import Ranks
+from waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 AWARE = [str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]
@@ -39,7 +40,7 @@ def environment(tmp_path):
 
 def run(command, cwd, env):
     process = warm.start(*command, cwd=cwd, env=env, output=cwd / "said.txt", errors=cwd / "errors.txt")
-    process.join(60)
+    process.join(patient(60))
     assert process.exitcode == 0, (cwd / "errors.txt").read_text()
     return taken(cwd / "said.txt")
 
@@ -80,7 +81,7 @@ def test_the_aware_script_resumes_exactly_and_runs_without_stoker_the_same(tmp_p
     reports = tmp_path / "run-1" / "reports-0.jsonl"
     (tmp_path / "stopped.py").write_text(STOPPED)
     first = warm.start(str(tmp_path / "stopped.py"), *AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
-    first.join(60)
+    first.join(patient(60))
     assert first.exitcode == PREEMPTED_EXIT
     stopped_at = int(re.fullmatch(r"asked to stop at step (\d+)\n", taken(tmp_path / "first.txt"))[1])
     assert json.loads(reports.read_bytes().splitlines()[-1])["checkpoint"] == stopped_at

@@ -23,11 +23,12 @@ from stoker.runners.loaders import autotuned as module
 from stoker.runners.loaders.workers.faults import Ended
 from stoker.runners.worker import cores
 from torch.utils.data import DataLoader, Dataset
+from waiting import patient
 
 pytestmark = pytest.mark.usefixtures("roomy")
 
 ENOUGH = 4000  #: batches after which a test gives up
-LONG = 60.0  #: seconds; nothing here takes so long unless it hangs
+LONG = patient(60.0)  #: seconds; nothing here takes so long unless it hangs
 
 
 class Naps:
@@ -165,7 +166,7 @@ with autotuned(pipeline, interval=0.4) as tuned:
 
 @pytest.mark.skipif(cores.usable() < 2, reason="needs two cores")
 def test_a_machine_that_changes_its_size_is_followed() -> None:
-    done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=patient(100), check=True)
     assert json.loads(done.stdout) == [[2.0, 1.0, 2.0], [True, True]]
 
 
@@ -392,7 +393,7 @@ class Megabytes:
 @pytest.mark.slow
 def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
     pipeline = Pipeline([Source([0.02] * 100_000), Map(burns, name="udf", processes=True), Prefetch(mib=4)])
-    until = time.monotonic() + 200.0
+    until = time.monotonic() + patient(200)
     with autotuned(pipeline, knobs=["udf"], interval=0.5) as tuned:
         for _ in tuned:
             # Steps before the first process is there, which may take long where others compute, show nothing of what it settles at.

@@ -19,10 +19,11 @@ from stoker.runners.loaders.stages import Map, Source
 from stoker.runners.loaders.tuning.controller import Decision, Observation
 from stoker.runners.loaders.tuning.guard import Guard, GuardOptions
 from torch.utils.data import DataLoader, Dataset
+from waiting import patient
 
 pytestmark = pytest.mark.usefixtures("roomy")
 
-LONG = 60.0
+LONG = patient(60.0)
 GIB = 1 << 30
 
 

@@ -16,8 +16,9 @@ from stoker.runners.loaders.readings import contention
 from stoker.runners.loaders.readings.contention import Contention, Looks, waits_in
 from stoker.runners.loaders.stages import Map, Source
 from stoker.runners.loaders.workers.passes import Pass
+from waiting import patient
 
-LONG = 60.0
+LONG = patient(60.0)
 SEEN = pytest.mark.skipif(not contention._FUTEX or not waits_in(threading.get_native_id()), reason="system calls are not to be seen")
 
 

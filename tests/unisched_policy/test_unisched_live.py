@@ -144,6 +144,7 @@ def test_no_time_to_solve_falls_back_and_is_recorded(home, jobs: Jobs, start_run
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # test_profiling_live.py kills one as well
 def test_a_gang_killed_in_profiling_is_profiled_again_and_keeps_its_deadline(
     home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]
 ) -> None:

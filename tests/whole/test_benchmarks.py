@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import patient
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -44,12 +45,18 @@ DRAWN = {"unisched": ["figure-5.10d.png", "figure-front.png"]}
 
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name], *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=patient(580), check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-@pytest.mark.parametrize("name", TINY)
+#: More than a tiny run takes: what they attack with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py.
+NIGHTLY = ("hostile",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])
 def test_it_measures_and_prints(name: str, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path)) if name in DRAWN else ()
     answer = json.loads(run(name, "--json", *out))

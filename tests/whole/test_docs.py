@@ -16,6 +16,7 @@ import yaml
 from stoker.engine.cli.main import EXIT_CODES, cli
 from stoker.engine.config import HOOK_EVENTS, Config, Hook
 from stoker.engine.jobs.states import TRANSITIONS
+from stoker.engine.scheduling import policy_errors
 from stoker.engine.spec.build import Context
 from stoker.engine.spec.reading.load import load_text
 from stoker.policies import registry
@@ -198,6 +199,7 @@ def test_every_reason_for_waiting_is_explained() -> None:
     (choice,) = re.findall(r"CASE (WHEN j\.held .*?) END AS code", query, re.DOTALL)
     ours += re.findall(r"(?:THEN|ELSE) '([a-z-]+)'", choice)
     ours += re.findall(r'\(job, \("([a-z-]+)", text\)\)', (ROOT / "engine" / "scheduling" / "ticks.py").read_text())
+    ours.append(policy_errors.CODE)
     assert sorted(code for row in table("Why a job waits", "code") for code in words(row[0])) == sorted(set(ours))
 
 

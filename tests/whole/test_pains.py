@@ -32,6 +32,7 @@ from stoker.runners.host import agent as agents
 from stoker.runners.host import processes
 from stoker.runners.host.gpus import NvmlGpus
 from test_devices import GIB, FakeNvml
+from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("pains")
 
@@ -85,7 +86,7 @@ class Fleet:
         self.clear()
         self.client.close()
         self.agent.leave()
-        self.thread.join(20)
+        self.thread.join(patient(20))
         for connection in self.connections:
             connection.close()
         self.runner.end()
@@ -334,6 +335,7 @@ def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fle
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a training that is stopped in each of its phases: test_training.py; a job held and released: test_loading_live.py
 def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs) -> None:
     """'SIGTERM save fired 0 of 6' (spd #741): through the daemon, a job that was stopped has the losses of its undisturbed twin.
 
@@ -480,9 +482,11 @@ def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
         both = [jobs.shell(f"job-{n}", script) for n in range(2)]
         found = [process for job in both for process in worker_of(jobs, job)]
         assert busy(jobs) == 2
-    for pid in (runner.pid, daemon.pid, *(process.pid for process in found)):
+    runner.kill()
+    daemon.kill()
+    for process in found:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
     processes_die(*found)
     daemon.end()
     runner.end()
@@ -593,7 +597,7 @@ def test_pain_14_a_policy_that_hangs_stops_neither_the_others_nor_the_end(
     start_runner("there", 1, "--pool", "other")
     with closing(daemon.client()) as client:
         jobs = Jobs(client)
-        client.post("/v1/policy", {"policy": "hanging:Hangs", "interval": 0.05})
+        client.post("/v1/policy", {"policy": "hanging:Hangs", "interval": 0.05, "force": True})
         waiting = jobs.shell("waits", "true")
         assert jobs.ended(jobs.shell("goes-on", "true", pool="other"))["state"] == "completed"
         assert jobs.state(waiting) == "pending"

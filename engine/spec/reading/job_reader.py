@@ -9,7 +9,7 @@ from ..check import MAX_AFTER, MAX_JOBS
 from ..cron import normalise
 from ..expand import Array
 from ..model import Demand, Dependency, Kind, Retries, Stop, Tier
-from . import fields, loading, units
+from . import blocks, fields, loading, units
 from .fields import Reader
 from .params import SHELL
 from .tree import Node, shown
@@ -184,6 +184,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "entrypoint": fields.text,
     "params": _params,
     "kind": fields.choice(get_args(Kind)),
+    "backbone": fields.text,
     "pool": fields.text,
     "user": fields.text,
     "priority": fields.whole,
@@ -206,6 +207,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "hold": fields.flag,
     "array": _array,
     "cron": _cron,
+    **blocks.READERS,
 }
 NAMES = (*FIELDS, *DEMANDS)
 #: the fields within fields
@@ -217,4 +219,5 @@ NESTED: dict[str, tuple[str, ...]] = {
     "after": ("job", "mode"),
     "array": ("params", "max_running"),
     **loading.NESTED,
+    **blocks.NESTED,
 }

@@ -12,6 +12,7 @@ from ...errors import Gathered, NotFound, UsageError
 from ..build import Context, build
 from ..model import JobSpec
 from . import fields, tree
+from .blocks import BLOCKS
 from .job_reader import NAMES
 from .scripts import neighbour
 from .tree import Mark, Node
@@ -19,7 +20,7 @@ from .tree import Mark, Node
 #: of each group a job has one; in a merge, the job's own choice drops the default's
 EXCLUSIVE = (("recipe", "command", "entrypoint"), ("demand", "deadline", "soft"))
 #: merged name by name with the default's
-MERGED = ("params", "env", "labels")
+MERGED = ("params", "env", "labels", *BLOCKS)
 
 
 def load_file(path: str | os.PathLike[str], context: Context, overrides: Node | None = None) -> list[JobSpec]:

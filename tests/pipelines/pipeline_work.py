@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from waiting import patient
 
 if TYPE_CHECKING:  # no worker process needs these
     import pytest
@@ -266,7 +267,7 @@ def nothing_left() -> Iterator[None]:
     """No thread or process outlives the block."""
     threads, children = set(threading.enumerate()), set(multiprocessing.active_children())
     yield
-    until = time.monotonic() + 60
+    until = time.monotonic() + patient(60)
     while (left := set(threading.enumerate()) - threads) and time.monotonic() < until:
         next(iter(left)).join(0.1)
     assert not left, left

@@ -17,6 +17,7 @@ from stoker.engine.adhoc.replica import head_of, log_of
 from stoker.engine.adhoc.wire import LARGEST_MESSAGE, Ask, Ended, Failed, Load, Ready, decode_for_daemon, frame, pair, unpack_answer
 from stoker.engine.errors import LimitExceeded
 from stoker.engine.store.changes import Change, encode
+from waiting import patient
 
 
 class Server:
@@ -25,7 +26,7 @@ class Server:
     def __init__(self, database: Path, folder: Path) -> None:
         self.process = _Process(folder)
         self.process.desk.setblocking(True)
-        self.process.desk.settimeout(120)
+        self.process.desk.settimeout(patient(120))
         self.number = 0
         self.asked = 0
         with database.open("rb") as file:

@@ -1,0 +1,63 @@
+"""What is told of a policy that fails: its error with the line that it came from, and the remedy; and whether one would fail."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from pathlib import Path
+
+from ...policies import registry
+from ...policies.contract import Policy, View
+from .plan_check import PlanError, check, check_enacted
+
+CODE = "policy-error"  #: why jobs wait whose policy fails
+MOST = 300  #: characters of an error's own words: they stand in the reason of each job that waits
+WITHIN = 10.0  #: seconds in which a policy has to answer before it is set
+_ENGINE = Path(__file__).parents[1]
+
+
+def words(error: BaseException) -> str:
+    """An error of a policy in one line, with the line of its code that it came from."""
+    said = " ".join((str(error) if isinstance(error, PlanError) else f"{type(error).__name__}: {error}").split())
+    said = said if len(said) <= MOST else f"{said[:MOST]}…"
+    return said if isinstance(error, PlanError) else said + _line_of(error)
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line in the folder of the policy, not of a library that it calls; "": none is the policy's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _ENGINE not in Path(frame.filename).parents]
+    if not frames:
+        return ""
+    folder = Path(frames[0].filename).parent
+    last = next(frame for frame in reversed(frames) if Path(frame.filename).is_relative_to(folder))
+    return f" ({Path(last.filename).name}, line {last.lineno}{f': {last.line[:MOST]}' if last.line else ''})"
+
+
+def remedy(policy: str, pool: str) -> str:
+    other = f"'stoker policy set {'priority' if policy == 'fifo' else 'fifo'} --pool {pool}'"
+    return f"set another with {other}, and report it" if policy in registry.POLICIES else f"repair it and set it again, or use {other}"
+
+
+def told(policy: str, pool: str, error: str) -> str:
+    """The sentence for people: what fails, what that means, why, and what to do."""
+    return f"policy {policy} of pool {pool} fails, so nothing starts there: {error}; {remedy(policy, pool)}"
+
+
+def would_fail(policy: Policy, view: View, within: float = WITHIN) -> str | None:
+    """Why a policy, asked once, has no plan for a view that could be carried out; None: it has one.
+
+    It is asked in a thread that is left alone when it does not answer.
+    """
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            check_enacted(check(policy.plan(view), view))
+            answers.append(None)
+        except (Exception, SystemExit) as error:  # a policy is anybody's code
+            answers.append(words(error))
+
+    asked = threading.Thread(target=ask, name="policy on trial", daemon=True)
+    asked.start()
+    asked.join(within)
+    return answers[0] if answers else f"it does not answer within {within:g} s"

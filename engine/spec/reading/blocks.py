@@ -1,0 +1,142 @@
+"""Blocks of a job that are read, checked and written by their type alone: every field of JobSpec whose type is a `Block`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from ...errors import UsageError
+from ..model import Block, Duration, JobSpec, Size
+from . import fields
+from .fields import Reader
+from .tree import Node
+from .units import format_duration, format_size
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """What a value may be besides nothing: the types of ``A | B | None``."""
+    return tuple(arm for arm in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)) if arm is not NoneType)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+#: the blocks by name
+BLOCKS: dict[str, type[Block]] = {
+    field.name: kind
+    for field in msgspec.structs.fields(JobSpec)
+    for kind in _kinds(field.type)
+    if isinstance(kind, type) and issubclass(kind, Block)
+}
+
+
+def _nested(path: str, kind: type[msgspec.Struct]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    found = msgspec.structs.fields(kind)
+    yield path, tuple(field.name for field in found)
+    for field in found:
+        for arm in filter(_is_struct, _kinds(field.type)):
+            yield from _nested(f"{path}.{field.name}", arm)
+
+
+#: the fields within them, by path
+NESTED: dict[str, tuple[str, ...]] = dict(pair for name, kind in BLOCKS.items() for pair in _nested(name, kind))
+
+# ---- reading ----
+
+
+def struct(kind: type[msgspec.Struct], node: Node, field: str) -> Any:
+    """A value of ``kind``; Several tells of each of its fields what is wrong with it, at its line."""
+    found = msgspec.structs.fields(kind)
+    readers: Mapping[str, Reader[Any]] = {each.name: partial(_value, each.type) for each in found}
+    values = fields.struct(node, field, readers, f"a mapping of {', '.join(readers)}")
+    for each in found:
+        if each.required and each.name not in values:
+            raise node.mark.error(field, f"{each.name} is missing")
+    return kind(**values)
+
+
+READERS: dict[str, Reader[Any]] = {name: partial(struct, kind) for name, kind in BLOCKS.items()}
+
+#: what is written in words of its own, such as 2GiB
+_UNITS: dict[Any, Reader[Any]] = {Size: fields.size, Duration: fields.duration, bool: fields.flag}
+
+
+def _value(kind: Any, node: Node, field: str) -> Any:
+    value = _plain(kind, node, field)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _at(str(error), node, field) from None
+
+
+def _plain(kind: Any, node: Node, field: str) -> Any:
+    """As `msgspec.convert` takes it: units are read, and so are structs."""
+    kinds = _kinds(kind)
+    if len(kinds) == 1:
+        if kinds[0] in _UNITS:
+            return _UNITS[kinds[0]](node, field)
+        if get_origin(kinds[0]) is Literal:
+            return fields.choice(get_args(kinds[0]))(node, field)
+        if _is_struct(kinds[0]):
+            return struct(kinds[0], node, field)
+    return node.plain()
+
+
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list", "object": "a mapping"}
+_EXPECTED = re.compile(r"Expected `([^`]+)`(?:, got `.*`| (.*))?")
+
+
+def _at(text: str, node: Node, field: str) -> UsageError:
+    """msgspec's error, such as ``Expected `int`, got `str` - at `$.a[0]``, at the line that its path leads to."""
+    problem, _, path = text.partition(" - at `$")
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path.removesuffix("`").partition("[...]")[0]):
+        inside: Any = node.value
+        node = inside[name or int(index)]
+        field += f".{name}" if name else f"[{index}]"
+    expected = _EXPECTED.fullmatch(problem)
+    if expected is None:
+        return node.mark.error(field, problem)
+    wanted = " or ".join(_WORDS.get(word, word) for word in expected[1].split(" | ") if word != "null")
+    return node.wrong(field, f"{wanted} {expected[2]}" if expected[2] else wanted)
+
+
+# ---- writing ----
+
+
+def write(block: msgspec.Struct) -> dict[str, Any]:
+    """The fields that differ from their defaults, as a person would write them."""
+    found = msgspec.structs.fields(type(block))
+    given = [(field, getattr(block, field.name)) for field in found]
+    return {field.name: _written(field.type, value) for field, value in given if field.required or value != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+
+
+def _written(kind: Any, value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return write(value)
+    kinds = _kinds(kind)
+    if value is not None and Size in kinds:
+        return format_size(value)
+    if value is not None and Duration in kinds:
+        return format_duration(value)
+    return msgspec.json.decode(msgspec.json.encode(value))  # lists in place of tuples
+
+
+# ---- what must hold ----
+
+
+def problems(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Field and problem."""
+    for name in BLOCKS:
+        block: Block | None = getattr(spec, name)
+        for field, problem in () if block is None else block.problems(spec):
+            yield f"{name}.{field}" if field else name, problem
