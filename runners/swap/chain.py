@@ -162,6 +162,9 @@ class Chain:
         path, _, last = name.rpartition(".")
         return getattr(self._modules[path], last)
 
+    def module(self, path: str) -> nn.Module:
+        return self._modules[path]
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """The inputs of the model as values."""
         names = {str(node.target).lstrip("*"): node for node in self.inputs}
