@@ -84,7 +84,8 @@ class CudaDevice:
 
     @contextmanager
     def step(self) -> Iterator[Times]:
-        self._times, self._waits = times, _ = Times(), []
+        self._times = times = Times()
+        self._waits = []
         begun = time.perf_counter()
         yield times
         torch.cuda.synchronize(self.device)

@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class MemoryLedger(TorchDispatchMode):
+class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the storages that were made while it was on, views counted once; a cap on them.
 
     It sees intermediate results and what autograd keeps, which a ledger of our own allocations would not.
     """
 
     def __init__(self, over: Any = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._over = over  #: called with the bytes in use when they have grown
         self._sizes: dict[int, int] = {}

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from ..device.device import CapExceeded, Event, Pair, Times
+from .device import CapExceeded, Event, Pair, Times
 from .memory_ledger import MemoryLedger
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class _Event:
 
 
 class MeteredDevice:
-    """See above. ``pace``: seconds that a piece of work computes, by its name, in place of the measured ones."""
+    """See above; ``clock``: what the seconds of computing are read from."""
 
     name = "metered"
     emulated = True

@@ -57,7 +57,6 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
                 ) from None
             leaves.add(tracer.inside[-1])
             continue
-        graph.eliminate_dead_code()
         return graph
 
 
@@ -85,7 +84,7 @@ class Chain:
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.buffers = dict(model.named_buffers(remove_duplicate=False))
         self.tensors_of = [self._tensors(node) for node in self.nodes]  #: names of parameters and buffers that each node uses
-        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         if not self.nodes:
             raise UsageError("memory: the model cannot be cut into parts: its forward computes nothing")
 
@@ -138,11 +137,11 @@ class Chain:
 
     def compute_node(self, values: Values, index: int) -> Any:
         node = self.nodes[index]
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self._value(values, used))  # type: ignore[no-untyped-call]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self._value(values, used))
         if node.op == "call_module":
             result = self._modules[str(node.target)](*args, **kwargs)
         elif node.op == "call_function":
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            result = node.target(*args, **kwargs)
         else:
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         values[node] = result
@@ -153,7 +152,7 @@ class Chain:
 
     def answer(self, values: Values) -> Any:
         """What the model's forward returns."""
-        return fx.node.map_arg(self.output.args[0], lambda used: self._value(values, used))  # type: ignore[no-untyped-call]
+        return fx.node.map_arg(self.output.args[0], lambda used: self._value(values, used))
 
     def _value(self, values: Values, node: fx.Node) -> Any:
         return self.attribute(str(node.target)) if node.op == "get_attr" else values[node]

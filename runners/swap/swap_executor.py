@@ -8,6 +8,7 @@ the bit; a weight that stands under several names (tied) has one such sum for ea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
 from .chain import Chain, Values, tensors
+
+_IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
 
 Tail = Callable[[int, Any], torch.Tensor]  #: from a micro-batch and the model's answer to the loss, scaled
 
@@ -52,7 +55,7 @@ class SwapExecutor:
     def __init__(self, chain: Chain, cuts: Sequence[int], device: Device) -> None:
         self.chain, self.device = chain, device
         bounds = [0, *cuts, len(chain)]
-        self.parts = list(zip(bounds, bounds[1:], strict=False))
+        self.parts = list(itertools.pairwise(bounds))
         self.names = [chain.names(*part) for part in self.parts]
         self.wanted = [chain.wanted(*part) for part in self.parts]
         self.made = [chain.made(*part) for part in self.parts]
@@ -172,13 +175,13 @@ class SwapExecutor:
             rng.set_state(batch.generators)
             if k >= self.bottom:
                 batch.before[k] = batch.generators, self._statistics(k)
-            values = {node: _input(batch.values[node]) for node in self.wanted[k]}
+            values = {node: _kept(batch.values[node]) for node in self.wanted[k]}
             versions = {node: _versions(batch.values[node]) for node in self.wanted[k]}
             with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _nothing):  # the same kernels as on the way back; nothing is kept
                 self._compute(k, values)
             for node, before in versions.items():
                 if _versions(batch.values[node]) != before:
-                    raise UsageError(f"memory: a part changes its input {node.name!r} in place; write that operation with inplace=False")
+                    raise UsageError(f"memory: {_IN_PLACE}: {node.name!r}")
             for node in self.made[k]:
                 batch.values[node] = _kept(values[node])
             for node in self.wanted[k]:
@@ -191,7 +194,12 @@ class SwapExecutor:
     def _compute(self, k: int, values: Values) -> None:
         start, stop = self.parts[k]
         keep = {node: values[node] for node in self.wanted[k]}
-        self.chain.compute(values, start, stop)
+        try:
+            self.chain.compute(values, start, stop)
+        except RuntimeError as error:
+            if "in-place operation" not in str(error):
+                raise
+            raise UsageError(f"memory: {_IN_PLACE}: nodes {start} to {stop} of the model ({error})") from None
         for node, value in keep.items():
             values.setdefault(node, value)
 
@@ -207,7 +215,7 @@ class SwapExecutor:
                 rng.set_state(generators)
             else:
                 rng.set_state(batch.generators)
-            leaves = {node: _leaf(batch.values[node]) for node in self.wanted[k]}
+            leaves = {node: _kept(batch.values[node]) for node in self.wanted[k]}
             values = {node: _view(leaf) for node, leaf in leaves.items()}
             entered = dict(values)
             self._compute(k, values)
@@ -287,13 +295,6 @@ def _kept(value: Any) -> Any:
             raise UsageError("memory: a value of several tensors would cross a cut")
         return value
     return value.detach().requires_grad_(value.requires_grad)
-
-
-def _leaf(value: Any) -> Any:
-    return _kept(value)
-
-
-_input = _kept
 
 
 def _view(leaf: Any) -> Any:

@@ -13,6 +13,14 @@ from torch import nn
 WIDTH, VOCABULARY = 24, 40
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -108,7 +116,7 @@ def train(model, step_of, count, steps=3):
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-@pytest.mark.parametrize("parts", [1, 2, 5, 9])
+@pytest.mark.parametrize("parts", [1, 4, 9])
 def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count):
     one, other = pair()
     expected = train(one, lambda step, batches: plain(one, batches, step), count)
