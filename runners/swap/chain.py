@@ -60,11 +60,6 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
         return graph
 
 
-def shape_of(graph: fx.Graph) -> str:
-    """Text by which a change of the model's control flow is seen."""
-    return str(graph)
-
-
 class Chain:
     """The nodes of a model in order, which are to be computed in parts."""
 

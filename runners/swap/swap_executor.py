@@ -67,6 +67,7 @@ class SwapExecutor:
             raise UsageError("memory: nothing of the model is trained")
         self.bottom = trained[0]  #: the first part that is gone through backward
         self._loaded: dict[int, Loaded] = {}
+        self._leaving: list[tuple[int, Event, list[torch.Tensor]]] = []
         self._host_gradients: dict[str, torch.Tensor] = {}
         self._seen: set[int] = set()
 
@@ -82,9 +83,8 @@ class SwapExecutor:
 
     def _mutable_buffers(self) -> set[str]:
         """Buffers that a forward may change: those of modules that say so by keeping statistics."""
-        modules = dict(self.chain.model.named_modules(remove_duplicate=False))
         kept = ("running_mean", "running_var", "num_batches_tracked")
-        return {name for name in self.chain.buffers if name.rpartition(".")[2] in kept and modules[name.rpartition(".")[0]] is not None}
+        return {name for name in self.chain.buffers if name.rpartition(".")[2] in kept}
 
     # ---- one step ----
 
@@ -100,23 +100,25 @@ class SwapExecutor:
                 self._forward(k, batch)
             self._leave(k)
         losses = []
-        leaving: tuple[int, Event, list[torch.Tensor]] | None = None
         for k in range(last, self.bottom - 1, -1):
             self._enter(k)
-            if leaving is not None:  # back-pressure: the gradients of the part before are gone before these come
-                self.device.wait(leaving[1])
-                self._arrive(*leaving, arrived)
+            self._make_room(arrived)
             if k > self.bottom:
                 self._load(k - 1)
             for c, batch in enumerate(micro):
                 loss = self._backward(k, c, batch, tail if k == last else None)
                 if loss is not None:
                     losses.append(loss)
-            leaving = self._send(k)
-        assert leaving is not None
-        self.device.wait(leaving[1])
-        self._arrive(*leaving, arrived)
+            self._leaving.append(self._send(k))
+        self._make_room(arrived)
         return losses
+
+    def _make_room(self, arrived: Callable[[int], None]) -> None:
+        """Back-pressure: the gradients of the part before are gone before the next ones come."""
+        while self._leaving:
+            k, event, sources = self._leaving.pop(0)
+            self.device.wait(event)
+            self._arrive(k, event, sources, arrived)
 
     def stepped(self) -> None:
         """The optimizer has moved the host's weights."""

@@ -175,6 +175,15 @@ def test_computing_before_its_load_is_seen(monkeypatch):
     assert any(loss.isnan() for loss in losses)
 
 
+def test_gradients_that_leave_without_back_pressure_break_the_cap(monkeypatch):
+    executor = executor_of(pair()[1], 9)
+    swapped(executor, tokens_of(0, 1), 0)
+    bounded = executor_of(pair()[1], 9, cap=executor.device.memory()[1])
+    monkeypatch.setattr(bounded, "_make_room", lambda arrived: None)
+    with pytest.raises(CapExceeded):
+        swapped(bounded, tokens_of(0, 1), 0)
+
+
 def test_generators_that_are_not_restored_are_seen(monkeypatch):
     one, other = pair()
     plain(one, tokens_of(0, 2), 0)
