@@ -19,6 +19,7 @@ from .api.run_uploads import RunUploads
 from .api.snapshots import Snapshots
 from .api.thread_pools import MOST_LARGE, Kind, Pools
 from .api.uploads import Uploads
+from .autosched.pool_tuning import PoolTuning
 from .config import Config
 from .errors import StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
@@ -85,6 +86,7 @@ class Services:
         self.deadlines = DeadlineWatch(self.store)
         self.estimating = Estimating(self.store, self.scheduling.know_overheads)
         self.admission = Admission(self.store, self.scheduling)
+        self.tuning = PoolTuning(self.store, self.scheduling, self.tasks)
         limits = config.limits
         self.desk = Desk(
             self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
@@ -122,6 +124,7 @@ class Services:
             self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
         self.scheduling.start()
         self.recurring.reload()
+        self.tuning.start()
 
     def _look_at_clock(self) -> None:
         """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""

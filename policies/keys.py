@@ -10,12 +10,25 @@ from typing import Any
 from .nearest import meant
 
 
-def tunable(default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: Sequence[Any] = ()) -> Any:
+def tunable(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[Any] = (),
+    log: bool = False,
+    needs: tuple[str, float] | None = None,
+    above: str | None = None,
+) -> Any:
     """A field of a policy's Config with its meaning and range, from which search spaces are read.
 
-    The type is the annotation of the field: bool, int, float or str (with ``choices``).
+    The type is the annotation of the field: bool, int, float or str (with ``choices``). What only a search looks at (002 ch. 6.2.2):
+    ``log``: sizes matter by their ratio; ``needs``: the key is in use from that value of another key on; ``above``: a key whose value
+    is never larger than this one's, where both are in use.
     """
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": tuple(choices)})
+    told = {"doc": doc, "low": low, "high": high, "choices": tuple(choices), "log": log, "needs": needs, "above": above}
+    return dataclasses.field(default=default, metadata=told)
 
 
 def make_config(config_type: type, values: Mapping[str, Any]) -> Any:

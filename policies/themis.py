@@ -37,7 +37,7 @@ class Themis:
     @dataclass(frozen=True)
     class Config:
         lease_term: float = tunable(600.0, "how long a lease is, in seconds, or GPU-seconds with priority service",
-                                    low=SHORTEST_LEASE, high=1e6)  # fmt: skip
+                                    low=SHORTEST_LEASE, high=1e6, log=True)  # fmt: skip
         priority: str = tunable("time", "what the lease term counts: time, or service (a large gang's lease is shorter, down to 60 s)",
                                 choices=("time", "service"))  # fmt: skip
         fraction: float = tunable(0.8, "share of the bidders, those with the smallest rho, that take no part in the auction",

@@ -31,12 +31,16 @@ class Tiresias:
         priority: str = tunable("service", "what sinks a job: GPU-time, time, or GPU-time with Gittins indices within a queue",
                                 choices=("service", "time", "gittins"))  # fmt: skip
         queues: int = tunable(3, "number of queues; so many thresholds less one are in use, in ascending order", low=1, high=5)
-        threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7)
-        threshold_2: float = tunable(7200.0, "in use from 3 queues on", low=1.0, high=1e7)
-        threshold_3: float = tunable(18000.0, "in use from 4 queues on", low=1.0, high=1e7)
-        threshold_4: float = tunable(86400.0, "in use with 5 queues", low=1.0, high=1e7)
+        threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7,
+                                     log=True, needs=("queues", 2))  # fmt: skip
+        threshold_2: float = tunable(7200.0, "in use from 3 queues on", low=1.0, high=1e7, log=True, needs=("queues", 3),
+                                     above="threshold_1")  # fmt: skip
+        threshold_3: float = tunable(18000.0, "in use from 4 queues on", low=1.0, high=1e7, log=True, needs=("queues", 4),
+                                     above="threshold_2")  # fmt: skip
+        threshold_4: float = tunable(86400.0, "in use with 5 queues", low=1.0, high=1e7, log=True, needs=("queues", 5),
+                                     above="threshold_3")  # fmt: skip
         starve_limit: float = tunable(0.0, "a job that has waited so many times as long as it has run goes to the highest queue; 0: never",
-                                      low=0.0, high=1000.0)  # fmt: skip
+                                      low=0.0, high=1000.0, log=True)  # fmt: skip
         pack_limit: float = tunable(0.3, "a job whose largest tensor is more than this share of its model is not spread over nodes",
                                     low=0.0, high=1.0)  # fmt: skip
 

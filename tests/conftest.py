@@ -43,6 +43,14 @@ hypothesis.settings.load_profile("steady")
 providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Folders of tests have short paths, whatever the checkout's: Unix sockets lie in them."""
+    folder = Path(tempfile.gettempdir())
+    if config.option.basetemp is None and folder.name == str(os.getpid()):  # made by this run; pytest empties what it is given
+        config.option.basetemp = str(folder / "t")
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes are named by their argument: xdist needs the same names in each worker, and packed data may hold the time."""
     return argname if isinstance(val, bytes) else None
@@ -51,7 +59,8 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of `make nightly` hypothesis has ten times the examples, others each time.
 
-    Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are.
+    Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are, but for those
+    that watch the clock while they train: `clock`, one at a time, and mostly asleep.
     """
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
@@ -59,7 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 more = hypothesis.settings(steady, max_examples=10 * steady.max_examples, derandomize=False, print_blob=True)
                 test._hypothesis_internal_use_settings = more
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None or item.get_closest_marker("xdist_group") is not None)
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if (group := item.get_closest_marker("xdist_group")) is not None:
+        return 0 if group.args == ("clock",) else 2
+    return 1 if item.get_closest_marker("slow") is not None else 2
 
 
 @pytest.fixture(scope="session", autouse=True)

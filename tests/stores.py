@@ -11,6 +11,6 @@ from stoker.engine.store.store import Store, connect
 def reopened(path: Path, **options: Any) -> Store:
     """The store of a file that this program has just closed (such as a copy of the fixture ``template``).
 
-    `Store.open` would look for migrations and define each view anew: most of its time, and more than many a test then takes.
+    `Store.open` would read every row, and look for migrations and changed views: more than many a test then takes.
     """
     return Store(connect(path), path, **options)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from ..errors import NotFound, StokerError, Unreachable
 from ..spec.reading.tree import one_line
-from . import jobs, operators, reports, simulations, traces
+from . import jobs, operators, reports, simulations, traces, tuning
 from . import runner_calls as runner
 from .answers import Encoded
 from .auth import Identity, owner
@@ -30,7 +30,8 @@ LONGEST_ERROR = 1000  #: characters
 
 def application(daemon: Services, *, tcp: bool) -> Starlette:
     """The routes for one listener: with ``tcp`` every request needs a token, without it is the socket owner's."""
-    table = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
+    parts = (jobs, operators, reports, runner, simulations, traces, tuning)
+    table = [entry for part in parts for entry in part.ENDPOINTS]
     routes = [Route(path, _serve(daemon, role, function, tcp), methods=methods) for path, role, function, methods in table]
     app = Starlette(routes=routes, exception_handlers={404: _missing, 405: _missing})
     app.router.redirect_slashes = False  # else /v1/jobs/ (an empty name) is answered with a redirection to the list

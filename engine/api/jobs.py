@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -34,13 +35,21 @@ USUAL = 1000  #: jobs of a listing that does not ask for more
 FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
 LOOK, LOOK_AFAR = 0.2, 1.0  #: seconds between looks at a log, here and through another host's runner
-_BEGINNING = 3  #: how well a word fits of which a name only begins, in `api/resolve`
+_BEGINNING = 2  #: how well a word fits of which a name only begins, in `api/resolve`
 
 
-def resolve(store: Store, word: str, user: str = "") -> int:
-    """Number of the job that ``word`` names: its number, its name (the newest), its array's, or the unambiguous beginning of a name.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a word names: a job, or an array by its first task."""
 
-    Of several jobs of a name those of ``user`` come first. The first task stands for an array.
+    job: int
+    array: bool
+
+
+def resolve(store: Store, word: str, user: str = "") -> Named:
+    """What ``word`` names: a job by its number or name, an array by its name (the newest of it), or one by the unambiguous beginning.
+
+    Of several jobs of a name those of ``user`` come first.
     """
     found = store.rows("api/resolve", word, user)
     if not found:
@@ -52,11 +61,15 @@ def resolve(store: Store, word: str, user: str = "") -> int:
     if best == _BEGINNING and len({row[1] for row in candidates}) > 1:
         some = ", ".join(f"{row[1]} ({row[0]})" for row in candidates[:5])
         raise UsageError(f"{word!r} is the beginning of several names: {some}; give more of the name, or the number")
-    return int(candidates[0][0])
+    return Named(int(candidates[0][0]), bool(candidates[0][3]))
 
 
-async def _resolve(call: Call, kind: Kind = Kind.READ) -> int:
+async def _named(call: Call, kind: Kind = Kind.READ) -> Named:
     return await call.run(kind, resolve, call.daemon.store, call.path("ref"), call.who.user)
+
+
+async def _resolve(call: Call) -> int:
+    return (await _named(call)).job
 
 
 async def submit_jobs(call: Call) -> dict[str, Any]:
@@ -117,7 +130,8 @@ async def list_jobs(call: Call) -> Encoded:
 
 
 async def show(call: Call) -> dict[str, Any]:
-    job = await _resolve(call)
+    named = await _named(call)
+    job = named.job
 
     def read() -> dict[str, Any]:
         store = call.daemon.store
@@ -128,6 +142,7 @@ async def show(call: Call) -> dict[str, Any]:
         waiting = objects(store, "api/waiting", job)
         return {
             "job": row,
+            "tasks": [number for (number,) in store.rows("api/array_tasks", job)] if named.array else None,
             "tiers": objects(store, "api/tiers", job),
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
@@ -212,7 +227,7 @@ async def forecast(call: Call) -> dict[str, Any]:
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    array: bool = False  #: all tasks of the array that the job belongs to
+    array: bool = False  #: all tasks of the array that the job belongs to, as if that had been named
 
 
 class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,10 +237,10 @@ class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def _controller(action: Literal["cancel", "hold", "release", "priority"]) -> Endpoint:
     async def act(call: Call) -> dict[str, Any]:
         asked: Action = await call.options(Priority if action == "priority" else Action)
-        job = await _resolve(call, Kind.CONTROL)
-        jobs = [job]
-        if asked.array:
-            jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", job)] or [job]
+        named = await _named(call, Kind.CONTROL)
+        jobs = [named.job]
+        if asked.array or named.array:
+            jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs
         priority = asked.priority if isinstance(asked, Priority) else 0
         request = Control(action, tuple(jobs), call.who.user, priority, call.only)
         return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
+from ...policies.autosched.search import OBJECTIVES
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
@@ -22,7 +23,7 @@ from ..errors import NotFound, UsageError, nearest
 from ..fleet.watch import StopAll, stop_all
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
 from ..json_rows import objects
-from ..scheduling.policy_settings import PolicySetting, set_policy
+from ..scheduling.policy_settings import Auto, PolicySetting, set_policy
 from ..spec.check import NAME
 from ..spec.reading.tree import shown
 from ..store.maintenance import backup as back_up
@@ -205,6 +206,9 @@ class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interval: float | None = None
     config: dict[str, Any] = {}
     create: bool = False  #: the pool need not be known
+    auto: bool = False  #: it tunes itself; what is set without that turns it off
+    every: float = 3600.0  #: seconds from one search to the next, with ``auto``
+    objective: str = "jct"
     force: bool = False  #: set it though it fails on what the pool holds now
 
 
@@ -214,6 +218,10 @@ async def change_policy(call: Call) -> dict[str, Any]:
         raise UsageError(f"pool: must be the name of a pool, not {shown(asked.pool)}")
     if asked.interval is not None and not 0.05 <= asked.interval <= 3600:
         raise UsageError(f"interval: {asked.interval} s is outside its range 0.05 to 3600")
+    if not 12 <= asked.every <= 7 * 86400:
+        raise UsageError(f"every: {asked.every:g} s is outside its range 12 s to 7 days")
+    if asked.objective not in OBJECTIVES:
+        raise UsageError(f"objective: {asked.objective!r} is not one of {', '.join(OBJECTIVES)}")
     return await call.control(_change_policy, call, asked)  # importing it may take its time
 
 
@@ -228,7 +236,8 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
             config = make_config(loaded.policy.Config, asked.config)
             # What was given, as the policy will read it, so that what is shown is what is in force.
             given = {key: getattr(config, key) for key in asked.config}
-            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code))
+            auto = Auto(asked.auto, asked.every, asked.objective)
+            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto))
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
     row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)

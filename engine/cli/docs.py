@@ -20,7 +20,8 @@ INTRODUCTION = """\
 
 `stoker [--home DIR] [--url URL] COMMAND …`: `--home` and `--url` may also stand after the command.
 
-- Jobs are named by number, by name (the newest of that name), or by an unambiguous beginning of the name.
+- Jobs are named by number, by name (the newest of that name), or by an unambiguous beginning of the name. The name of an array
+  means all its tasks; where one job is shown, its first.
 - `--json` prints what was found for programs. Tables are coloured and fitted on a terminal (`NO_COLOR` turns colours
   off), and whole and plain in a pipe. Remarks and errors go to stderr.
 - Each mistake gets one line, `stoker: error: …`, and the command an exit code of the table below. `STOKER_DEBUG=1` adds the traceback.

@@ -18,7 +18,7 @@ _COLUMNS = [
     Column("MESSAGE", "message", flexible=True),
 ]
 _JOBS = click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
-_ARRAY = click.option("--array", is_flag=True, help="Take all tasks of the array that the job belongs to.")
+_ARRAY = click.option("--array", is_flag=True, help="Take all tasks of the array that the job belongs to, as the name of the array does.")
 
 
 def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) -> Answer:
@@ -52,7 +52,7 @@ def cancel(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
 @_ARRAY
 @json_option
 @pass_app
-@examples("stoker hold 17", "stoker hold sweep --array")
+@examples("stoker hold 17", "stoker hold sweep")
 def hold(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
     """Keep jobs from being scheduled until they are released.
 

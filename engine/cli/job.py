@@ -13,7 +13,7 @@ from .. import format as fmt
 from ..jobs.states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .forecasting import beside, forecast_of
-from .jobref import JOB, job_path
+from .jobref import JOB, job_path, note_task, one_job
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
 
 Row = dict[str, Any]
@@ -161,6 +161,7 @@ _EVENT_COLUMNS = [
 def show(app: App, job: str, events: int) -> Answer:
     """Show everything about a job: state, progress, leases, dependencies, events, and where it came from."""
     answer = app.client.get(job_path(job))
+    note_task(job, answer)
 
     def print_it() -> None:
         now = time.time()
@@ -237,7 +238,7 @@ def explain(app: App, job: str) -> Answer:
 
     Of a job with a deadline it is said how likely this is kept.
     """
-    answer = app.client.get(job_path(job, "explain"))
+    answer = app.client.get(job_path(one_job(app.client, job), "explain"))
     known = answer["deadline"] is not None and answer["deadline"]["risk"] in _KNOWN  # what listings do not know, this does not either
     answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if known else None
 

@@ -10,9 +10,12 @@ import click
 
 from ..errors import UsageError
 from .command import App
+from .output import note
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from ..client import Client
 
 if TYPE_CHECKING:
     Word = click.ParamType[str]
@@ -54,6 +57,22 @@ class NodeRef(Word):
 
 
 JOB, NODE = JobRef(), NodeRef()
+
+
+def one_job(client: Client, ref: str) -> str:
+    """The job that is shown where only one can be: of an array its first task, which is said."""
+    if ref.isdigit() or "[" in ref:  # a number or a task
+        return ref
+    answer = client.get(job_path(ref))
+    note_task(ref, answer)
+    return str(answer["job"]["id"])
+
+
+def note_task(ref: str, answer: dict[str, Any]) -> None:
+    """Say that of an array's tasks only the first is shown, of an answer about a job."""
+    if tasks := answer["tasks"]:
+        job = answer["job"]
+        note(f"{ref!r} is an array of {len(tasks)} task{'s' * (len(tasks) > 1)}: this is {job['name']}, job {job['id']}")
 
 
 def job_path(ref: str, *rest: str) -> str:

@@ -9,7 +9,7 @@ import click
 
 from ..errors import StokerError
 from .command import App, Command, examples, pass_app
-from .jobref import JOB, job_path
+from .jobref import JOB, job_path, one_job
 from .output import note, write_raw
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def logs(app: App, job: str, following: bool, lease: int | None, lines: int | No
 
     The log of a job on another host is fetched through the runner there.
     """
+    job = one_job(app.client, job)
     if following:
         print_log(app.client, job, lease, lines)
         return

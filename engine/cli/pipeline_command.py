@@ -13,7 +13,7 @@ from .. import format as fmt
 from ..errors import UsageError
 from ..jobs.states import FINAL, State
 from .command import App, Command, examples, pass_app
-from .jobref import JOB, job_path
+from .jobref import JOB, job_path, one_job
 from .output import Answer, Column, json_option, print_facts, print_table, section, write
 
 _NEARLY = 0.95  #: of what the training would take: as in view pipelines_now
@@ -42,6 +42,7 @@ def pipeline(app: App, job: str, rank: int | None, name: str | None, steps: int,
     """
     if plot is not None and plot.suffix.lower() != ".png":
         raise UsageError(f"--plot: {plot} must end in .png")
+    job = one_job(app.client, job)
     answer = app.client.get(job_path(job, "pipeline"), rank=rank, name=name, decisions=steps, points=_POINTS if plot else 0)
     if plot is not None:
         _draw(answer["history"], plot)

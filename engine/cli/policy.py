@@ -16,6 +16,7 @@ from .command import App, Group, examples, pass_app
 from .jobref import Word, complete_names
 from .numbers import FiniteRange
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
+from .sim_options import DURATION
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -177,14 +178,18 @@ def _code(row: Row) -> str:
 @click.option("--create", is_flag=True, help="Set it for a pool that no runner offers yet.")
 @click.option("--force", is_flag=True, help="Set it though it fails on what the pool holds now.")
 @click.option("--interval", type=FiniteRange(min=0.05), help="Seconds between ticks; events wake it too (default: as before).")
+@click.option("--auto", is_flag=True, help="The pool tunes itself from there on; without it what is set stays.")
+@click.option("--every", type=DURATION, default="1h", show_default=True, metavar="DURATION", help="With --auto: time between searches.")
+@click.option("--objective", type=click.Choice(["jct", "p99", "slo", "rho"]), default="jct", show_default=True, help="With --auto.")
 @json_option
 @pass_app
 @examples(
     "stoker policy set fifo",
+    "stoker policy set tiresias --auto --every 1h",
     "stoker policy set priority backfill=true --pool train --interval 0.5",
     "stoker policy set smallest:SmallestFirst largest=4",
 )
-def set_(app: App, name: str, settings: tuple[str, ...], pool: str, create: bool, force: bool, interval: float | None) -> Answer:
+def set_(app: App, name: str, settings: tuple[str, ...], pool: str, interval: float | None, **more: Any) -> Answer:
     """Set the policy of a pool, in force at its next tick. Keys that are not given take their defaults.
 
     The code of one of your own, MODULE:Class, is loaded anew: say the same again after an edit. It is asked once for a plan of what the
@@ -196,7 +201,7 @@ def set_(app: App, name: str, settings: tuple[str, ...], pool: str, create: bool
         if not equals or not key:
             raise UsageError(f"{setting!r}: write settings as KEY=VALUE; 'stoker policy show {name}' lists the keys")
         config[key] = _value(value)
-    body = {"pool": pool, "policy": name, "interval": interval, "config": config, "create": create, "force": force}
+    body = {"pool": pool, "policy": name, "interval": interval, "config": config, **more}
     answer = app.client.post("/v1/policy", body)
     for remark in answer["notes"]:
         note(remark)

@@ -54,7 +54,8 @@ def report(app: App, jobs: tuple[str, ...], out: Path, since: str | None, title:
 
     now = time.time()
     begin = since_option(since, now)
-    ids = [app.client.get(job_path(ref))["job"]["id"] for ref in jobs] if jobs else None
+    answers = [app.client.get(job_path(ref)) for ref in jobs]
+    ids = [job for answer in answers for job in answer["tasks"] or [answer["job"]["id"]]] if jobs else None
     found = read_report(query, since=begin, jobs=ids, now=now)
     try:
         index = write_report(found, out, title=title)

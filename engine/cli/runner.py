@@ -54,14 +54,25 @@ def list_(app: App) -> Answer:
 @click.option("--pool", default="default", show_default=True, help="Pool that its GPUs join.")
 @click.option("--gpus", metavar="LIST", help="Indexes or UUIDs of the GPUs to offer (default: $CUDA_VISIBLE_DEVICES, or all).")
 @click.option("--address", metavar="HOST", help="Address at which runners on other hosts reach this one, for gangs.")
+@click.option(
+    "--warm",
+    type=click.Choice(["auto", "off"]),
+    default="off",
+    show_default=True,
+    help="auto: jobs of recipes and entrypoints start by fork (docs/warm.md).",
+)
 @pass_app
-@examples("stoker runner start --slots 4 --pool cpu", "stoker --url http://gpu1:7465 runner start --address 10.0.0.2")
-def start(app: App, node: str | None, slots: int | None, pool: str, gpus: str | None, address: str | None) -> None:
+@examples(
+    "stoker runner start --slots 4 --pool cpu",
+    "stoker runner start --warm auto",
+    "stoker --url http://gpu1:7465 runner start --address 10.0.0.2",
+)
+def start(app: App, node: str | None, slots: int | None, pool: str, gpus: str | None, address: str | None, warm: str) -> None:
     """Run an agent in the foreground; Ctrl-C ends it, its jobs go on."""
     home = app.home.create()
     if app.url:
         os.environ["STOKER_URL"] = app.url
-    argv = runner_argv(home, node, pool, {"--slots": slots, "--gpus": gpus, "--address": address})
+    argv = runner_argv(home, node, pool, {"--slots": slots, "--gpus": gpus, "--address": address, "--warm": warm})
     sys.stdout.flush()
     os.execv(argv[0], argv)
 

@@ -80,6 +80,7 @@ def study_options(*, until: bool) -> Callable[[F], F]:
 
 def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: Source) -> Study:
     """The study that the options ask for; UsageError names what is wrong with them."""
+    from ..autosched.simulated_tuning import make_control
     from ..sim.study import Study, choose, runs_of
 
     try:
@@ -89,7 +90,7 @@ def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], s
     if given["strict"]:
         _refuse_large(workload, cluster)
     seeds = range(given["seed"], given["seed"] + given["seeds"])
-    study = Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds), source)
+    study = Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds), source, make_control)
     _refuse_nothing(study)
     return study
 

@@ -127,7 +127,7 @@ class Admission:
         target, array = ids.index(job), row["array_id"]
         mates = [n for n, one in enumerate(ids) if array is not None and work.get(one, {}).get("array_id") == array]
         fresh = [n for n in mates if seen.view.jobs.phase[n] == Phase.PENDING] if seen.view.jobs.phase[target] == Phase.PENDING else []
-        return _Asked(seen.view, _known(ids, work), target, sorted({*fresh, target}))
+        return _Asked(seen.view, known_work(ids, work), target, sorted({*fresh, target}))
 
     def _imagined(self, specs: Sequence[JobSpec], row: int) -> _Asked:
         spec = specs[row]
@@ -146,7 +146,7 @@ class Admission:
             whole = took if one.estimate is None else one.estimate
             work[number] = {**_NOTHING_KNOWN, "model": one.model, "whole": whole, "said": one.estimate is not None}
         new = range(len(ids), len(view.jobs))
-        return _Asked(view, _known(view.jobs.id.tolist(), work), new[coming.index(spec)], new)
+        return _Asked(view, known_work(view.jobs.id.tolist(), work), new[coming.index(spec)], new)
 
     def _profile_gpus(self, spec: JobSpec) -> int:
         """GPUs of the profiling run that such a job would need first."""
@@ -217,7 +217,7 @@ def _is_capped(spec: JobSpec) -> bool:
 _NOTHING_KNOWN: Answer = {"model": "", "array_id": None, "by_steps": False, "whole": None, "said": False, "cancel_requested": False}
 
 
-def _known(ids: Sequence[int], work: Mapping[int, Mapping[str, Any]]) -> Known:
+def known_work(ids: Sequence[int], work: Mapping[int, Mapping[str, Any]]) -> Known:
     """Rows in the order of the view; a job that came or went between two looks is one of which nothing is known."""
     rows = [work.get(job, _NOTHING_KNOWN) for job in ids]
     return Known(

@@ -1,7 +1,7 @@
 """Simulation from the middle: a pool as a View has it, jobs running on their GPUs, under leases that stand, goes on from there.
 
 The clock goes on from the moment of the View: policies begin rounds and cycles at multiples of their lengths, and leases end there.
-Nothing arrives: all jobs are there.
+A forecast has nothing arrive: all jobs are there. A trial of AutoSched (002 ch. 6.4) has the jobs come that it expects.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from ...policies.contract import Memory as PolicyMemory
 from ..scheduling.guards import Actions, Evictions
 from ..sim.agenda import NOBODY, Kind
 from ..sim.cluster import Cluster
+from ..sim.results.result import Result
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.table import Job
 from ..sim.truth import Truth
-from ..sim.workload import Workload
+from ..sim.workload import Workload, joined
 
 STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (002 fig. 5.3a: 2 to 4 s with the saving)
 
@@ -81,6 +82,29 @@ def ends_from(
     return simulation.recorder.ended - view.now
 
 
+def drained(
+    view: View,
+    left: Floats,
+    coming: Workload,
+    policy: Policy,
+    options: Options,
+    *,
+    evictions: Evictions,
+    memory: PolicyMemory = None,
+    cpu_seconds: float = math.inf,
+) -> tuple[Workload, Result]:
+    """The pool until all have ended, or until ``options.until``, with the jobs that are to come: first those of the view, then ``coming``.
+
+    The other arguments and errors are those of `ends_from`. Of jobs at hand the result counts preemptions from now on only.
+    """
+    watched = Watched(np.ones(len(left), dtype=bool), np.zeros(len(left), dtype=bool))
+    until = time.thread_time() + cpu_seconds
+    simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, until, None, coming)
+    simulation.run(None)
+    result = simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, 0.0)
+    return simulation.workload, result
+
+
 class _Starts(Truth):
     """First starts take as long as they did of each job's model."""
 
@@ -104,9 +128,13 @@ class _Ongoing(Simulation):
         memory: PolicyMemory,
         cpu_until: float,
         start_up: Floats | None,
+        coming: Workload | None = None,
     ) -> None:
         gpus_of = tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())
         workload = _workload(view, left)
+        self._at_hand = len(workload)
+        if coming is not None:
+            workload = joined(workload, coming)
         truth = None if start_up is None else _Starts(workload, view.gpus, options, start_up)
         super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth)
         self._watched = watched
@@ -114,8 +142,10 @@ class _Ongoing(Simulation):
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
         self.agenda.now = view.now
         self.evictions, self.memory = evictions, memory
-        self.table.ids = view.jobs.id
-        self._number = {job: number for number, job in enumerate(view.jobs.id.tolist())}
+        after = int(view.jobs.id.max(initial=0)) + 1  # ids of those that come
+        self.table.ids = np.concatenate((view.jobs.id, np.arange(after, after + len(workload) - self._at_hand)))
+        self._number = {job: number for number, job in enumerate(self.table.ids.tolist())}
+        self._drains = coming is not None
         self._start_up = self._starting = np.zeros(len(left))
         if start_up is not None:
             self._start_up = start_up
@@ -127,7 +157,10 @@ class _Ongoing(Simulation):
         """Put the jobs in the table as they stand."""
         jobs = view.jobs
         self._take_over_profiling(view)
-        self.arrived, self.to_come = len(self.arrivals), 0
+        self.arrived = int((self.arrivals < self._at_hand).sum())
+        self.to_come = len(self.arrivals) - self.arrived
+        for _ in range(self.arrived):
+            self.recorder.come(view.now)
         columns = (
             jobs.preemptions,
             jobs.attained - jobs.lease_time * jobs.held,
@@ -154,7 +187,7 @@ class _Ongoing(Simulation):
         jobs = view.jobs
         needed = np.zeros(len(jobs), dtype=np.int64) if not self.profiles or jobs.profile_gpus is None else jobs.profile_gpus
         trained = np.maximum(jobs.lease_time - self._start_up, 0.0)
-        for job in self.arrivals.tolist():
+        for job in self.arrivals[self.arrivals < self._at_hand].tolist():
             self.table.add(job, view.now, int(needed[job]))
             self.waiting.add(job)
             if needed[job]:
@@ -166,7 +199,8 @@ class _Ongoing(Simulation):
         """What is believed of its duration is of the view, and stays as wrong as it is."""
         belief = job.belief
         super()._know(job)
-        job.belief = belief
+        if job.number < self._at_hand:
+            job.belief = belief
 
     def _hold(self, job: Job, view: View) -> None:
         """The job has the GPUs that it has, and trains or is about to have stopped."""
@@ -210,6 +244,8 @@ class _Ongoing(Simulation):
         return bool(self.lapsed) or super()._is_due()
 
     def _is_known(self) -> bool:
+        if self._drains:
+            return False
         over = ~np.isnan(self.recorder.ended) | self.recorder.rejected | self.recorder.dropped
         late = ~self._watched.until_deadline | (self._last_deadline < self.now)
         return bool((over | ~self._watched.to_the_end).all() and (over | late).all())

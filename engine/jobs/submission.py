@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
-from ..spec.check import require_time
+from ..spec.check import MAX_EDGES, require_time
 from ..spec.model import JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
@@ -33,22 +34,28 @@ class _Keyed:
     submitted_at: float
 
 
+Jobs = tuple[int, ...]  #: numbers in order
+
+
 @dataclass(slots=True)
 class _Names:
-    """Which job a word in `after:` means: a number is anybody's; of a name or a key one's own newest, or else anybody's of that name."""
+    """Which jobs a word in `after:` means: a number is anybody's; of a name or a key one's own newest, or else anybody's of that name.
 
-    numbers: dict[str, int] = field(default_factory=dict)
-    own: dict[tuple[str, str], int] = field(default_factory=dict)  #: by owner, and name or key
-    anybody: dict[str, int] = field(default_factory=dict)  #: by name
+    Each is a job alone, or the tasks of an array.
+    """
 
-    def find(self, word: str, user: str) -> int | None:
-        return self.numbers.get(word) or self.own.get((user, word)) or self.anybody.get(word)
+    numbers: dict[str, Jobs] = field(default_factory=dict)
+    own: dict[tuple[str, str], Jobs] = field(default_factory=dict)  #: by owner, and name or key
+    anybody: dict[str, Jobs] = field(default_factory=dict)  #: by name
 
-    def add(self, owner: str, name: str, job: int, *, is_key: bool = False) -> None:
-        """A job, which is newer than those that were added before it."""
-        self.own[owner, name] = max(job, self.own.get((owner, name), 0))
+    def find(self, word: str, user: str) -> Jobs:
+        return self.numbers.get(word) or self.own.get((user, word)) or self.anybody.get(word) or ()
+
+    def add(self, owner: str, name: str, jobs: Jobs, *, is_key: bool = False) -> None:
+        """A job or an array; the newest of a name is kept."""
+        self.own[owner, name] = max(jobs, self.own.get((owner, name), ()))
         if not is_key:  # a key is nobody's business but its owner's
-            self.anybody[name] = max(job, self.anybody.get(name, 0))
+            self.anybody[name] = max(jobs, self.anybody.get(name, ()))
 
 
 @dataclass(slots=True)
@@ -115,12 +122,14 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
         context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
         context.states[job] = State(state)
-    for word, fits, owner, job, state in tx.execute("find_jobs", wanted) if wanted else ():
-        context.states[job] = State(state)
+    found = tx.execute("find_jobs", wanted) if wanted else []
+    context.states |= {job: State(state) for *_, job, state in found}
+    for (word, fits, owner), rows in groupby(found, key=lambda row: row[:3]):
+        jobs = tuple(row[3] for row in rows)
         if fits == "number":
-            context.names.numbers[word] = job
+            context.names.numbers[word] = jobs
         else:
-            context.names.add(owner, word, job, is_key=fits == "key")
+            context.names.add(owner, word, jobs, is_key=fits == "key")
     return context
 
 
@@ -157,12 +166,17 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, cont
             if dependency.job in own and dependency.job != spec.name:
                 found.append((dependency.job, dependency.mode))
                 continue
-            job = known.get(dependency.job) or context.names.find(dependency.job, spec.user or user)
-            if job is None:
-                raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{nearest(dependency.job, own)}")
-            if dependency.mode == "ok" and context.states[job] in (State.FAILED, State.CANCELLED):
-                raise UsageError(f"after: job {dependency.job} has ended as {context.states[job]}, so {spec.name} could never start")
-            found.append((job, dependency.mode))
+            jobs = (known[dependency.job],) if dependency.job in known else context.names.find(dependency.job, spec.user or user)
+            if not jobs:
+                near = nearest(dependency.job, {base_name(name) for name in own} - {base_name(spec.name)})
+                raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{near}")
+            for job in jobs if dependency.mode == "ok" else ():
+                if context.states[job] in (State.FAILED, State.CANCELLED):
+                    what = f"job {dependency.job}" if len(jobs) == 1 else f"job {job}, a task of {dependency.job},"
+                    raise UsageError(f"after: {what} has ended as {context.states[job]}, so {spec.name} could never start")
+            found += [(job, dependency.mode) for job in jobs]
+    if sum(map(len, edges.values())) > MAX_EDGES:
+        raise UsageError(f"after: more than {MAX_EDGES} dependencies between single jobs; put a small job between the arrays")
     return edges
 
 
@@ -176,8 +190,11 @@ def _accept(
     specs = request.submission.jobs
     numbers = {spec.name: known.get(spec.name) or tx.number("jobs") for spec in specs}
     answer = []
+    arrays: dict[tuple[str, str], list[int]] = {}
     for spec in specs:
         job = numbers[spec.name]
+        if spec.array_size is not None:
+            arrays.setdefault((_owner(spec, request), base_name(spec.name)), []).append(job)
         if spec.name in known:
             answer.append({"id": job, "name": spec.name, "state": None, "existing": True})
             continue
@@ -192,15 +209,17 @@ def _accept(
         _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), context)
         _remember(spec, job, state, _owner(spec, request), tx.now, context)
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
+    for (owner, name), tasks in arrays.items():
+        context.names.add(owner, name, tuple(sorted(tasks)))
     return answer
 
 
 def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
     """What the later requests of the batch are to know of a new job."""
     context.states[job] = state
-    context.names.add(owner, spec.name, job)
+    context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:
-        context.names.add(owner, spec.idempotency_key, job, is_key=True)
+        context.names.add(owner, spec.idempotency_key, (job,), is_key=True)
         context.keys[owner, spec.idempotency_key] = _Keyed(job, spec, now)
 
 

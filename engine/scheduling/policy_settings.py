@@ -11,6 +11,15 @@ from ..store.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
+class Auto:
+    """Whether a pool tunes itself (AutoSched, 002 ch. 6)."""
+
+    enabled: bool
+    period: float = 3600.0  #: seconds from one search to the next (002 ch. 6.5.2)
+    objective: str = "jct"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySetting:
     pool: str
     policy: str
@@ -18,6 +27,7 @@ class PolicySetting:
     config: Mapping[str, Any]
     set_by: str
     code: str = ""  #: digest of the source of one's own
+    auto: Auto | None = None  #: None: as before
 
 
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
@@ -31,5 +41,10 @@ def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]
     for s, row in zip(batch, rows, strict=True):
         detail = {"pool": s.pool, "interval": s.interval, "config": dict(s.config), "id": row["id"], "code": s.code or None}
         tx.event("policy.set", s.set_by, after=s.policy, detail=detail)
+    tx.insert("auto_tuning", [
+        {"id": tx.number("auto_tuning"), "pool": s.pool, "enabled": s.auto.enabled, "period": s.auto.period, "objective": s.auto.objective,
+         "set_by": s.set_by, "ts": tx.now}
+        for s in batch if s.auto is not None
+    ])  # fmt: skip
     tx.touch("policy")
     return [row["id"] for row in rows]

@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -60,6 +61,7 @@ def simulate(
     *,
     progress: Progress | None = None,
     observer: Observer | None = None,
+    control: Control | None = None,
 ) -> Result:
     """Run the workload to its end (or to ``options.until``).
 
@@ -67,7 +69,7 @@ def simulate(
     Raises SimulationError when the policy raises or its plan is invalid.
     """
     began = time.perf_counter()
-    simulation = Simulation(workload, cluster, policy, options, observer)
+    simulation = Simulation(workload, cluster, policy, options, observer, control=control)
     simulation.run(progress)
     return simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, time.perf_counter() - began)
 
@@ -82,6 +84,14 @@ class _Decided:
     again: float  #: when to ask again even if nothing happens
 
 
+class Control(Protocol):
+    """Who may reconfigure a simulation on its way, such as AutoSched."""
+
+    next_at: float  #: when it next has its turn
+
+    def act(self, simulation: Simulation) -> None: ...
+
+
 class Simulation:
     """Events and decisions; what jobs do on their GPUs in between is of `Training`. ``truth``: None, that of the options."""
 
@@ -93,16 +103,15 @@ class Simulation:
         options: Options,
         observer: Observer | None,
         truth: Truth | None = None,
+        control: Control | None = None,
     ) -> None:
+        self.control = control
         self.workload, self.policy, self.options, self.observer = workload, policy, options, observer
         self.nodes, self.gpus = cluster.tables()
         truth = truth or Truth(workload, self.gpus, options.costs, options.seed)
         self.table = Table(workload, beliefs(workload, options.errors, options.seed), options)
         self.recorder = Recorder(workload, ~truth.fits())
-        self.interval = options.interval if options.interval is not None else getattr(policy, "interval", None)
-        self.uses_history = getattr(policy, "uses_history", False)
-        self.rigid = getattr(policy, "rigid", False)
-        self.profiles = getattr(policy, "profiles", False) and options.costs.profiling > 0
+        self._take_up(policy)
         self.agenda = Agenda(len(workload))
         self.free = free_gpus(Grid(self.gpus.node, self.gpus.index), self.gpus.usable)
         self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable)
@@ -126,6 +135,19 @@ class Simulation:
         self.changed = self.acted = self.vacated = False
         self.fruitless = self.in_vain = 0
 
+    def _take_up(self, policy: Policy) -> None:
+        self.policy = policy
+        self.interval = self.options.interval if self.options.interval is not None else getattr(policy, "interval", None)
+        self.uses_history = getattr(policy, "uses_history", False)
+        self.rigid = getattr(policy, "rigid", False)
+        self.profiles = getattr(policy, "profiles", False) and self.options.costs.profiling > 0
+
+    def reconfigure(self, policy: Policy) -> None:
+        """Another configuration of the policy from now on, in force at once, as the daemon takes one up: allocations and leases stand, and
+        what the policy keeps in mind stays with it."""
+        self._take_up(policy)
+        self.changed = True
+
     @property
     def now(self) -> float:
         return self.agenda.now
@@ -142,8 +164,12 @@ class Simulation:
                 moment = min(moment, self._next_round(self.interval))
             if moment > until or moment == math.inf:
                 break
+            if self.control is not None:
+                moment = min(moment, self.control.next_at)
             self.agenda.now = moment
             self._process(submitted)
+            if self.control is not None and self.now >= self.control.next_at:
+                self.control.act(self)
             if self._is_due():
                 count = count + 1 if moment == decided_at else 0
                 decided_at = moment

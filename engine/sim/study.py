@@ -23,7 +23,7 @@ from .cluster import Cluster
 from .results.result import Result
 from .run_options import Options
 from .simulation_error import SimulationError
-from .simulator import simulate
+from .simulator import Control, simulate
 from .workload import Workload
 
 PROGRESS_EVERY = 0.1  #: real seconds between two words on how far a run is
@@ -37,6 +37,7 @@ class Choice:
     label: str  #: what tells it from the others of the study
     policy: str
     config: Mapping[str, Any]
+    auto: bool = False  #: it tunes itself on its way, see `Study.control`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Study:
     options: Options
     runs: Sequence[Run]
     source: Source = Source()
+    control: Callable[[Choice, Options], Control] | None = None  #: makes the controller of choices that tune themselves
 
     @property
     def until(self) -> float:
@@ -100,7 +102,8 @@ def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcom
     try:
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
-        return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress))
+        control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
+        return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress, control=control))
     except SimulationError as error:
         return Outcome(run, None, str(error))
     except KeyboardInterrupt as error:
@@ -209,6 +212,7 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
     A setting without a name is for every policy that has the key. ValueError names what is not known, and what is near it.
     """
     asked = [_asked(text) for text in policies]
+    automatic = [_is_automatic(own) for _, own in asked]
     given = [_setting(text) for text in settings]
     _check_once(given)
     kinds = {name: registry.load(name).Config for name, _ in asked}
@@ -216,14 +220,15 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
     for name, key, _ in given:
         _check_known(name, key, keys)
     choices = []
-    for name, own in asked:
+    for (name, own), auto in zip(asked, automatic, strict=True):
         values = {key: value for where, key, value in given if where == "" and key in keys[name]}
         values |= {key: value for where, key, value in given if where == name} | own
         try:
             config = dataclasses.asdict(make_config(kinds[name], values))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        choices.append(Choice(",".join([name, *(f"{key}={value}" for key, value in own.items())]), name, config))
+        label = ",".join([name, *(f"{key}={value}" for key, value in own.items()), *(["auto=true"] if auto else [])])
+        choices.append(Choice(label, name, config, auto))
     _check_different(choices)
     return choices
 
@@ -231,7 +236,7 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
 def _check_different(choices: Sequence[Choice]) -> None:
     """Defaults included: ``srtf`` and ``srtf,hysteresis=2`` are one and the same where 2 is the default."""
     for one, other in itertools.combinations(choices, 2):
-        if one.config == other.config and registry.load(one.policy) is registry.load(other.policy):
+        if one.config == other.config and one.auto == other.auto and registry.load(one.policy) is registry.load(other.policy):
             same = f"{one.label} is given twice" if one.label == other.label else f"{one.label} and {other.label} are the same"
             raise ValueError(f"{same}; tell them apart by their configuration, such as {one.policy},KEY=VALUE")
 
@@ -243,6 +248,14 @@ def _asked(text: str) -> tuple[str, dict[str, str]]:
         raise ValueError(f"{text}: {other!r} stands before a key of {name}; write {name},KEY=VALUE")
     _check_once(settings)
     return name, {key: value for _, key, value in settings}
+
+
+def _is_automatic(own: dict[str, str]) -> bool:
+    """Whether the policy tunes itself: ``auto`` is a word of ours, and no key of policies."""
+    said = own.pop("auto", "false").lower()
+    if said not in ("true", "false"):
+        raise ValueError(f"auto: {said!r} is not true or false")
+    return said == "true"
 
 
 def _check_once(settings: Sequence[tuple[str, str, str]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -131,6 +132,24 @@ def make_workload(
     )
     _check(workload)
     return workload
+
+
+def joined(first: Workload, then: Workload) -> Workload:
+    """The jobs of both, in that order; those of ``then`` come later. Profiles are those of ``first``, and ``then`` counts in them."""
+    columns: dict[str, Any] = {
+        name: np.concatenate((getattr(first, name), getattr(then, name)))
+        for name in (
+            "submitted", "duration", "most", "gpus_min", "gpus_max", "priority", "demand", "tier_deadline", "tier_reward", "estimate",
+            "gpu_memory", "iterations", "batch_size", "profile",
+        )
+    }  # fmt: skip
+    users, models = list(dict.fromkeys([*first.users, *then.users])), list(dict.fromkeys([*first.models, *then.models]))
+    user = np.array([users.index(name) for name in then.users], dtype=np.int64)
+    model = np.array([models.index(name) for name in then.models], dtype=np.int64)
+    columns["user"] = np.concatenate((first.user, user[then.user]))
+    columns["model"] = np.concatenate((first.model, model[then.model]))
+    columns["tier_start"] = np.concatenate((first.tier_start, first.tier_start[-1] + then.tier_start[1:]))
+    return replace(first, key=[*first.key, *then.key], users=users, models=models, by_performance=(), **columns)
 
 
 def _check(workload: Workload) -> None:

@@ -24,7 +24,8 @@ from ..errors import StokerError, StoreError, UsageError
 from . import migrate
 from .acknowledged import BAD_LOG, Acknowledged, accept, open_checked
 from .changes import Change
-from .sqlfiles import sql, view_files
+from .define_views import define_views
+from .sqlfiles import sql
 from .transaction import Catalog, Transaction
 
 if TYPE_CHECKING:
@@ -181,10 +182,7 @@ class Store:
         try:
             _upgrade(con, path, backups)
             self_check(con)
-            con.execute("BEGIN")
-            for file in view_files():
-                con.execute(file.read_text())
-            con.execute("COMMIT")
+            define_views(con)
             con.execute("CHECKPOINT")
             if lost is not None:
                 accept(con, known)

@@ -27,11 +27,13 @@ class Catalog:
         self.types: dict[str, dict[str, str]] = defaultdict(dict)
         for table, column, kind in con.execute(sql("store/columns")).fetchall():
             self.types[table][column] = kind
-        self._next: dict[str, int] = {}
-        for table, columns in self.types.items():
-            key = next((name for name in ("id", "seq") if columns.get(name) == "BIGINT"), None)
-            if key and table not in ("metrics", "pipelines", "report_marks"):
-                self._next[table] = 1 + con.execute(f'SELECT coalesce(max("{key}"), 0) FROM "{table}"').fetchall()[0][0]
+        keys = {
+            table: next((name for name in ("id", "seq") if columns.get(name) == "BIGINT"), None)
+            for table, columns in self.types.items()
+            if table not in ("metrics", "pipelines", "report_marks")
+        }
+        largest = [f'SELECT \'{table}\', 1 + coalesce(max("{key}"), 0) FROM "{table}"' for table, key in keys.items() if key]
+        self._next: dict[str, int] = dict(con.execute(" UNION ALL ".join(largest)).fetchall())
         self._counted = counted(con)
 
     def skip(self, table: str, used: int) -> None:

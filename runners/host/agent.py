@@ -48,6 +48,7 @@ from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
 from .sent_logs import LogSender
 from .telemetry import Telemetry, Worker
+from .warm_starts import WarmStarts
 
 log = logging.getLogger("stoker.runner")
 
@@ -69,6 +70,7 @@ class Options:
     address: str = "127.0.0.1"  #: at which ranks on other nodes reach this one
     keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
     keep_logs: float = 30 * 86400.0
+    warm: bool = False  #: jobs of recipes and entrypoints start by fork
 
 
 class Agent:
@@ -82,6 +84,7 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._shares = Shares()
+        self.warm = WarmStarts(options.warm)
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,6 +110,7 @@ class Agent:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
                 poller.leaving.set()
+                self.warm.close()
             self._say_goodbye(outbox)
 
     def leave(self) -> None:
@@ -240,7 +244,10 @@ class Agent:
         """Bring every lease in hand nearer to what is wanted. Idempotent."""
         for run in self.runs.values():
             with run.isolated():
+                asked = run.forked
                 run.look()
+                if asked is not None and run.forked is None:  # not taken up in time
+                    self.warm.failed(run.assignment)
                 self._stop_unwanted(run)
         if self.desired is not None:
             for run in self.runs.values():
@@ -281,7 +288,8 @@ class Agent:
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
             share = self._shares.tell([*self._running(), run]).get(run.lease)
-            run.start(prepare(run.dir, run.assignment, cuda, cpus=share))
+            launch = prepare(run.dir, run.assignment, cuda, cpus=share)
+            run.start(launch, self.warm.start(run.dir, run.assignment, launch))
         except CannotStart as error:
             run.fail("start-failed", str(error))
         except OSError as error:
@@ -328,6 +336,7 @@ class Agent:
             self._note(set(self.devices.gpus) - used, outbox)
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
+            self.warm.tend()
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
@@ -377,6 +386,7 @@ class Agent:
                 run.acked.save()
             if run.acked.closed and run.phase is Phase.ENDED:
                 run.close()
+                self.warm.ended(run.assignment)
                 del self.runs[run.lease]
 
     def _sleep(self, outbox: Outbox) -> None:
@@ -449,13 +459,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
+    parser.add_argument("--warm", choices=("auto", "off"), default="off", help="auto: jobs of recipes and entrypoints start by fork")
     given = parser.parse_args(argv)
     steady_stderr()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:
         _require_names(given.node, given.pool, home)
-        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address)
+        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm == "auto")
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())

@@ -80,6 +80,16 @@ def catches(process: Process, number: int) -> bool:
     return alive(process) and bool(taken >> (number - 1) & 1)
 
 
+def memory(found: Stat) -> int:
+    """Bytes of main memory of a process; pages that several share are divided among them (PSS), so that none is counted twice."""
+    try:
+        rollup = Path(f"/proc/{found.pid}/smaps_rollup").read_bytes()
+    except OSError:  # gone, or another user's
+        return found.memory
+    shares = [line.split()[1] for line in rollup.splitlines() if line.startswith(b"Pss:")]
+    return 1024 * int(shares[0]) if shares else found.memory
+
+
 def watch(process: Process) -> int | None:
     """A descriptor that becomes readable when the process ends, None when it is gone."""
     try:

@@ -23,6 +23,7 @@ from . import processes
 from .report_tail import Acked, sizes
 from .rundir import ENV_TAG, RunDir
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
+from .warm_starts import Forked
 
 log = logging.getLogger("stoker.runner")
 
@@ -45,7 +46,8 @@ class Run:
         self.phase = Phase.WAITING
         self.identity: Process | None = None  #: of its supervisor, once registered
         self.exit: dict[str, Any] | None = None  #: contents of exit.json
-        self.supervisor: subprocess.Popen[bytes] | None = None  #: when this agent started it
+        self.supervisor: subprocess.Popen[bytes] | Forked | None = None  #: when this agent started it
+        self._cold: Launch | None = None  #: what is started when a fork server does not
         self.stopping: Stop | None = None  #: what it has been told
         self.disowned = False  #: the daemon says that it is not ours: to be ended, and not to be reported
         self.start_by: float | None = None  #: until when it waits for its GPUs to be free (monotonic)
@@ -99,10 +101,14 @@ class Run:
         run.look()
         return run
 
-    def start(self, launch: Launch) -> None:
-        """Start the supervisor. It outlives us: a session of its own, and nothing of ours open."""
+    def start(self, launch: Launch, forked: Forked | None = None) -> None:
+        """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""
+        self.phase = Phase.STARTING
+        if forked is not None:
+            self.supervisor, self._cold = forked, launch
+            return
         with open(self.dir.path / "supervisor.log", "ab") as output:
-            self.supervisor = subprocess.Popen(
+            self.supervisor = supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(self.dir.path)],
                 cwd=self.dir.path,
                 stdin=subprocess.PIPE,
@@ -112,11 +118,10 @@ class Run:
                 env={**os.environ, ENV_TAG: self.dir.tag},
                 start_new_session=True,
             )
-        self.phase = Phase.STARTING
-        assert self.supervisor.stdin is not None
+        assert supervisor.stdin is not None
         try:
-            self.supervisor.stdin.write(json.dumps(launch).encode())
-            self.supervisor.stdin.close()
+            supervisor.stdin.write(json.dumps(launch).encode())
+            supervisor.stdin.close()
         except BrokenPipeError:
             pass  # it died at once; look() finds out why
 
@@ -137,11 +142,27 @@ class Run:
             self._end(ended)
         elif gone:
             self._end(self._lost("its supervisor was killed"))
+        elif self.identity is None and self.forked is not None:
+            if code is not None or self.forked.late():
+                self._start_cold()
         elif self.identity is None and code is not None and self.dir.read("supervisor.json") is None and code != TAKEN:
             if code in (-signal.SIGKILL, -signal.SIGTERM):  # by the kernel for want of memory, or by a person: not the job's fault
                 self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
             else:
                 self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
+
+    @property
+    def forked(self) -> Forked | None:
+        """The start that a fork server was asked for."""
+        return self.supervisor if isinstance(self.supervisor, Forked) else None
+
+    def _start_cold(self) -> None:
+        """The fork server has died or hangs. A child of it that still comes finds the lease taken, or takes it: only one registers."""
+        assert self.forked is not None and self._cold is not None
+        self.forked.wait()
+        log.warning("lease %d starts cold: its fork server did not start it", self.lease, extra={"action": "cold"})
+        self.start(self._cold)
+        self._cold = None
 
     def _meet(self) -> None:
         """Take note of its supervisor, once that has registered."""
@@ -161,7 +182,7 @@ class Run:
             return
         met = Process(int(found["pid"]), float(found["started"]))
         self.boot_id = str(found["boot_id"])
-        self.identity, self.phase = met, Phase.LIVE
+        self.identity, self.phase, self._cold = met, Phase.LIVE, None
         self.descriptor = processes.watch(met)
         if self.boot_id != identity.boot_id():
             self._end(self._last_word() or self._lost("this machine was rebooted"))

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
@@ -94,6 +94,13 @@ def read_stop(run: Path) -> Stop | None:
         return None
 
 
+class Main(Protocol):
+    """The main process of a lease."""
+
+    pid: int
+    returncode: Any
+
+
 class Supervisor:
     """Runs the command and sees to it that at the end nothing of it is left. One thread, driven by signals and the log's pipe."""
 
@@ -101,7 +108,7 @@ class Supervisor:
         self.run_dir, self.launch = run, launch
         self.log = RotatingLog(run / "output.log", launch["log_limit"])
         self.started_at = time.time()
-        self.main: subprocess.Popen[bytes] | None = None
+        self.main: Main | None = None
         self.exit_code: int | None = None  #: of the main process, None while it runs
         self.stop: Stop | None = None
         self.asked: set[Process] = set()  #: those that have been sent SIGTERM
@@ -149,16 +156,7 @@ class Supervisor:
         except OSError:
             pass  # above the user's limit for pipes; the default size does too
         try:
-            self.main = subprocess.Popen(
-                self.launch["argv"],
-                env=self.launch["env"],
-                cwd=self.launch["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
-                start_new_session=True,
-                preexec_fn=default_signals,  # noqa: PLW1509 - one thread
-            )
+            self.main = self._spawn(written)
         finally:
             os.close(written)
         self.output = output
@@ -167,6 +165,19 @@ class Supervisor:
             Path(f"/proc/{self.main.pid}/oom_score_adj").write_text(str(_KILLED_FIRST))
         except OSError:
             pass  # it has ended already
+
+    def _spawn(self, output: int) -> Main:
+        """Start the main process, with what it prints going to ``output``."""
+        return subprocess.Popen(
+            self.launch["argv"],
+            env=self.launch["env"],
+            cwd=self.launch["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=default_signals,  # noqa: PLW1509 - one thread
+        )
 
     def _supervise(self) -> list[Stat]:
         """Until nothing is left, or what is left will not die: answers with that."""
@@ -357,11 +368,15 @@ def main(argv: list[str]) -> int:
         launch: Launch = json.load(sys.stdin)
     except ValueError:
         return 1  # the agent died before it had said what to run: nothing has been started, the next one begins anew
+    return supervise(Supervisor(run, launch))
+
+
+def supervise(supervisor: Supervisor) -> int:
+    """Take the lease and see it through; the exit code."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    supervisor = Supervisor(run, launch)
     supervisor.watch_signals()
-    if not register(run, processes.myself()):
+    if not register(supervisor.run_dir, processes.myself()):
         return TAKEN
     supervisor.run()
     return 0

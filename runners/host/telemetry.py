@@ -52,7 +52,7 @@ class Telemetry:
         return samples, quiet
 
     def _tree(self, worker: Worker, table: dict[int, Stat], clock: float) -> tuple[float | None, int]:
-        """Cores that the worker's tree has used since the last sample, None at the first, and its resident memory."""
+        """Cores that the worker's tree has used since the last sample, None at the first, and its memory."""
         tree = processes.descendants(worker.supervisor, table)
         # The supervisor's own counts too: those it has reaped are in it.
         root = table.get(worker.supervisor)
@@ -60,7 +60,7 @@ class Telemetry:
         before = self._cpu.get(worker.lease)
         self._cpu[worker.lease] = (clock, cpu)
         used = max(0.0, cpu - before[1]) / (clock - before[0]) if before and clock > before[0] else None
-        return used, sum(found.memory for found in tree)
+        return used, sum(processes.memory(found) for found in tree)
 
 
 def is_quiet(gpus: list[Reading], cores: float) -> bool:

@@ -77,8 +77,9 @@ def load_encoder() -> Encoder:
     """The pre-trained encoder."""
     load_file = _extra("safetensors.torch").load_file
     folder = model_dir()
-    encoder = Encoder(json.loads((folder / "config.json").read_text()))
-    encoder.load_state_dict(_from_bert(load_file(folder / "model.safetensors"), len(encoder.layers)))
+    with torch.device("meta"):  # nothing is drawn from the job's generators for weights that are about to be replaced
+        encoder = Encoder(json.loads((folder / "config.json").read_text()))
+    encoder.load_state_dict(_from_bert(load_file(folder / "model.safetensors"), len(encoder.layers)), assign=True)
     return encoder
 
 

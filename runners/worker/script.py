@@ -136,6 +136,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def begin() -> None:
+    """Begin anew with the environment as it is now: a forked worker gets its own after this module was imported."""
+    global _state
+    _state = _State()
+
+
 def report(*, step: int, total: int | None = None, checkpoint: int | None = None, memory: int | None = None, **values: float) -> None:
     """Report that ``step`` steps are done, with any values: ``report(step=10, loss=0.3, accuracy=0.9)``.
 

@@ -196,7 +196,7 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """Leave without taking the interpreter down, which takes half a second with torch's modules, and may abort the process.
 
     Letting go of a tensor takes the lock of an interpreter that is going down, which aborts the process after all its work is done: Gloo's
@@ -228,4 +228,4 @@ def _writes_a_file() -> bool:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    leave(main())

@@ -1,14 +1,14 @@
--- Jobs that a word may name, with how well it fits: 0 its number, 1 its name (newest first), 2 the name of its array, 3 the
--- beginning of its name. Those of the user $2 come before other people's. The first of the fitting tasks of an array stands for all of them.
+-- Jobs that a word may name, with how well it fits: 0 its number, 1 its name or that of its array (newest first), 2 the beginning
+-- of one. Those of the user $2 come before other people's. `whole`: the word names the array, of which the first task is given.
 SELECT
     min(id) AS id,
     arg_min(name, id) AS name,
     CASE
         WHEN CAST(id AS VARCHAR) = $1 THEN 0
-        WHEN name = $1 THEN 1
-        WHEN array_id IS NOT NULL AND starts_with(name, $1 || '[') THEN 2
-        ELSE 3
-    END AS fit
+        WHEN name = $1 OR (array_id IS NOT NULL AND starts_with(name, $1 || '[')) THEN 1
+        ELSE 2
+    END AS fit,
+    bool_and(array_id IS NOT NULL) AND fit > 0 AND NOT contains($1, '[') AS whole
 FROM jobs
 WHERE CAST(id AS VARCHAR) = $1 OR starts_with(name, $1)
 GROUP BY coalesce(array_id, id), fit

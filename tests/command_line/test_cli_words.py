@@ -39,7 +39,7 @@ def test_a_drain_now_does_not_say_that_jobs_go_on(monkeypatch: pytest.MonkeyPatc
 def test_a_job_that_has_ended_has_not_written_nothing_yet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: bool
 ) -> None:
-    answering(monkeypatch, text="", done=done)
+    answering(monkeypatch, text="", done=done, lease=1, leases=[])
     assert run(["logs", "17"]) == 0
     assert capsys.readouterr().err.strip().endswith("nothing" if done else "nothing yet")
 

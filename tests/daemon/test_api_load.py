@@ -476,7 +476,7 @@ def test_down_ends_it_whatever_policy_runs_and_nothing_is_lost(daemon: Callable[
     client = running.client()
     token = client.post("/v1/tokens", {"name": "ann", "role": "submit"})["token"]
     jobs = Jobs(client)
-    client.post("/v1/policy", {"policy": f"bad:{policy}", "interval": 0.05})
+    client.post("/v1/policy", {"policy": f"bad:{policy}", "interval": 0.05, "force": True})
     kept = jobs.submit("kept", "true", hold=True)
     jobs.act("cancel", jobs.submit("hooked", "true", hold=True))
     until(lambda: any(task["name"] == "policy default" and task["last_run"] for task in client.get("/v1/status")["tasks"]))

@@ -305,7 +305,7 @@ def test_a_script_is_told_of_a_name_that_is_too_long(tmp_path: Path) -> None:
     script = "import stoker; stoker.report(step=7, loss=0.5, **{'x' * 300: 1.0}); stoker.report(step=8, **{'x' * 300: 1.0})"
     environment = {**os.environ, "STOKER_RUN_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=patient(60))
-    assert done.stderr.count("a value's name has 1 to 200 characters; it is left out") == 1
+    assert done.stderr.count("a value's name has 1 to 200 characters, all of them Unicode; it is left out") == 1
     records = [json.loads(line) for line in (tmp_path / "reports-0.jsonl").read_text().splitlines()]
     assert [(record["step"], record["values"]) for record in records] == [(7, {"loss": 0.5}), (8, {})]
 

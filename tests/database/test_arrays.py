@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from e2e import Jobs, command, until
-from stoker.engine.api.jobs import resolve
+from stoker.engine.api.jobs import Named, resolve
 from stoker.engine.cli import job_columns
-from stoker.engine.errors import UsageError
+from stoker.engine.errors import NotFound, UsageError
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.json_rows import objects
 from stoker.engine.spec.build import Context
-from stoker.engine.spec.model import JobSpec, Provenance, Submission
+from stoker.engine.spec.model import Dependency, JobSpec, Provenance, Submission
 from stoker.engine.spec.reading.load import load_text
 from stoker.engine.store.store import Store
 from stoker.engine.store.transaction import Transaction
@@ -64,16 +65,61 @@ def test_what_is_done_to_a_whole_array_takes_as_many_statements_as_for_one_of_it
     assert [row["id"] for row in rest] == jobs[1:]
 
 
-def test_the_name_of_an_array_stands_for_its_first_task_however_many_it_has(store: Store) -> None:
+def test_the_name_of_an_array_is_found_however_many_tasks_it_has(store: Store) -> None:
     first = submit_array(store, "sweep", 150)[0]
-    assert resolve(store, "sweep") == resolve(store, "swe") == first
+    assert resolve(store, "sweep") == resolve(store, "swe") == Named(first, True)
     longer = submit_array(store, "sweep-long", 3)[0]
-    assert (resolve(store, "sweep"), resolve(store, "sweep-")) == (first, longer)
+    assert (resolve(store, "sweep"), resolve(store, "sweep-")) == (Named(first, True), Named(longer, True))
     with pytest.raises(UsageError, match=r"beginning of several names: sweep-long\[0\] .*sweep\[0\]"):
         resolve(store, "swe")
-    assert resolve(store, "sweep[14") == first + 14
+    assert resolve(store, "sweep[14") == Named(first + 14, False)
+    assert resolve(store, str(first)) == resolve(store, "sweep[0]") == Named(first, False)
     again = submit_array(store, "sweep", 2)[0]
-    assert resolve(store, "sweep") == again
+    assert resolve(store, "sweep") == Named(again, True)
+    alone = JobSpec(name="sweep", recipe="toy")
+    request = SubmitRequest(Submission(jobs=[alone], provenance=Provenance(argv=["x"], cwd="/")), "ann")
+    (row,) = store.write(submit, request)
+    assert resolve(store, "sweep") == Named(row["id"], False)  # the newest of a name, an array or not
+
+
+def waits_for(store: Store, after: str, name: str = "later", mode: Literal["ok", "any"] = "ok") -> list[int]:
+    """The jobs that a new one which names ``after`` waits for."""
+    spec = JobSpec(name=name, recipe="toy", after=(Dependency(after, mode),))
+    (row,) = store.write(submit, SubmitRequest(Submission(jobs=[spec], provenance=Provenance(argv=["x"], cwd="/")), "ann"))
+    with store.read() as con:
+        found = con.execute("SELECT needs FROM dependencies WHERE job_id = $1 ORDER BY needs", [row["id"]]).fetchall()
+    return [needs for (needs,) in found]
+
+
+def test_a_job_waits_for_all_tasks_of_an_array_that_was_submitted_earlier(store: Store) -> None:
+    old = submit_array(store, "sweep", 2)
+    submit_array(store, "sweep-long", 2)
+    assert waits_for(store, "sweep") == old
+    new = submit_array(store, "sweep", 3)
+    assert waits_for(store, "sweep") == new
+    assert waits_for(store, "sweep[1]") == [new[1]]
+    store.write(control, Control("cancel", (new[1],), "ann"))
+    assert waits_for(store, "sweep", mode="any") == new
+    with pytest.raises(UsageError, match=f"after: job {new[1]}, a task of sweep, has ended as cancelled, so later could never start"):
+        waits_for(store, "sweep")
+
+
+def test_what_is_not_found_is_never_said_to_be_the_job_that_waits(store: Store) -> None:
+    with pytest.raises(NotFound) as refused:
+        waits_for(store, "train", "trai")
+    assert str(refused.value) == "after: trai waits for 'train', and there is no such job"
+
+
+def test_what_is_done_to_the_name_of_an_array_is_done_to_all_its_tasks(home, start_daemon) -> None:
+    start_daemon()
+    assert command(home, "submit", "--name", "w", "--array", "lr=1,2,3", "--hold", "--", "true").code == 0
+    for line in (["priority", "5", "w"], ["hold", "w"], ["release", "w"], ["cancel", "w"]):
+        assert [row["name"] for row in json.loads(command(home, *line, "--json").out)] == ["w[0]", "w[1]", "w[2]"]
+    assert [row["name"] for row in json.loads(command(home, "cancel", "w[1]", "--json").out)] == ["w[1]"]
+    shown = command(home, "show", "w")
+    assert "'w' is an array of 3 tasks: this is w[0], job 1" in shown.err
+    report = command(home, "report", "w", "--out", str(home.path / "plots"), "--json")
+    assert json.loads(report.out)["jobs"]["total"] == 3
 
 
 def test_an_array_of_which_tasks_were_cancelled_is_not_called_completed(store: Store) -> None:

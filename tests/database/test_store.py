@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,9 +13,10 @@ import duckdb
 import pytest
 from stoker.engine.errors import NotFound, StoreError, UsageError
 from stoker.engine.home import Home
-from stoker.engine.store import migrate
+from stoker.engine.store import define_views, migrate
 from stoker.engine.store.backup import copy_database
 from stoker.engine.store.maintenance import Retention, backup, compact, export_events, thin
+from stoker.engine.store.sqlfiles import sql
 from stoker.engine.store.store import Store
 
 
@@ -222,6 +224,65 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(home, monkeypatch):
     with store.read() as con:
         assert con.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'half'").fetchall() == [(0,)]
     store.close()
+
+
+def views_of(path: Path) -> list[tuple]:
+    with duckdb.connect(str(path)) as con:
+        return con.execute(sql("store/views_as_stored")).fetchall()
+
+
+def test_an_opening_that_finds_all_as_it_should_be_writes_nothing(home, template):
+    shutil.copyfile(template, home.database)
+    Store.open(home.database).close()
+    assert home.database.read_bytes() == template.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        "CREATE OR REPLACE VIEW slo AS SELECT 1 AS verdict",
+        "DROP VIEW slo",
+        "COMMENT ON COLUMN slo.verdict IS 'something else'",
+        "CREATE TABLE other (a INTEGER); CREATE OR REPLACE VIEW slo AS SELECT * FROM other; DROP TABLE other",
+        "COMMENT ON TABLE migrations IS NULL; DROP VIEW slo",
+    ],
+)
+def test_views_that_other_hands_have_changed_are_defined_anew(home, template, by_hand):
+    shutil.copyfile(template, home.database)
+    with duckdb.connect(str(home.database)) as con:
+        con.execute(by_hand)
+    assert views_of(home.database) != views_of(template)
+    Store.open(home.database).close()
+    assert views_of(home.database) == views_of(template)
+
+
+def test_views_of_another_version_of_the_program_are_defined_anew(home, template, monkeypatch, tmp_path):
+    shutil.copyfile(template, home.database)
+    files = [Path(shutil.copy(file, tmp_path)) for file in define_views.view_files()]
+    (changed,) = (file for file in files if file.stem == "50_jct")
+    changed.write_text(changed.read_text() + "\nCOMMENT ON VIEW jct IS 'told otherwise';\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(define_views, "view_files", lambda: files)
+        Store.open(home.database).close()
+        assert {row[2] for row in views_of(home.database) if row[0] == "jct"} == {"told otherwise"}
+    Store.open(home.database).close()
+    assert views_of(home.database) == views_of(template)
+
+
+def test_a_kill_while_views_are_defined_leaves_them_whole_or_to_be_defined(home, template):
+    killed = home.path / "killed.duckdb"
+    shutil.copyfile(template, killed)
+    with duckdb.connect(str(killed)) as con:
+        con.execute("DROP VIEW slo")
+        con.execute("CHECKPOINT")
+        con.execute("PRAGMA disable_checkpoint_on_shutdown")
+        define_views.define_views(con)
+    written = killed.with_name("killed.duckdb.wal").read_bytes()
+    for part in (1.0, 0.97, 0.6, 0.3, 0.02):
+        shutil.copyfile(killed, home.database)
+        home.database.with_name(home.database.name + ".wal").write_bytes(written[: int(part * len(written))])
+        Store.open(home.database).close()
+        assert views_of(home.database) == views_of(template), part
 
 
 def test_an_empty_file_left_by_a_kill_at_the_very_start_is_no_obstacle(home):

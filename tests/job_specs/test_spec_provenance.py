@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -88,8 +89,9 @@ def test_names_that_are_not_utf8_can_be_stored(checkout: Path) -> None:
     assert "# untracked: � .py\n" in (kept.git_diff or "")
 
 
-def test_outside_of_git_only_the_command_line(tmp_path: Path) -> None:
-    kept = capture(["x"], tmp_path)
+def test_outside_of_git_only_the_command_line() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # tmp_path lies in the checkout of the suite
+        kept = capture(["x"], Path(folder))
     assert (kept.git_commit, kept.git_diff, kept.argv) == (None, None, ["x"])
 
 

@@ -345,8 +345,8 @@ def test_progress_without_a_daemon_is_no_hang(host: Host) -> None:
     """Nobody acknowledges its records; it idles between them, longer than hang_after in all."""
     host.daemon.telemetry = 0.1
     host.start()
-    code = REPORTS + "report(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nfor i in range(2, 12): report(i); time.sleep(0.45)"
-    host.daemon.want(job(1, code, hang_after=4.0))
+    code = REPORTS + "report(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nfor i in range(2, 26): report(i); time.sleep(0.45)"
+    host.daemon.want(job(1, code, hang_after=10.0))
     until(lambda: host.daemon.steps(1) == [1])
     host.daemon.close()
     (host.run(1).path / "go").touch()
@@ -516,9 +516,9 @@ def test_slow_progress_is_no_hang(host: Host) -> None:
     """A process that idles between its reports, and one that computes without any: both longer than hang_after in all."""
     host.daemon.telemetry = 0.1
     host.start()
-    idle = REPORTS + "for i in range(1, 11): report(i); time.sleep(0.45)"
+    idle = REPORTS + "for i in range(1, 25): report(i); time.sleep(0.45)"
     busy = "import time\nend = time.monotonic() + 4.5\nwhile time.monotonic() < end: pass"
-    host.daemon.want(job(1, idle, hang_after=4.0), job(2, busy, hang_after=4.0, gpus=["n1/cpu1"]))
+    host.daemon.want(job(1, idle, hang_after=10.0), job(2, busy, hang_after=4.0, gpus=["n1/cpu1"]))
     assert host.daemon.update(1).outcome == "completed"
     assert host.daemon.update(2).outcome == "completed"
 

@@ -199,6 +199,7 @@ def test_a_pool_without_runners_is_not_estimated(home: Home, start_daemon: Calla
     assert said.code == 0 and said.out.startswith("job ") and "not estimated: no runner offers pool 'default' now" in said.err
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_under_leases_all_that_is_told_is_that_of_their_ends(
     home: Home, start_daemon: Callable[..., Any], start_runner: Callable[..., Any]

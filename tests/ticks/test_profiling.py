@@ -75,14 +75,14 @@ class Gang:
     def __init__(self, jitter: float = 0.0, step: float = 0.1, warming_up: float = 5.0) -> None:
         self.now, self.synchronised, self.steps = 0.0, True, 0
         self.jitter, self.step, self.warming_up = jitter, step, warming_up
-        self.trainer = SimpleNamespace(parallel=self, ranks=self, total=500, part=self.part, update=self.update, close=lambda: None)
+        self.trainer = SimpleNamespace(parallel=self, ranks=self, total=500, parts=self.parts, update=self.update, close=lambda: None)
         self.first = True
 
-    def part(self) -> Part:
+    def parts(self) -> list[Part]:
         self.now += 0.01
-        return Part(1, "batch", 1)
+        return [Part(1, "batch", 1)]
 
-    def update(self, batch: str, share: float) -> "Gang":
+    def update(self, batches: list[str], share: float) -> "Gang":
         self.steps += 1
         warming_up = self.warming_up if self.steps <= 3 else 0.0
         self.now += self.step * (1.3 if self.synchronised else 1.0) + warming_up + self.jitter * (self.steps % 7)

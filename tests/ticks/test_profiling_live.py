@@ -59,6 +59,7 @@ def states(jobs: Jobs, job: int) -> list[str]:
     return [event["after"] for event in jobs.events("job.state") if event["job_id"] == job]
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(jobs):
     profiled = jobs.submit("first", **TOY, stop={"iterations": 12})
@@ -81,6 +82,7 @@ def test_a_gang_is_profiled_on_two_slots_and_then_trains_as_if_it_had_not_been(j
     assert losses(jobs, twin) == losses(jobs, profiled) and len(losses(jobs, twin)) == 12
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_a_profiling_run_that_is_killed_is_made_again(jobs):
     job = jobs.submit("first", **TOY, stop={"iterations": 5}, retries={"limit": 1, "backoff": 1.0})

@@ -81,6 +81,7 @@ def values(jobs, job, name):
         pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, id="both"),
     ],
 )
+@pytest.mark.xdist_group("clock")
 def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, blocks):
     whole = submit(jobs, home, "whole", **blocks)
     parts = submit(jobs, home, "parts", params={"pace": 0.3}, **blocks)
@@ -100,6 +101,7 @@ def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, 
     assert not values(jobs, whole, "first_use_loss")  # a fraction watches nothing
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
     alone = submit(jobs, home, "alone", params={"data": "Unreadable"}, reuse=REUSE)
@@ -111,6 +113,7 @@ def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
     assert "in stage 'decode' of the pipeline, item " in jobs.show(piped)["state_reason"]
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_a_worker_process_of_the_pipeline_that_is_killed_is_made_up_for(jobs, home):
     processes = {"pipeline": {"processes": True, "workers": {"decode": 2}}}

@@ -131,7 +131,7 @@ def test_a_cost_that_changes_is_followed() -> None:
 
 
 RESIZED = """
-import json, os
+import json, os, time
 from itertools import pairwise
 from stoker.loaders import Batch, Map, Pipeline, Prefetch, Source, autotuned
 
@@ -143,20 +143,21 @@ def endless():
     while True:
         yield 1
 
+end = time.monotonic() + 60
 both = sorted(os.sched_getaffinity(0))[:2]
 restrict(both)
 plan = [both[:1], both]
 seen = []
 pipeline = Pipeline([Source(endless), Map(lambda item: sum(range(2000)) + item, name="udf"), Batch(8), Prefetch(mib=1)])
 with autotuned(pipeline, interval=0.4) as tuned:
-    for number, _ in enumerate(tuned):
+    for _ in tuned:
         history = tuned.history
         if history and (not seen or history[-1].seen.cpus != seen[-1]):
             seen.append(history[-1].seen.cpus)
             if not plan:
                 break
             restrict(plan.pop(0))
-        if number > 200_000:
+        if time.monotonic() > end:
             break
     steps = [step.seen for step in tuned.history]
     # Of the cores: what others hold of the memory may change at any time, and is a resize too.
@@ -164,6 +165,7 @@ with autotuned(pipeline, interval=0.4) as tuned:
 """
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.skipif(cores.usable() < 2, reason="needs two cores")
 def test_a_machine_that_changes_its_size_is_followed() -> None:
     done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=patient(100), check=True)
@@ -390,6 +392,7 @@ class Megabytes:
         return torch.zeros(1 << 18)  # 1 MiB
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_processes_that_compute_settle_at_the_number_of_cores() -> None:
     pipeline = Pipeline([Source([0.02] * 100_000), Map(burns, name="udf", processes=True), Prefetch(mib=4)])

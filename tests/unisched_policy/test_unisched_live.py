@@ -58,6 +58,7 @@ def met(jobs: Jobs, job: int, tier: int = 0) -> bool:
     return bool(by)
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_deadlines_are_kept_that_fifo_and_srtf_miss(home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]) -> None:
     """50 s of short best-effort jobs came first: whoever serves these first ends 15 s of work after 65 s, and the deadline is at 62 s."""
@@ -81,6 +82,7 @@ def test_deadlines_are_kept_that_fifo_and_srtf_miss(home, jobs: Jobs, start_runn
     assert {"optimal"} <= {status for (status,) in jobs.sql("SELECT DISTINCT status FROM decisions WHERE policy = 'unisched'")}
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_a_wrong_estimate_is_corrected_in_time(home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]) -> None:
     """It is said to take 3 s, and takes 18: believed, it would be left for the last seconds before its deadline."""
@@ -93,6 +95,7 @@ def test_a_wrong_estimate_is_corrected_in_time(home, jobs: Jobs, start_runner: C
     assert met(jobs, late)
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 def test_an_impossible_deadline_is_told_and_the_job_still_served(home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]) -> None:
     start_runner(slots=1)
@@ -143,6 +146,7 @@ def test_no_time_to_solve_falls_back_and_is_recorded(home, jobs: Jobs, start_run
     assert jobs.sql("SELECT bool_and(gap > 0) FROM decisions WHERE status IN ('timeout', 'fallback')") == [(True,)]
 
 
+@pytest.mark.xdist_group("clock")
 @pytest.mark.slow
 @pytest.mark.nightly  # test_profiling_live.py kills one as well
 def test_a_gang_killed_in_profiling_is_profiled_again_and_keeps_its_deadline(

@@ -57,6 +57,8 @@ MAY_IMPORT = {
         "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.jobs.states", "engine.store.sqlfiles",
         "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
+        "engine.autosched.learning", "engine.autosched.simulated_tuning",
+        "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
@@ -77,6 +79,8 @@ LIBRARIES = {
     "tokenizers": ("runners",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
+    "sklearn": ("policies.autosched",),
+    "causallearn": ("policies.autosched",),
 }
 
 

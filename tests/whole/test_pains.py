@@ -44,7 +44,7 @@ min_run_time = 0
 max_preemptions = 2
 cooldown = 0.5
 [runners]
-silent_after = 3
+silent_after = 6
 telemetry_interval = 0.4
 """
 
@@ -509,8 +509,8 @@ def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended_and_who_progresses_
     script = (
         "import stoker, sys, time\nfor step in range(int(sys.argv[1])):\n    stoker.report(step=step)\n    time.sleep(0.5)\ntime.sleep({})"
     )
-    hung = jobs.submit("hung", sys.executable, "-c", script.format(600), "1", hang_after=4.0, grace=1.0)
-    slow = jobs.submit("slow", sys.executable, "-c", script.format(0), "10", hang_after=4.0)
+    hung = jobs.submit("hung", sys.executable, "-c", script.format(600), "1", hang_after=10.0, grace=1.0)
+    slow = jobs.submit("slow", sys.executable, "-c", script.format(0), "22", hang_after=10.0)
     ended = jobs.ended(hung)
     assert (ended["state"], ended["outcome"]) == ("failed", "hang")
     assert "made no progress" in ended["state_reason"] and "the end of its log may show where" in ended["state_reason"]

@@ -1,0 +1,84 @@
+"""The state of a simulated cluster at a moment of a trace: what `stoker tune --trace` and the benchmarks start from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...policies import registry
+from ...policies.autosched.duration_ranges import NoPredictor
+from ...policies.contract import Floats, View
+from ..sim.cluster import Cluster
+from ..sim.run_options import Options
+from ..sim.simulator import Simulation
+from ..sim.workload import Workload
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
+
+
+def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[str, Any], options: Options, moment: float) -> Simulation:
+    """The simulation of the trace up to then."""
+    simulation = Simulation(workload, cluster, registry.create(policy, config), dataclasses.replace(options, until=moment), None)
+    simulation.run(None)
+    simulation.agenda.now = moment
+    return simulation
+
+
+def situation_of(simulation: Simulation, policy: str, options: Options, *, predict: bool = False) -> tuple[Situation, str]:
+    """What is known at the simulation's moment, and nothing of what comes after it; and the words on the arrivals that are expected.
+
+    ``predict``: durations that nothing tells are those of the local predictor, if there can be one.
+    """
+    view, history = plain_view(simulation), history_of(simulation)
+    durations, told = usual_durations(history), ""
+    if predict:
+        try:
+            predictor = predictor_of(history)
+            durations = predicted_durations(history, predictor, view.now)
+            beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
+            told = f"; durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %)"
+        except NoPredictor as error:
+            told = f"; durations are not predicted: {error}"
+    coming, words = look_ahead(history, durations, view.now)
+    words += told
+    left = believed_left(view, history, durations, simulation.table.ids is None)
+    situation = Situation(view, left, coming, policy, options, simulation.evictions, simulation.memory)
+    return situation, words
+
+
+def plain_view(simulation: Simulation) -> View:
+    view = simulation.view()
+    jobs = {name: np.array(column) for name, column in _columns(view).items()}
+    return dataclasses.replace(view, jobs=dataclasses.replace(view.jobs.plain(), **jobs), free=None)  # type: ignore[attr-defined]
+
+
+def _columns(view: View) -> dict[str, Any]:
+    """Copies: what a view of the simulator shows is good until the next."""
+    jobs = view.jobs.plain()  # type: ignore[attr-defined]
+    return {field.name: getattr(jobs, field.name) for field in dataclasses.fields(jobs) if getattr(jobs, field.name) is not None}
+
+
+def history_of(simulation: Simulation) -> History:
+    workload, now = simulation.workload, simulation.now
+    ended = simulation.recorder.ended
+    whole = History(
+        workload.submitted,
+        workload.gpus_min,
+        np.where(np.isnan(ended), np.nan, workload.duration),
+        ended.copy(),
+        [workload.users[code] for code in workload.user.tolist()],
+        [workload.models[code] for code in workload.model.tolist()],
+    )
+    return whole.until(now)
+
+
+def believed_left(view: View, history: History, durations: Floats, numbered: bool) -> Floats:
+    """As the policy is told; else by jobs like it, and never less than a tenth of what it has run."""
+    jobs = view.jobs
+    guessed = np.full(len(jobs), float(np.median(durations)) if len(durations) else 3600.0)
+    if numbered and len(durations):
+        guessed = durations[np.minimum(jobs.id, len(durations) - 1)]
+    guessed = np.maximum(guessed - jobs.run_time, np.maximum(0.1 * jobs.run_time, 1.0))
+    return np.maximum(np.where(np.isnan(jobs.remaining), guessed, jobs.remaining), 1e-6)

@@ -1,0 +1,287 @@
+"""Tuning of the daemon's pools: searches that people ask for, and pools that tune themselves (002 ch. 6.5.2, 6.5.3).
+
+One search at a time, in a thread that waits for the niced process in which it is made, so no tick waits for it. A pool that tunes itself
+searches once a period, and between, a twelfth of it apart, looks whether a burst has come; then it searches anew, and applies what gains
+`BURST_GAIN` at least. What was applied is measured after a period and taken back if it has harmed. All of that is read from tables, so a
+restart changes nothing of it. What a person sets wins.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...policies import registry
+from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.causal_model import CausalModel, NoModel
+from ...policies.autosched.search import TRIALS, Trial
+from ...policies.autosched.search_space import space_of
+from ...policies.contract import Floats, View
+from ...policies.keys import make_config
+from ..errors import Conflict, NotFound, StokerError, UsageError
+from ..forecast.admission import known_work
+from ..forecast.work_draws import Durations, Finished
+from ..json_rows import objects
+from ..scheduling.policy_settings import PolicySetting, set_policy
+from ..scheduling.ticks import Scheduling
+from ..sim.cluster import Cluster
+from ..sim.run_options import Options
+from ..sim.workload import make_workload
+from ..store.store import Committed, Store
+from ..tasks import Tasks
+from .learning import Past
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
+from .rollback import has_harmed, measured_gain
+from .search_process import Answer, Request, SearchFailed, find_apart
+from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
+from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
+from .summary import summary_of
+
+PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
+NAME = "autosched"  #: who sets what it sets
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody asks of a pool."""
+
+    pool: str
+    objective: str = "jct"
+    dry_run: bool = False
+    trials: int = TRIALS
+    only: tuple[str, ...] = ()
+    ranges: dict[str, tuple[float, float]] | None = None
+    seed: int = 0
+    by: str = NAME
+    least_gain: float = LEAST_GAIN
+    period: float = 3600.0
+    why: str = "asked for"
+
+
+class PoolTuning:
+    def __init__(self, store: Store, scheduling: Scheduling, tasks: Tasks, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._scheduling, self._tasks, self._clock = store, scheduling, tasks, clock
+        self._lock = threading.Lock()
+        self._busy: str | None = None  #: the pool that is searched for
+        self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
+        self._automatic: dict[str, dict[str, Any]] = {}
+        self._models: dict[tuple[str, str, str], CausalModel] = {}
+        self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
+
+    # Searches
+
+    def begin(self, asked: Asked) -> dict[str, Any]:
+        """Start a search; what `answer` says of it. Conflict while another is under way; UsageError for what can't be searched."""
+        request, words = self._request(asked)
+        with self._lock:
+            if self._busy is not None:
+                raise Conflict(f"pool {self._busy!r} is being tuned; try again when that has ended")
+            self._busy = asked.pool
+            self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": 0}
+        threading.Thread(target=self._run, args=(asked, request, words), name="tuning", daemon=True).start()
+        return self.answer(asked.pool)
+
+    def answer(self, pool: str) -> dict[str, Any]:
+        """How the newest search of a pool goes, or went."""
+        found = self._answers.get(pool)
+        if found is None:
+            raise NotFound(f"pool {pool!r} has not been tuned since the daemon started; 'stoker tune history' has what was before")
+        return found
+
+    def _request(self, asked: Asked) -> tuple[Request, str]:
+        rules = self._scheduling.rules(asked.pool)
+        if rules is None:
+            raise NotFound(f"pool: there is no pool {asked.pool!r}")
+        setting = next(row for row in self._scheduling.in_force() if row["pool"] == asked.pool)
+        seen = self._scheduling.look(asked.pool)
+        history = self._history(asked.pool, seen.view.now)
+        coming, words = look_ahead(history, usual_durations(history), seen.view.now, asked.period / HOUR)
+        if not len(seen.view.gpus):
+            raise UsageError(f"pool {asked.pool!r} has no GPUs, so there is nothing to tune")
+        left = self._left(asked.pool, seen.view)
+        ruled = Options(limits=rules.limits), rules.evictions, rules.memory
+        situation = Situation(seen.view, left, coming, rules.name, *ruled, period=asked.period)
+        request = Request(situation, setting["config"], asked.objective, asked.trials, seed=asked.seed, only=asked.only)
+        request = replace(request, ranges=asked.ranges or {}, model=self._models.get((asked.pool, rules.name, asked.objective)))
+        _check(request)
+        return request, words
+
+    def _left(self, pool: str, view: View) -> Floats:
+        work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
+        rows = self._store.rows("policy/finished_times", pool, 500)
+        ended = Finished(
+            [model for model, _, _ in rows],
+            np.array([seconds for _, seconds, _ in rows], dtype=np.float64),
+            np.array([math.nan if estimate is None else estimate for _, _, estimate in rows], dtype=np.float64),
+        )
+        return np.maximum(Durations(view.jobs, known_work(view.jobs.id.tolist(), work), ended).middles(), 1e-3)
+
+    def _history(self, pool: str, now: float) -> History:
+        rows = self._store.rows("policy/tuning_history", pool, now - PAST)
+        numbers = np.array([[math.nan if value is None else value for value in row[:4]] for row in rows], dtype=np.float64).reshape(-1, 4)
+        submitted, gpus, duration, ended = numbers.T
+        return History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
+
+    def _run(self, asked: Asked, request: Request, words: str) -> None:
+        def told(number: int, _trial: Trial) -> None:
+            self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": number + 1}
+
+        try:
+            answer = find_apart(request, told)
+            summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
+            self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
+            self._keep(asked, request, answer)
+        except (SearchFailed, StokerError, ValueError) as error:
+            log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
+            self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{error}; the configuration in force stays"}
+        except Exception as error:
+            log.exception("pool %s: tuning failed", asked.pool, extra={"action": "tuning.failed"})
+            self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{type(error).__name__}: {error}"}
+        finally:
+            with self._lock:
+                self._busy = None
+
+    def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
+        """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
+        key = (asked.pool, request.situation.policy, asked.objective)
+        try:
+            if answer.model is not None:
+                self._models[key] = answer.model if answer.measured is None else answer.model.relearnt(answer.measured)
+            elif asked.by == NAME:
+                past = self._past(asked.pool, request.situation.view)
+                if past is not None:
+                    learnt = find_apart(replace(request, learn=past, trials=1))
+                    if learnt.model is not None:
+                        self._models[key] = learnt.model
+        except (SearchFailed, NoModel, ValueError) as error:
+            log.info("pool %s: no causal model: %s", asked.pool, error)
+
+    def _past(self, pool: str, view: View) -> Past | None:
+        """The jobs of the pool that have ended, on the GPUs that it has now."""
+        history = self._history(pool, view.now)
+        rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
+        if len(rows) < LEAST_JOBS:
+            return None
+        first = float(history.submitted[rows].min())
+        users, models = [history.user[row] for row in rows.tolist()], [history.model[row] for row in rows.tolist()]
+        workload = make_workload(
+            pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
+        )
+        return Past(workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]))
+
+    def _decide(self, asked: Asked, summary: dict[str, Any]) -> dict[str, Any]:
+        """Put the best in force if it is worth it and nothing was set meanwhile, and write down what was found."""
+        better = summary["gain"] >= asked.least_gain and summary["after"] != summary["before"]
+        outcome, why = "kept", f"{asked.why}; it gains {summary['gain']:.3f} ×, less than {asked.least_gain:g}"
+        if asked.dry_run:
+            outcome, why = "dry-run", asked.why
+        if better and not asked.dry_run:
+            if self._now(asked.pool) != (summary["policy"], summary["before"]):
+                outcome, why = "kept", "somebody set the policy meanwhile"
+            elif asked.by == NAME and not self._automatic.get(asked.pool, {}).get("enabled"):
+                outcome, why = "kept", "somebody turned it off meanwhile"
+            else:
+                self._set(asked.pool, summary["policy"], summary["after"], asked.by)
+                outcome, why = "applied", asked.why
+        self._store.write(add_tuning, NewTuning(asked.pool, summary, asked.period, outcome, why, asked.by))
+        return {**summary, "applied": outcome == "applied", "outcome": outcome, "why": why}
+
+    def _now(self, pool: str) -> tuple[str, dict[str, Any]]:
+        row = next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+        return row["policy"], _whole(row["policy"], row["config"])
+
+    def _set(self, pool: str, policy: str, config: dict[str, Any], by: str) -> None:
+        row = next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+        self._store.write(set_policy, PolicySetting(pool, policy, row["interval"], config, by, row["code"]))
+        self._scheduling.reload()
+
+    # Pools that tune themselves
+
+    def start(self) -> None:
+        self.reload()
+        self._store.listen(self._committed)
+
+    def _committed(self, commit: Committed) -> None:
+        if "policy" in commit.topics:
+            self._tasks.wake("auto tuning")
+
+    def reload(self) -> None:
+        """Take up what was set; `look` has its turn a twelfth of a period apart."""
+        self._tasks.every("auto tuning", 3600.0, self.reload)
+        rows = {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
+        for pool, row in rows.items():
+            before = self._automatic.get(pool)
+            if row == before:
+                continue
+            if row["enabled"]:
+                self._tasks.every(f"tuning {pool}", row["period"] / HOUR, lambda pool=pool: self.look(pool))  # type: ignore[misc]
+            elif before and before["enabled"]:
+                self._tasks.remove(f"tuning {pool}")
+        self._automatic = rows
+
+    def look(self, pool: str) -> None:
+        """The turn of a pool that tunes itself: measure, take back, search."""
+        auto, now = self._automatic[pool], self._clock()
+        if not auto["enabled"] or self._busy is not None:
+            return
+        for applied in objects(self._store, "policy/unmeasured_tuning", pool):
+            if now >= applied["ts"] + applied["period"]:
+                self._measure(pool, applied)
+        history = self._history(pool, now)
+        if len(history) < LEAST_JOBS:
+            why = f"waits for a history of {LEAST_JOBS} jobs; it has {len(history)}"
+            self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
+            return
+        since = max(self._searched.get(pool, -math.inf), self._store.rows("policy/last_tuning", pool)[0][0] or -math.inf)
+        due = now >= since + auto["period"]
+        burst = not due and is_burst(history, now, auto["period"] / HOUR)
+        if not due and not burst:
+            return
+        self._searched[pool] = now
+        least = LEAST_GAIN if due else BURST_GAIN
+        why = "hourly" if due and auto["period"] == 3600.0 else "a period is over" if due else "a burst of arrivals"
+        self.begin(Asked(pool, auto["objective"], least_gain=least, period=auto["period"], why=why))
+
+    def _measure(self, pool: str, last: dict[str, Any]) -> None:
+        """What came of a configuration that was applied a period ago; it is taken back if it has harmed and is still in force."""
+        ((taken,),) = self._store.rows("policy/taken_of_period", pool, last["ts"], last["ts"] + last["period"])
+        gain = measured_gain(last["expected"], taken)
+        if gain is None:
+            self._store.write(measure_tuning, Measured(last["id"], 1.0, "measured", "no job was at hand"))
+            return
+        after, before = json_of(last["after"]), json_of(last["before"])
+        policy, now = self._now(pool)
+        if has_harmed(gain) and policy == last["policy"] and now == after and last["asked_by"] == NAME:
+            harm = f"jobs took {1 / gain:.2f} × as long as expected without it"
+            self._store.write(measure_tuning, Measured(last["id"], gain, "rolled back", harm))
+            self._set(pool, policy, before, NAME)
+        else:
+            self._store.write(measure_tuning, Measured(last["id"], gain, "measured", "stays"))
+
+
+def json_of(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(value) if isinstance(value, str) else value
+    return found
+
+
+def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Defaults included."""
+    return asdict(make_config(registry.load(policy).Config, config))
+
+
+def _check(request: Request) -> None:
+    """What is wrong with the space, before a process is started."""
+    policy = request.situation.policy
+    try:
+        space_of(registry.load(policy).Config, _whole(policy, dict(request.in_force)), only=request.only, ranges=request.ranges)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,191 @@
+"""Searches in one niced process of their own: bounded trials, and nothing that hangs or raises harms who asked (002 ch. 6.4.3)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from ...policies import registry
+from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, changes, samples_of
+from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, reward_of, search
+from ...policies.autosched.search_space import Configuration, space_of
+from ...policies.contract import Floats
+from ..forecast.ongoing import OutOfTime
+from ..sim.simulation_error import SimulationError
+from .learning import Past, learnt_from
+from .situation import Situation, aggregated, features_of, measure
+
+SECONDS = 60.0  #: real time after which no other trial begins (a decision is to take no longer)
+FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
+TIMES_AS_LONG = 8.0  #: a trial may take so many times as long as that one
+LEAST_SECONDS = 1.0  #: and so long in any case
+GRACE = 15.0  #: seconds beyond all that, after which the process is ended
+NICE = 15
+LEAST_NEW = 5  #: samples of a search that are worth fitting the model anew
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class SearchFailed(Exception):
+    """Nothing was found out; one line says why. What is in force stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be searched."""
+
+    situation: Situation
+    in_force: Mapping[str, Any]  #: the whole configuration, defaults included
+    objective: str = "jct"
+    trials: int = TRIALS
+    seconds: float = SECONDS
+    epsilon: float = EPSILON
+    seed: int = 0
+    aggregate: bool = True
+    only: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    model: CausalModel | None = None
+    learn: Past | None = None  #: with no model: from which one is learnt first
+    banned: frozenset[str] = frozenset()  #: configurations that hung, as texts
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search found, with the causal model that was at work and what was measured besides."""
+
+    found: Found
+    model: CausalModel | None
+    measured: Samples | None
+    words: str  #: on the model; empty: none was asked for
+
+
+class _CutOff(BaseException):
+    """A trial takes too long. No policy catches this by ``except Exception``."""
+
+
+def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
+    """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
+    policy, situation = request.situation.policy, request.situation
+    in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
+    space = space_of(registry.load(policy).Config, in_force, only=request.only, ranges=request.ranges)
+    tried = aggregated(situation) if request.aggregate else situation
+    if not tried.jobs:
+        raise SearchFailed("no job is there or expected, so all configurations are alike")
+    model, unlearnt = request.model, ""
+    if model is None and request.learn is not None:
+        try:
+            model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
+        except NoModel as error:
+            unlearnt = str(error)
+    features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
+    at_work = None if model is None else model.on(features)
+    rows: list[tuple[Floats, Floats, float]] = []
+    references: list[Figures] = []
+    spent: list[float] = []
+
+    def evaluate(config: Configuration) -> Figures:
+        if repr(config) in request.banned:
+            raise NotMeasured("it hung")
+        bound = max(TIMES_AS_LONG * spent[0], LEAST_SECONDS) if spent else FIRST_SECONDS
+        began = time.thread_time()
+        try:
+            with _bounded(3.0 * bound + LEAST_SECONDS):
+                figures = measure(tried, registry.create(policy, config), bound)
+        except (OutOfTime, _CutOff):
+            raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
+        except (SimulationError, ValueError) as error:
+            raise NotMeasured(str(error)) from None
+        spent.append(time.thread_time() - began)
+        if not references:
+            references.append(figures)
+        else:
+            target = math.log(max(reward_of(request.objective, references[0], figures), 1e-9))
+            rows.append((np.concatenate((encoder.row(config), features)), changes(figures, references[0]), target))
+        return dataclasses.replace(figures, seconds=spent[-1])
+
+    try:
+        found = search(
+            space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
+            seed=request.seed, seconds=request.seconds, told=told,
+        )  # fmt: skip
+    except NotMeasured as error:
+        raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
+    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt))
+
+
+@contextlib.contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """Raise `_CutOff` in the main thread, be it in the middle of a policy's loop."""
+    try:
+        before = signal.signal(signal.SIGALRM, _cut_off)
+    except ValueError:  # not the main thread: the processor time of a decision is bounded all the same
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _cut_off(_number: int, _frame: FrameType | None) -> None:
+    raise _CutOff
+
+
+def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
+    """`find` in a niced process. It is ended if it does not answer in time; the configurations that it hung on are left out then, twice."""
+    for _ in range(3):
+        outcome = _in_child(request, told)
+        if isinstance(outcome, Answer):
+            return outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        request = dataclasses.replace(request, banned=request.banned | {outcome})
+    raise SearchFailed("simulations hung three times; the configuration in force stays")
+
+
+def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Answer | Exception | str:
+    """What it found, why not, or the configuration that it hung on."""
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
+    process.start()
+    theirs.close()
+    silent = FIRST_SECONDS * 4 + GRACE
+    try:
+        while ours.poll(silent):
+            said = ours.recv()
+            if isinstance(said, Answer | Exception):
+                return said
+            told(*said)
+            silent = FIRST_SECONDS * TIMES_AS_LONG + GRACE
+        return SearchFailed("the search did not answer, and was ended") if not request.banned else "?"
+    except (EOFError, OSError):
+        process.join(1.0)
+        return SearchFailed(f"the process of the search ended (code {process.exitcode}); if memory is short, try fewer jobs")
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _work(pipe: Connection, request: Request) -> None:
+    os.nice(NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the process that people see, which ends this one
+    try:
+        pipe.send(find(request, lambda number, trial: pipe.send((number, trial))))
+    except (ValueError, SearchFailed) as error:
+        pipe.send(error)
+    except Exception as error:  # a policy may be anybody's code
+        pipe.send(SearchFailed(f"unexpected {type(error).__name__}: {error}"))

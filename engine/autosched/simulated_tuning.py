@@ -1,0 +1,112 @@
+"""The controller of AutoSched inside a simulation: ``stoker simulate TRACE -p tiresias,auto=true``. It sees what the daemon's would see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...policies import registry
+from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.causal_model import CausalModel, NoModel, Samples
+from ...policies.autosched.search import EPSILON, TRIALS
+from ...policies.autosched.search_space import space_of
+from ..sim.run_options import Options
+from ..sim.simulator import Simulation
+from ..sim.study import Choice
+from .moment_of_trace import history_of, situation_of
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
+from .search_process import Answer, Request, SearchFailed, find
+from .situation import LEAST_JOBS, Situation
+
+PERIOD = 3600.0
+LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of one search."""
+
+    at: float
+    gain: float
+    applied: bool
+    simulated: int
+    rejected: int
+    seconds: float
+    why: str
+
+
+@dataclass
+class SimulatedTuning:
+    """Searches once a period, and upon bursts between; what is found is in force at once."""
+
+    policy: str
+    config: dict[str, Any]
+    options: Options
+    objective: str = "jct"
+    period: float = PERIOD
+    trials: int = TRIALS
+    epsilon: float = EPSILON
+    bursts: bool = True
+    causal: bool = True
+    aggregate: bool = True
+    #: In the place of what is known and expected: what benchmarks compare with. None: the situation as it is known.
+    looks: Callable[[Simulation], Situation] | None = None
+    #: In the place of the search.
+    searches: Callable[[Request], Answer] = find
+    turns: list[Turn] = field(default_factory=list)
+    next_at: float = 0.0
+    _searched: float = -math.inf
+    _samples: Samples | None = None
+    _model: CausalModel | None = None
+
+    def act(self, simulation: Simulation) -> None:
+        """Its turn: search if a period is over or a burst has come."""
+        self.next_at = simulation.now + (self.period / HOUR if self.bursts else self.period)
+        history = history_of(simulation)
+        if len(history) < LEAST_JOBS or not len(simulation.table):
+            return
+        due = simulation.now >= self._searched + self.period - 1e-6
+        if not due and not is_burst(history, simulation.now, self.period / HOUR):
+            return
+        self._searched = simulation.now
+        situation = situation_of(simulation, self.policy, self.options)[0] if self.looks is None else self.looks(simulation)
+        request = Request(
+            replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
+            seed=len(self.turns), aggregate=self.aggregate, model=self._model if self.causal else None,
+        )  # fmt: skip
+        try:
+            answer = self.searches(request)
+        except SearchFailed:
+            return
+        self._put(simulation, answer, LEAST_GAIN if due else BURST_GAIN, "a period" if due else "a burst")
+        if self.causal:
+            self._learn(answer)
+
+    def _put(self, simulation: Simulation, answer: Answer, least: float, why: str) -> None:
+        found = answer.found
+        applied = found.gain >= least and found.best != found.in_force
+        self.turns.append(Turn(simulation.now, found.gain, applied, found.count("simulated"), found.count("rejected"), found.seconds, why))
+        if applied:
+            self.config = dict(found.best)
+            simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
+
+    def _learn(self, answer: Answer) -> None:
+        """The causal model from what searches have measured: until there is enough nothing is rejected."""
+        if answer.measured is None:
+            return
+        self._samples = answer.measured if self._samples is None else self._samples.plus(answer.measured)
+        try:
+            if self._model is not None:
+                self._model = self._model.relearnt(answer.measured)
+            elif len(self._samples) >= LEARNT_FROM:
+                space = space_of(registry.load(self.policy).Config, self.config)
+                self._model = CausalModel.learnt(space, self.objective, self._samples)
+        except NoModel:
+            self._model = None
+
+
+def make_control(choice: Choice, options: Options) -> SimulatedTuning:
+    """Of a choice of `stoker simulate` that tunes itself."""
+    return SimulatedTuning(choice.policy, dict(choice.config), options)

@@ -1,0 +1,241 @@
+"""A pool at a moment, with the jobs that are expected: what a trial is simulated from (002 ch. 6.4.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
+from ...policies.autosched.causal_model import workload_features
+from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
+from ...policies.autosched.job_aggregation import aggregate
+from ...policies.autosched.search import Figures
+from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
+from ..forecast.ongoing import drained
+from ..scheduling.guards import Evictions
+from ..sim.cluster import Cluster
+from ..sim.results.figures import rho_of
+from ..sim.results.result import Result
+from ..sim.run_options import Options
+from ..sim.workload import Workload, make_workload
+
+LEAST_JOBS = 30  #: of a history from which arrivals are copied
+HORIZON = 7 * 86400.0  #: seconds after which a trial is cut off at the latest
+NEWEST = 600  #: jobs that the local predictor is learnt from
+UNKNOWN = 3600.0  #: seconds that a job takes of which nothing is known, in a pool where nothing has ended
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Jobs that were submitted by now, a row each; times as of the View's clock."""
+
+    submitted: Floats
+    gpus: Ints
+    duration: Floats  #: seconds that it ran; NaN: it has not ended
+    ended: Floats  #: NaN: it has not
+    user: Sequence[str]
+    model: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.submitted)
+
+    def until(self, now: float) -> History:
+        """What was known then."""
+        past = np.flatnonzero(self.submitted <= now)
+        over = self.ended[past] <= now
+        return History(
+            self.submitted[past],
+            self.gpus[past],
+            np.where(over, self.duration[past], np.nan),
+            np.where(over, self.ended[past], np.nan),
+            [self.user[row] for row in past.tolist()],
+            [self.model[row] for row in past.tolist()] if len(self.model) else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a trial needs; it can be sent to another process."""
+
+    view: View
+    left: Floats  #: seconds of work that each job of the view is taken to have left
+    coming: Workload
+    policy: str
+    options: Options
+    evictions: Evictions = dataclasses.field(default_factory=Evictions)
+    memory: Memory = None
+    period: float = 3600.0  #: seconds until what came of it is measured
+    weight: Ints | None = None  #: jobs that each row stands for, those of the view first; None: itself
+
+    @property
+    def jobs(self) -> int:
+        return len(self.view.jobs) + len(self.coming)
+
+
+def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN) -> tuple[Workload, str]:
+    """The arrivals of the next hour, and what is to be said of them. ``durations``: seconds that each job of the history takes, as is known
+    or believed. With too short a history none is expected, and the words say so."""
+    if len(history) < LEAST_JOBS:
+        return no_jobs(), f"no arrivals are expected: the history has {len(history)} jobs, {LEAST_JOBS} are needed"
+    try:
+        copied = arrivals_ahead(history.submitted, now, bin_seconds)
+    except ValueError as error:
+        return no_jobs(), f"no arrivals are expected: {error}"
+    rows = copied.rows
+    names = [history.user[row] for row in rows.tolist()]
+    models = [history.model[row] for row in rows.tolist()] if len(history.model) else None
+    coming = make_workload(
+        "ahead", history.submitted[rows] + copied.shift, np.maximum(durations[rows], 1.0), history.gpus[rows], users=names, models=models
+    )
+    hours = copied.shift / 3600.0
+    return coming, f"{len(rows)} arrivals are expected within {HOUR * bin_seconds / 60:g} min, as {hours:.1f} h ago"
+
+
+def no_jobs() -> Workload:
+    return make_workload("ahead", [], [], [], users=[], models=[])
+
+
+def predictor_of(history: History) -> DurationRanges:
+    """The local predictor, from the newest jobs. Raises NoPredictor."""
+    return DurationRanges.learnt(_past_jobs(history, slice(-NEWEST, None)))
+
+
+def _past_jobs(history: History, rows: slice) -> PastJobs:
+    _, user = np.unique(np.array(list(history.user), dtype=object).astype(str), return_inverse=True)
+    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user[rows].astype(np.int64))
+
+
+def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
+    """As `usual_durations`, of the newest jobs by their predicted ranges; how long they ran is not known here, so none of it counts."""
+    made = usual_durations(history)
+    first = max(len(history) - NEWEST, 0)
+    open_rows = np.flatnonzero(np.isnan(history.duration[first:]))
+    made[first + open_rows] = predictor.draw(_past_jobs(history, slice(first, None)), open_rows.tolist(), now, np.zeros(len(open_rows)))
+    return made
+
+
+def usual_durations(history: History) -> Floats:
+    """Seconds of each job of the history: as it took, else the median of its user's, else of all."""
+    known = ~np.isnan(history.duration)
+    median = float(np.median(history.duration[known])) if known.any() else UNKNOWN
+    made = history.duration.copy()
+    users = np.array(list(history.user), dtype=object)
+    for row in np.flatnonzero(~known).tolist():
+        own = history.duration[known & (users == users[row])]
+        made[row] = float(np.median(own)) if len(own) else median
+    return made
+
+
+def aggregated(situation: Situation) -> Situation:
+    """The same with alike jobs that wait, and alike jobs that come, simulated as one. Jobs that hold GPUs, or ever did, stay."""
+    view, coming = situation.view, situation.coming
+    jobs = view.jobs if type(view.jobs) is Jobs else view.jobs.plain()  # type: ignore[attr-defined]
+    largest = int(np.bincount(view.gpus.node[view.gpus.usable]).max(initial=1))
+    apart: Bools = (jobs.phase != Phase.PENDING) | (jobs.run_time > 0) | (jobs.gpus_max > jobs.gpus_min) | np.isfinite(jobs.deadline)
+    if jobs.profile_gpus is not None:
+        apart = apart | (jobs.profile_gpus > 0)
+    here = aggregate(jobs.submitted_at, situation.left, jobs.gpus_min, largest, apart, jobs.model)
+    then = aggregate(coming.submitted, coming.duration, coming.gpus_min, largest, np.zeros(len(coming), dtype=bool), coming.model)
+    order = np.argsort(here.first)  # rows of a view stand in the order of submission of their first jobs
+    rows = here.first[order]
+    made = _rows_of(jobs, rows)
+    ratio = np.where(situation.left[rows] > 0, here.duration[order] / np.maximum(situation.left[rows], 1e-9), 1.0)
+    made = dataclasses.replace(
+        made,
+        submitted_at=np.where(here.weight[order] > 1, here.submitted[order], made.submitted_at),
+        gpus_min=here.gpus[order],
+        gpus_max=np.maximum(here.gpus[order], made.gpus_max),
+        remaining=made.remaining * ratio,
+    )
+    came = make_workload(
+        "ahead", then.submitted, then.duration, then.gpus,
+        users=[coming.users[coming.user[row]] for row in then.first.tolist()],
+        models=[coming.models[coming.model[row]] for row in then.first.tolist()],
+    )  # fmt: skip
+    weight = np.concatenate((here.weight[order], then.weight))
+    return dataclasses.replace(
+        situation, view=dataclasses.replace(view, jobs=made, free=None), left=here.duration[order], coming=came, weight=weight
+    )
+
+
+def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:
+    """A part of the jobs, in the order of ``rows``."""
+    held, tiers = jobs.held[rows], np.diff(jobs.tier_start)[rows]
+    columns = {
+        field.name: getattr(jobs, field.name)[rows]
+        for field in dataclasses.fields(Jobs)
+        if not field.name.startswith(("alloc_", "tier_")) and getattr(jobs, field.name) is not None
+    }
+    tier_rows = np.concatenate(
+        [np.arange(jobs.tier_start[row], jobs.tier_start[row + 1]) for row in rows.tolist()] or [np.zeros(0, dtype=int)]
+    )
+    return Jobs(
+        **columns,
+        alloc_start=np.concatenate(([0], np.cumsum(held))),
+        alloc_gpus=np.concatenate([jobs.allocation(row) for row in rows.tolist()] or [np.zeros(0, dtype=int)]).astype(np.int64),
+        tier_start=np.concatenate(([0], np.cumsum(tiers))),
+        tier_deadline=jobs.tier_deadline[tier_rows.astype(int)],
+        tier_reward=jobs.tier_reward[tier_rows.astype(int)],
+    )
+
+
+def features_of(situation: Situation) -> Floats:
+    """The workload as the causal model sees it."""
+    view = situation.view
+    weight = np.ones(situation.jobs) if situation.weight is None else situation.weight
+    here = int(weight[: len(view.jobs)].sum())
+    return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
+
+
+def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf) -> Figures:
+    """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Errors are those of `ongoing.drained`."""
+    view = situation.view
+    if type(view.jobs) is not Jobs:
+        view = dataclasses.replace(view, jobs=view.jobs.plain())  # type: ignore[attr-defined]
+    until = view.now + HORIZON
+    options = dataclasses.replace(situation.options, until=until)
+    workload, result = drained(
+        view, situation.left, situation.coming, policy, options,  # type: ignore[arg-type]
+        evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds,
+    )  # fmt: skip
+    weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
+    return figures_of(workload, result, view, weight, until, situation.period)
+
+
+def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> Figures:
+    """Objectives and metrics of a trial; a job that has not ended is taken to end when the trial was cut off, which is too early."""
+    fates = result.fates
+    counts = ~fates.dropped & ~fates.rejected
+    ended = np.where(np.isnan(fates.ended), until, fates.ended)
+    jct = (ended - workload.submitted)[counts]
+    share = weight[counts] / max(weight[counts].sum(), 1.0)
+    order = np.argsort(jct)
+    at = min(int(np.searchsorted(np.cumsum(share[order]), 0.99)), len(jct) - 1)
+    p99 = float(jct[order][at]) if len(jct) else 0.0
+    due = workload.last_deadline()
+    asked = np.isfinite(due) & (due > view.now) & ~fates.dropped
+    rho = rho_of(workload, fates, Cluster(tuple(np.bincount(view.gpus.node, minlength=len(view.nodes)).tolist())))
+    known = ~np.isnan(rho)
+    here = slice(len(view.jobs))
+    taken = np.clip(ended[here] - view.now, 0.0, period)
+    usage, total = result.usage, max(int(view.gpus.usable.sum()), 1)
+    end = float(ended[counts].max(initial=view.now))
+    moments = np.clip(np.concatenate((usage.ts, [end])), view.now, end)
+    spans = np.diff(moments)
+    whole = max(float(spans.sum()), 1e-9)
+    jobs = max(float(weight[counts].sum()), 1.0)
+    return Figures(
+        jct=float((jct * share).sum()),
+        p99=p99,
+        slo=float((~counts | (ended > due))[asked].mean()) if asked.any() else 0.0,
+        rho=float((rho[known] * weight[known]).sum() / weight[known].sum()) if known.any() else 1.0,
+        queueing=float((spans * usage.waiting).sum()) / jobs,
+        utilisation=float((spans * usage.busy).sum()) / (total * whole),
+        preemptions=float((fates.preemptions * weight).sum()) / jobs,
+        fragmentation=float((spans * np.maximum(total - usage.busy, 0) * (usage.waiting > 0)).sum()) / (total * whole),
+        soon=float((taken * weight[here]).sum() / max(weight[here].sum(), 1.0)),
+    )

@@ -1,0 +1,61 @@
+"""What a search found, as an object of JSON: for commands, the API and the table `tunings`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...policies import registry
+from ...policies.autosched.search_space import space_of
+from .search_process import Answer, Request
+
+
+def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
+    """The configuration in force beside the best, the predicted gain, and how it was searched."""
+    policy, found = request.situation.policy, answer.found
+    space = space_of(registry.load(policy).Config, found.in_force, only=request.only, ranges=request.ranges)
+    parts = {one.name: one for one in space.parts}
+    keys = [
+        {
+            "key": name,
+            "before": found.in_force[name],
+            "after": found.best[name],
+            "remark": ", ".join(
+                words
+                for words, so in (
+                    ("not in use", not space.in_use(parts[name], found.best)),
+                    ("fixed by what-if analysis", name in found.fixed),
+                )
+                if so
+            ),
+        }
+        for name in found.in_force
+        if name in parts
+    ]
+    failures = Counter(trial.why for trial in found.trials if trial.outcome == "failed")
+    model = answer.words if answer.model else f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
+    edges = answer.model.edges() if answer.model else []
+    return {
+        "policy": policy,
+        "objective": request.objective,
+        "before": dict(found.in_force),
+        "after": dict(found.best),
+        "keys": keys,
+        "gain": found.gain,
+        "objective_before": getattr(found.reference, request.objective),
+        "objective_after": getattr(found.figures, request.objective),
+        "expected": found.reference.soon,
+        "asked_trials": request.trials,
+        "trials": len(found.trials),
+        "simulated_trials": found.count("simulated"),
+        "rejected": found.count("rejected"),
+        "known": found.count("known"),
+        "failed": found.count("failed"),
+        "failures": [{"why": why, "trials": count} for why, count in failures.most_common()],
+        "stopped": found.stopped,
+        "fixed": found.fixed,
+        "model": model,
+        "causes": [list(edge) for edge in edges],
+        "jobs": len(request.situation.view.jobs),
+        "seconds": found.seconds,
+    }

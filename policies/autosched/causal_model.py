@@ -1,0 +1,315 @@
+"""The causal performance model (002 ch. 6.4.3.1): configuration and workload, what explains them, and the objective, in three layers.
+
+The structure is learnt by FCI (Zhang 2008, of causal-learn; the thesis's CausalNex has no FCI) from simulated samples, with the layers as
+background knowledge: nothing within the first layer, no edge from a configuration to an objective. So the metrics part the outer layers,
+and FCI looks at two neighbouring layers at a time: a metric that follows almost wholly from one key would else be explained away by it.
+FCI gives a partial ancestral graph. An edge of it between layers points downwards, one within a layer counts where FCI directs it, and a
+bidirected one (a common cause that nobody sees) is dropped. Each node has a regressor of its parents; predictions go from the top.
+
+What is modelled is the change against the configuration in force on the same workload: rewards are comparable across workloads. While a
+search goes on, what it measures corrects the predictions near it; the regressors are fitted anew by `relearnt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Floats, Ints
+from .search import METRICS, Figures, reward_of
+from .search_space import Configuration, Space
+
+LEAST_SAMPLES = 60
+ALPHA = 0.05  #: of the tests of independence
+WORKLOAD = ("jobs", "load", "length", "arrivals")  #: features of a workload, see `workload_features`
+NEAR = 0.15  #: width of the kernel of the correction, root mean square of units
+DOUBT = 1.0  #: samples that the prediction counts as, beside what was measured near
+TREES = 40
+
+
+class NoModel(Exception):
+    """There is none, and one line says why."""
+
+
+def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrivals: int) -> Floats:
+    """log(1 + jobs at hand), GPUs asked for over those there are, mean logarithm of seconds left, log(1 + arrivals ahead)."""
+    length = float(np.log(np.maximum(left, 1.0)).mean()) if len(left) else 0.0
+    return np.array([math.log1p(jobs), wanted / max(gpus, 1), length, math.log1p(arrivals)])
+
+
+def changes(figures: Figures, reference: Figures) -> Floats:
+    """The metrics against the reference: of queueing the logarithm of the ratio, of the others the difference."""
+    queueing = math.log((1.0 + figures.queueing) / (1.0 + reference.queueing))
+    return np.array([queueing, *(getattr(figures, name) - getattr(reference, name) for name in METRICS[1:])])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A row a trial: the first layer, the metrics' changes, and the logarithm of the reward."""
+
+    first: Floats
+    metrics: Floats
+    target: Floats
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def plus(self, other: Samples) -> Samples:
+        return Samples(*(np.concatenate((getattr(self, name), getattr(other, name))) for name in ("first", "metrics", "target")))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Configurations as columns: units of numbers, and one column a choice."""
+
+    space: Space
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each column."""
+        return [number.name for number in self.space.numbers] + [one.name for one in self.space.categories for _ in one.choices]
+
+    @property
+    def names(self) -> list[str]:
+        chosen = [f"{one.name}={choice}" for one in self.space.categories for choice in one.choices]
+        return [*(number.name for number in self.space.numbers), *chosen]
+
+    def row(self, config: Mapping[str, Any]) -> Floats:
+        chosen = [float(config[one.name] == choice) for one in self.space.categories for choice in one.choices]
+        return np.concatenate((self.space.units(config), chosen))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Parents of each metric, by columns of the first layer and by metrics, and of the objective, by metrics."""
+
+    of_metric: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]
+    of_objective: tuple[str, ...]
+
+
+def learn_graph(samples: Samples, names: Sequence[str], alpha: float = ALPHA) -> Graph:
+    """FCI with the layers as tiers, and its result oriented by them. Raises NoModel where the extra is not there or too little was seen."""
+    if len(samples) < LEAST_SAMPLES:
+        raise NoModel(f"{len(samples)} samples; {LEAST_SAMPLES} are needed")
+    if np.ptp(samples.target) < 1e-9:
+        raise NoModel("all configurations came out alike")
+    data = np.column_stack((samples.first, samples.metrics, samples.target))
+    columns = samples.first.shape[1]
+    layers = np.array([0] * columns + [1] * samples.metrics.shape[1] + [2])
+    parents: dict[int, list[int]] = {node: [] for node in range(len(layers))}
+    for upper in (0, 1):
+        part = np.flatnonzero((layers == upper) | (layers == upper + 1))
+        varied, kept = _varied(data[:, part])
+        for cause, effect in _fci(_ranks(varied), layers[part[kept]], alpha):
+            if layers[part[kept[effect]]] == upper + 1:
+                parents[int(part[kept[effect]])].append(int(part[kept[cause]]))
+    metric = {columns + number: name for number, name in enumerate(METRICS)}
+    of_metric = {
+        name: (tuple(sorted(p for p in parents[node] if p < columns)), tuple(metric[p] for p in parents[node] if p >= columns))
+        for node, name in metric.items()
+    }
+    of_objective = tuple(metric[p] for p in sorted(parents[columns + len(METRICS)]))
+    if not of_objective:
+        raise NoModel("no metric was found that explains the objective")
+    return Graph(of_metric, of_objective)
+
+
+def directed(matrix: Ints, layer: Ints) -> list[tuple[int, int]]:
+    """Edges (cause, effect) of a partial ancestral graph. ``matrix[i, j]`` is the mark at i of the edge i - j: -1 tail, 1 arrow, 2 circle.
+
+    Between layers an edge points downwards, from one to the next only; within the middle one it counts where both marks are known.
+    """
+    found = []
+    for i in range(len(layer)):
+        for j in range(i + 1, len(layer)):
+            at_i, at_j = int(matrix[i, j]), int(matrix[j, i])
+            if at_i == 0 or at_j == 0 or (at_i == 1 and at_j == 1):
+                continue
+            if layer[i] != layer[j]:
+                upper, lower = (i, j) if layer[i] < layer[j] else (j, i)
+                if layer[lower] - layer[upper] == 1:
+                    found.append((upper, lower))
+            elif layer[i] == 1 and {at_i, at_j} == {-1, 1}:
+                found.append((i, j) if at_j == 1 else (j, i))
+    return found
+
+
+def _fci(data: Floats, layer: Ints, alpha: float) -> list[tuple[int, int]]:
+    try:
+        from causallearn.graph.GraphNode import GraphNode
+        from causallearn.search.ConstraintBased.FCI import fci
+        from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
+    except ImportError:
+        raise NoModel("the extra is not installed: pip install 'stoker[autosched]'") from None
+    names = [f"X{number + 1}" for number in range(len(layer))]
+    nodes = [GraphNode(name) for name in names]
+    knowledge = BackgroundKnowledge()
+    for node, tier in zip(nodes, layer.tolist(), strict=True):
+        knowledge.add_node_to_tier(node, tier)
+    for i, one in enumerate(nodes):
+        for j, other in enumerate(nodes):
+            if i != j and (layer[i] == layer[j] == 0 or {int(layer[i]), int(layer[j])} == {0, 2}):
+                knowledge.add_forbidden_by_node(one, other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints what it orients
+                graph, _ = fci(data, "fisherz", alpha, depth=3, background_knowledge=knowledge, show_progress=False, node_names=names)
+        except (ValueError, np.linalg.LinAlgError) as error:
+            raise NoModel(f"FCI failed: {error}") from None
+    return directed(np.asarray(graph.graph), layer)
+
+
+def _varied(data: Floats) -> tuple[Floats, Ints]:
+    """Columns that vary and do not follow from those before them, as correlations of others can't be inverted."""
+    kept: list[int] = []
+    for column in range(data.shape[1]):
+        values = data[:, column]
+        if np.ptp(values) < 1e-9:
+            continue
+        basis = np.column_stack((np.ones(len(data)), data[:, kept]))
+        rest = values - basis @ np.linalg.lstsq(basis, values, rcond=None)[0]
+        if rest.std() > 1e-6 * max(values.std(), 1e-12):
+            kept.append(column)
+    return data[:, kept], np.array(kept, dtype=np.int64)
+
+
+def _ranks(data: Floats) -> Floats:
+    """Ranks, evenly spread: the tests of independence take distributions to be normal, and these have long tails. A little noise, from one
+    seed, parts what is equal, so that no column follows from the others by rounding."""
+    noise = np.random.default_rng(0).normal(scale=1e-3, size=data.shape)
+    order = np.argsort(np.argsort(data, axis=0, kind="stable"), axis=0)
+    spread: Floats = order / max(len(data) - 1, 1) + noise
+    return spread
+
+
+@dataclass
+class CausalModel:
+    """Structure, regressors and the samples that they were learnt from."""
+
+    encoder: Encoder
+    objective: str
+    samples: Samples
+    graph: Graph
+    regressors: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def learnt(cls, space: Space, objective: str, samples: Samples) -> CausalModel:
+        encoder = Encoder(space)
+        model = cls(encoder, objective, samples, learn_graph(samples, [*encoder.names, *WORKLOAD]))
+        model._fit()
+        return model
+
+    def relearnt(self, more: Samples) -> CausalModel:
+        """With what was measured since: the same structure, regressors fitted anew."""
+        model = CausalModel(self.encoder, self.objective, self.samples.plus(more), self.graph)
+        model._fit()
+        return model
+
+    def _fit(self) -> None:
+        try:
+            from sklearn.ensemble import ExtraTreesRegressor
+        except ImportError:
+            raise NoModel("the extra is not installed: pip install 'stoker[autosched]'") from None
+
+        def fitted(x: Floats, y: Floats) -> Any:
+            return ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0, n_jobs=1).fit(x, y) if x.shape[1] else float(y.mean())
+
+        for number, name in enumerate(METRICS):
+            self.regressors[name] = fitted(self._above(name, self.samples.first, self.samples.metrics), self.samples.metrics[:, number])
+        known = self.samples.metrics[:, [METRICS.index(name) for name in self.graph.of_objective]]
+        self.regressors["objective"] = fitted(known, self.samples.target)
+
+    def _above(self, name: str, first: Floats, metrics: Floats) -> Floats:
+        columns, others = self.graph.of_metric[name]
+        return np.column_stack((first[:, columns], metrics[:, [METRICS.index(other) for other in others]]))
+
+    def rewards(self, first: Floats) -> Floats:
+        """Predicted logarithms of rewards: each metric from its parents, the objective from its own."""
+        metrics = np.zeros((len(first), len(METRICS)))
+        for name in self._order():
+            metrics[:, METRICS.index(name)] = _predicted(self.regressors[name], self._above(name, first, metrics))
+        return _predicted(self.regressors["objective"], metrics[:, [METRICS.index(name) for name in self.graph.of_objective]])
+
+    def _order(self) -> list[str]:
+        """Metrics, causes before effects; what FCI leaves in a circle comes as it stands."""
+        order: list[str] = []
+        while len(order) < len(METRICS):
+            left = [name for name in METRICS if name not in order]
+            order.append(next((name for name in left if set(self.graph.of_metric[name][1]) <= set(order)), left[0]))
+        return order
+
+    def edges(self) -> list[tuple[str, str]]:
+        """Causes and effects by name, keys in place of their columns: what the report draws."""
+        keys = [*self.encoder.keys, *WORKLOAD]
+        pairs = [(keys[p], name) for name, (columns, _) in self.graph.of_metric.items() for p in columns]
+        pairs += [(other, name) for name, (_, others) in self.graph.of_metric.items() for other in others]
+        return list(dict.fromkeys([*pairs, *((name, self.objective) for name in self.graph.of_objective)]))
+
+    def on(self, features: Floats) -> OnWorkload:
+        return OnWorkload(self, features)
+
+
+@dataclass
+class OnWorkload:
+    """The model at work in one search."""
+
+    model: CausalModel
+    features: Floats
+    seen: list[Floats] = field(default_factory=list)
+    wrong: list[float] = field(default_factory=list)  #: measured less predicted, logarithms
+
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        rows = np.array([self._row(config) for config in configs])
+        predicted = self.model.rewards(rows) + np.array([self._correction(row) for row in rows])
+        return [float(one) for one in np.exp(predicted)]
+
+    def _row(self, config: Configuration) -> Floats:
+        return np.concatenate((self.model.encoder.row(config), self.features))
+
+    def _correction(self, row: Floats) -> float:
+        """sum(k e) / (doubt + sum(k)), where k falls with the distance to what was measured in this search."""
+        if not self.seen:
+            return 0.0
+        distance = np.sqrt(((np.array(self.seen) - row) ** 2).mean(axis=1))
+        near = np.exp(-0.5 * (distance / NEAR) ** 2)
+        return float((near * self.wrong).sum() / (DOUBT + near.sum()))
+
+    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+        """Line 12 of algorithm 3."""
+        row = self._row(config)
+        target = math.log(max(reward_of(self.model.objective, reference, figures), 1e-9))
+        self.wrong.append(target - float(self.model.rewards(row[None, :])[0]))
+        self.seen.append(row)
+
+    def __str__(self) -> str:
+        keys = {cause for cause, _ in self.model.edges()}.intersection(self.model.encoder.keys)
+        return f"of {len(self.model.samples)} simulations; {', '.join(sorted(keys)) or 'no key'} play a part"
+
+
+def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples | None:
+    if not rows:
+        return None
+    return Samples(np.array([row for row, _, _ in rows]), np.array([row for _, row, _ in rows]), np.array([row for _, _, row in rows]))
+
+
+def random_configuration(space: Space, in_force: Configuration, rng: np.random.Generator) -> Configuration:
+    """Evenly from the space, projected."""
+    chosen = {one.name: one.choices[int(rng.integers(len(one.choices)))] for one in space.categories}
+    return space.project(space.configuration(rng.uniform(size=len(space.numbers)), chosen), otherwise=in_force)
+
+
+def _predicted(regressor: Any, x: Floats) -> Floats:
+    """The mean of the trees, asked one by one: scikit-learn's own way round takes several times a small simulation."""
+    if isinstance(regressor, float):
+        return np.full(len(x), regressor)
+    rows = np.ascontiguousarray(x, dtype=np.float32)
+    mean: Floats = np.mean([tree.tree_.predict(rows)[:, 0] for tree in regressor.estimators_], axis=0)
+    return mean

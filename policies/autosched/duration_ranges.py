@@ -1,0 +1,156 @@
+"""The local predictor (002 ch. 6.4.2.2, 6.5.1): in which range a job's duration lies, and a duration drawn from the history of that range.
+
+Features are those of table 6.2 (recent arrivals, recent completions, the job) and its user, whom the table forgets and the text finds worth
+4 to 7 %. As a job runs it can no longer be shorter than it has run: ranges below are left out, and draws are longer than that. Gradient
+boosted trees of scikit-learn take the place of XGBoost. What a job's features are made of was known when it was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Floats, Ints
+
+BOUNDS = (300.0, 1800.0, 3600.0, 7200.0, 14400.0)  #: seconds (002 ch. 6.5.1)
+RECENT = 5  #: k of table 6.2
+TRAINED = 0.7  #: share of the jobs, the earliest, that the accuracy is measured without
+LEAST_JOBS = 100
+DAY = 86400.0
+
+
+class NoPredictor(Exception):
+    """There is none, and one line says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobs:
+    """Jobs in the order of submission, a row each. Seconds; NaN: not ended."""
+
+    submitted: Floats
+    gpus: Ints
+    duration: Floats
+    ended: Floats
+    user: Ints  #: a code
+
+
+def range_of(duration: Floats) -> Ints:
+    """0 for [0, 5 min), …, 5 for 4 h and more."""
+    return np.searchsorted(BOUNDS, duration, side="right")
+
+
+def features(jobs: PastJobs, row: int, now: float, elapsed: float) -> Floats:
+    """Table 6.2 for one job as of ``now``: what arrived and what ended last, the job, and how its user's last jobs took."""
+    before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT:] if row else np.zeros(0, dtype=int)
+    over = np.flatnonzero(jobs.ended <= now)
+    over = over[over != row]
+    last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT:]
+    own = last_of_user(jobs, row, over)
+    running = np.minimum(
+        np.where(jobs.ended[before] <= now, jobs.duration[before], now - jobs.submitted[before]), now - jobs.submitted[before]
+    )
+    moment = jobs.submitted[row]
+    return np.concatenate((
+        [moment % DAY, moment % (7 * DAY), np.log1p(elapsed), jobs.gpus[row], jobs.user[row], *own],
+        _filled(now - jobs.submitted[before]), _filled(running), _filled(jobs.gpus[before]),
+        _filled(now - jobs.submitted[last]), _filled(now - jobs.ended[last]), _filled(jobs.duration[last]), _filled(jobs.gpus[last]),
+    ))  # fmt: skip
+
+
+def last_of_user(jobs: PastJobs, row: int, over: Ints) -> tuple[float, float]:
+    """Logarithms of the last and of the median duration of its user's jobs that had ended; NaN: none had."""
+    own = over[jobs.user[over] == jobs.user[row]]
+    if not len(own):
+        return np.nan, np.nan
+    newest = own[np.argmax(jobs.ended[own])]
+    return float(np.log1p(jobs.duration[newest])), float(np.log1p(np.median(jobs.duration[own])))
+
+
+def _filled(values: Floats | Ints) -> Floats:
+    """The newest `RECENT`, logarithms; NaN where there are fewer."""
+    made = np.full(RECENT, np.nan)
+    if len(values):
+        made[-len(values) :] = np.log1p(np.maximum(values, 0.0))
+    return made
+
+
+@dataclass
+class DurationRanges:
+    """A classifier, the durations of each range, and how often it was right on jobs that it had not seen, beside simple rules."""
+
+    classifier: Any
+    known: Floats  #: durations of ended jobs, ascending
+    accuracy: float
+    beside: dict[str, float]
+
+    @classmethod
+    def learnt(cls, jobs: PastJobs, seed: int = 0) -> DurationRanges:
+        """From jobs that have ended. Raises NoPredictor without the extra, or with too few of them."""
+        rows = np.flatnonzero(~np.isnan(jobs.duration))
+        if len(rows) < LEAST_JOBS:
+            raise NoPredictor(f"{len(rows)} jobs have ended; {LEAST_JOBS} are needed")
+        rng = np.random.default_rng([seed, 11])
+        elapsed = np.where(
+            rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)) * jobs.duration[rows]
+        )  # half of them are looked at on their way
+        x = np.array(
+            [features(jobs, row, jobs.submitted[row] + ran, ran) for row, ran in zip(rows.tolist(), elapsed.tolist(), strict=True)]
+        )
+        y, cut = range_of(jobs.duration[rows]), int(TRAINED * len(rows))
+        early = _classifier(x[:cut], y[:cut])
+        guessed = [
+            likeliest(shares, early.classes_, ran) for shares, ran in zip(early.predict_proba(x[cut:]), elapsed[cut:].tolist(), strict=True)
+        ]
+        return cls(
+            _classifier(x, y), np.sort(jobs.duration[rows]), float((np.array(guessed) == y[cut:]).mean()), simple_rules(jobs, rows, cut, y)
+        )
+
+    def draw(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, seed: int = 0) -> Floats:
+        """Whole durations of jobs that have not ended, longer than they have run."""
+        if not len(rows):
+            return np.zeros(0)
+        rng = np.random.default_rng([seed, 12])
+        x = np.array([features(jobs, row, now, float(ran)) for row, ran in zip(rows, elapsed, strict=True)])
+        shares = self.classifier.predict_proba(x)
+        ranges = [likeliest(one, self.classifier.classes_, float(ran)) for one, ran in zip(shares, elapsed, strict=True)]
+        return np.array([drawn(self.known, one, float(ran), rng) for one, ran in zip(ranges, elapsed, strict=True)])
+
+
+def likeliest(shares: Floats, classes: Ints, elapsed: float) -> int:
+    """The likeliest range of those that a job which has run so long can still end in."""
+    least = int(range_of(np.array([elapsed]))[0])
+    possible = classes >= least
+    return int(classes[possible][np.argmax(shares[possible])]) if possible.any() else least
+
+
+def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator) -> float:
+    """A duration of the history within the range and longer than ``elapsed``; twice that where there is none."""
+    within = known[(range_of(known) == of_range) & (known > elapsed)]
+    return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *BOUNDS)[of_range] + 1.0)
+
+
+def simple_rules(jobs: PastJobs, rows: Ints, cut: int, y: Ints) -> dict[str, float]:
+    """How often simple rules are right on the same jobs: as its user's last one, as the mean, as the median of those before."""
+    early = jobs.duration[rows[:cut]]
+    mean, median = (int(range_of(np.array([value]))[0]) for value in (early.mean(), np.median(early)))
+    last: list[int] = []
+    for row in rows[cut:].tolist():
+        over = np.flatnonzero((jobs.ended <= jobs.submitted[row]) & (jobs.user == jobs.user[row]))
+        last.append(int(range_of(jobs.duration[over[np.argmax(jobs.ended[over])]][None])[0]) if len(over) else median)
+    right = y[cut:]
+    return {
+        "last": float((np.array(last) == right).mean()),
+        "mean": float((right == mean).mean()),
+        "quantile": float((right == median).mean()),
+    }
+
+
+def _classifier(x: Floats, y: Ints) -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+    except ImportError:
+        raise NoPredictor("the extra is not installed: pip install 'stoker[autosched]'") from None
+    return HistGradientBoostingClassifier(max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=0).fit(x, y)

@@ -1,0 +1,198 @@
+"""Algorithm 3 of 002 (ch. 6.4.3.1): configuration tuning with a causal model. What simulates is handed in.
+
+As read: the model may reject a sample with probability ``epsilon``, so ``1 - epsilon`` is the share of the samples that explores whatever
+it predicts. The reward is that of the configuration in force over that of the sample, so it is positive and
+1 for what is in force. A rejected sample counts as one of T, and BlueFin gets no reward for it. What was measured before is not again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from .bluefin import BlueFin
+from .search_space import Category, Configuration, Space
+
+TRIALS = 40  #: T (002 ch. 6.5.2)
+GAMMA = 0.95  #: relax factor (line 3)
+EPSILON = 0.9  #: with this probability the model may reject (line 7)
+WHAT_IF = 9  #: values of a number that the what-if analysis looks at
+OBJECTIVES = ("jct", "p99", "slo", "rho")
+METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a trial gives: objectives, all the better the lower, and the metrics that explain them."""
+
+    jct: float  #: mean completion time, seconds
+    p99: float  #: of the completion times, seconds
+    slo: float  #: share of the deadlines that were missed
+    rho: float  #: mean finish-time fairness
+    queueing: float  #: mean seconds that a job waits from now on
+    utilisation: float  #: share of the GPU-time that is held
+    preemptions: float  #: a job
+    fragmentation: float  #: share of the GPU-time that is free while jobs wait
+    seconds: float = 0.0  #: processor time
+    soon: float = 0.0  #: mean seconds of the period ahead that the jobs at hand take
+
+
+class NotMeasured(Exception):
+    """A trial came to no end; the words say why: it failed, or was cut off."""
+
+
+class Model(Protocol):
+    """What predicts rewards (the causal model)."""
+
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]: ...
+
+    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    config: Configuration
+    outcome: str  #: simulated, rejected, known, failed
+    reward: float | None
+    predicted: float | None = None
+    why: str = ""
+
+
+@dataclass
+class Found:
+    """What a search found. ``gain``: the reward of the best, 1: nothing better than what is in force."""
+
+    in_force: Configuration
+    best: Configuration
+    gain: float
+    reference: Figures
+    figures: Figures
+    trials: list[Trial] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)  #: keys that the scope step has fixed
+    seconds: float = 0.0
+    stopped: str = ""  #: why fewer than T were tried
+
+    def count(self, outcome: str) -> int:
+        return sum(trial.outcome == outcome for trial in self.trials)
+
+
+def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
+    """Reference over measured; of shares, which may be 0, of their complements."""
+    before, after = getattr(reference, objective), getattr(figures, objective)
+    if objective == "slo":
+        return float((1.0 - after + 1e-9) / (1.0 - before + 1e-9))
+    return float(before / after) if after > 0 else 1.0
+
+
+class _Search:
+    def __init__(
+        self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str, model: Model | None,
+        gamma: float,
+    ) -> None:  # fmt: skip
+        self.space, self.evaluate, self.objective, self.model, self.gamma = space, evaluate, objective, model, gamma
+        reference = evaluate(in_force)
+        self.found = Found(dict(in_force), dict(in_force), 1.0, reference, reference, [Trial(dict(in_force), "simulated", 1.0)])
+        self.known: dict[object, float | None] = {_key(in_force): 1.0}
+        self.constraints: Configuration = {}  #: W
+
+    def attempt(self, config: Configuration, *, may_reject: bool) -> Trial:
+        """Lines 8 to 10, 12 and 13 for one sample."""
+        key = _key(config)
+        if key in self.known:
+            return Trial(config, "known", self.known[key])
+        predicted = None if self.model is None else float(self.model.predict([config])[0])
+        if may_reject and predicted is not None and is_rejected(predicted, self.found.gain, self.gamma):
+            return Trial(config, "rejected", None, predicted)
+        try:
+            figures = self.evaluate(config)
+        except NotMeasured as error:
+            self.known[key] = None
+            return Trial(config, "failed", None, predicted, str(error))
+        reward = self.known[key] = reward_of(self.objective, self.found.reference, figures)
+        if self.model is not None:
+            self.model.learn(config, figures, self.found.reference)
+        if reward > self.found.gain:
+            self.found.best, self.found.gain, self.found.figures = config, reward, figures
+        return Trial(config, "simulated", reward, predicted)
+
+    def narrow(self) -> None:
+        """Lines 14 to 16; one key at least stays free."""
+        if self.model is None:
+            return
+        for name in hopeless(self.space, self.model, self.found.best, self.constraints):
+            if len(self.constraints) + 1 < len(self.space.names):
+                self.constraints[name] = self.found.best[name]
+
+
+def search(
+    space: Space,
+    evaluate: Callable[[Configuration], Figures],
+    in_force: Configuration,
+    objective: str = "jct",
+    *,
+    model: Model | None = None,
+    trials: int = TRIALS,
+    epsilon: float = EPSILON,
+    gamma: float = GAMMA,
+    seed: int = 0,
+    seconds: float = math.inf,
+    told: Callable[[int, Trial], None] = lambda number, trial: None,
+) -> Found:
+    """The best configuration of at most ``trials`` samples, of which what is in force is the first.
+
+    ``seconds``: real time after which no other trial begins. ``told`` hears of each sample. Raises NotMeasured when what is in force
+    cannot be measured: then there is nothing to compare with.
+    """
+    began, rng = time.monotonic(), np.random.default_rng(seed)
+    state = _Search(space, evaluate, in_force, objective, model, gamma)
+    found = state.found
+    bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
+    for number in range(1, trials):
+        if time.monotonic() - began > seconds:
+            found.stopped = f"{seconds:g} s were over after {number} of {trials} trials"
+            break
+        config = space.project(bluefin.sample(), state.constraints, otherwise=in_force)  # lines 5 and 6
+        before = found.gain
+        trial = state.attempt(config, may_reject=rng.random() <= epsilon)  # line 7
+        found.trials.append(trial)
+        told(number, trial)
+        bluefin.reward(trial.reward)  # line 11
+        if found.gain > before:
+            bluefin.start_from(found.best)
+        if trial.outcome == "simulated":
+            state.narrow()
+    found.fixed, found.seconds = list(state.constraints), time.monotonic() - began
+    return found
+
+
+def is_rejected(predicted: float, best: float, gamma: float) -> bool:
+    """Line 9: the predicted reward is no more than gamma x the best."""
+    return predicted <= gamma * best
+
+
+def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any]) -> list[str]:
+    """Line 14, the what-if analysis: keys none of whose values is predicted to be better than the best, all others as in the best.
+
+    A key that is not in use changes nothing now, and may be when another one changes: it stays free.
+    """
+    asked = [best]
+    spans: dict[str, slice] = {}
+    for one in space.parts:
+        if one.name in constraints or not space.in_use(one, best):
+            continue
+        values = one.choices if isinstance(one, Category) else [one.value(unit) for unit in np.linspace(0.0, 1.0, WHAT_IF)]
+        others = [space.project({**best, one.name: value}, otherwise=best) for value in values if value != best[one.name]]
+        if others:
+            spans[one.name] = slice(len(asked), len(asked) + len(others))
+            asked += others
+    expected = model.predict(asked)
+    return [name for name, span in spans.items() if max(expected[span]) <= expected[0]]
+
+
+def _key(config: Mapping[str, Any]) -> object:
+    return tuple(sorted((name, str(value)) for name, value in config.items()))

@@ -1,0 +1,252 @@
+"""A process that has imported torch and a recipe, and forks the supervisors of jobs.
+
+    python -P -m stoker.runners.worker.fork_server [RECIPE]
+
+Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
+server holds no secrets and no slow client blocks it. When the agent is gone the server leaves; what it has forked goes on.
+
+It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork copies no other thread, and locks
+that those hold stay taken in the child for ever. What it prints is one line: "ready", or why it cannot be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..host import supervisor
+from ..host.rundir import ENV_NAME, ENV_TAG
+from ..host.supervisor import Launch, Supervisor, default_signals
+
+LENGTH = struct.Struct("!I")  #: of the request that follows it
+TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
+READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
+_PR_SET_NAME = 15
+_PATIENCE = 5.0  #: seconds for a request to be there
+
+
+def main() -> int:
+    try:
+        load(sys.argv[1] if len(sys.argv) > 1 else None)
+        if trouble := unfit():
+            raise RuntimeError(trouble)
+    except Exception as error:
+        _say(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return 1
+    gc.collect()
+    gc.freeze()  # a collection would write to every object, and so copy every page
+    show_name(READY)
+    _say("ready")
+    serve(socket.socket(fileno=0))
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def load(recipe: str | None) -> None:
+    """Import what a worker imports until its first step."""
+    gc.disable()
+    import torch
+    import torch._dynamo
+    import torch.utils.data  # noqa: F401
+
+    from ..train import profiling_run, rng, trainer  # noqa: F401
+    from . import ranks, worker  # noqa: F401
+
+    if recipe is not None:
+        from ..recipes import find
+
+        for module in find(recipe).needs:
+            importlib.import_module(module)
+        find(recipe).load()
+
+
+def unfit() -> str | None:
+    """Why this process must not fork workers; None: it may."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "CUDA was initialised at import, which no fork survives"
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
+        return f"{threads - 1} threads were started at import, which a fork would lose"
+    return None
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a supervisor for each request, until the other end is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        except OSError:
+            return
+        if not data:
+            return
+        for descriptor in descriptors:
+            try:
+                child = os.fork()
+            except OSError:  # no memory, too many processes: the agent sees its socket closed and starts the job cold
+                child = -1
+            if child == 0:
+                _begin(control, descriptor)
+            os.close(descriptor)
+
+
+def _begin(control: socket.socket, descriptor: int) -> NoReturn:
+    """In the child: become the supervisor of a lease. Never comes back."""
+    code = 1
+    try:
+        control.detach()
+        code = _supervise(socket.socket(fileno=descriptor))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _supervise(request: socket.socket) -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    request.settimeout(_PATIENCE)
+    run, launch = _read(request)
+    os.chdir(run)
+    write_tag(launch["env"][ENV_TAG])
+    show_name("stoker-lease")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(run / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for target, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(log)
+    code = supervisor.supervise(ForkingSupervisor(run, launch))
+    request.close()  # not before: the agent sees by its end that nobody comes any more
+    return code
+
+
+def _read(request: socket.socket) -> tuple[Path, Launch]:
+    """Run directory and launch, as `host.warm_starts` sends them. EOFError: the agent died while it sent."""
+    (length,) = LENGTH.unpack(_exactly(request, LENGTH.size))
+    run, launch = json.loads(_exactly(request, length))
+    return Path(run), launch
+
+
+def _exactly(request: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    end = time.monotonic() + _PATIENCE
+    while len(parts) < length:
+        part = request.recv(length - len(parts))
+        if not part or time.monotonic() > end:
+            raise EOFError("a request was cut short")
+        parts += part
+    return bytes(parts)
+
+
+def write_tag(tag: str) -> None:
+    """Show ``tag`` in /proc/PID/environ of this process and its children, which shows what an exec has put there.
+
+    Over the place that the agent has made for it. ValueError: there is none, or the tag is too long.
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # env_start and env_end: 50 and 51 of proc_pid_stat(5)
+    environment = ctypes.string_at(start, end - start)
+    name = f"{ENV_TAG}=".encode()
+    entry = next((part for part in environment.split(b"\0") if part.startswith(name)), b"")
+    written = name + tag.encode()
+    if not entry or len(written) > len(entry):
+        raise ValueError(f"no place for a tag of {len(written)} bytes in the environment of the fork server")
+    at = 0 if environment.startswith(entry) else environment.index(b"\0" + entry) + 1
+    ctypes.memmove(start + at, written.ljust(len(entry), b"\0"), len(entry))
+
+
+def show_name(name: str) -> None:
+    """Show the first 15 bytes of a name as that of this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+class Worker:
+    """A forked worker: of `subprocess.Popen` what the supervisor uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: Any = None
+
+
+class ForkingSupervisor(Supervisor):
+    """A supervisor whose worker is a fork of it."""
+
+    def _spawn(self, output: int) -> Worker:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has handlers of its own, or none
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._work(output)
+            return Worker(pid)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _work(self, output: int) -> NoReturn:
+        """In the child: be what `python -m stoker.runners.worker.worker` would be with this environment. Never comes back."""
+        code = 1
+        try:
+            code = self._be_worker(output)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _be_worker(self, output: int) -> int:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, max(4096, os.sysconf("SC_OPEN_MAX")))
+        os.environ.clear()
+        os.environ.update(self.launch["env"])
+        time.tzset()
+        os.chdir(self.launch["cwd"])
+        show_name(f"job:{self.launch['env'][ENV_NAME]}")  # never that of a shell, whose children a stop signals too
+        default_signals()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # all three as Python begins
+        from . import script, worker
+
+        sys.argv[:] = [worker.__file__]
+        script.begin()
+        gc.enable()
+        try:
+            code = worker.main()
+        except SystemExit as error:  # of the user's code
+            if not (error.code is None or isinstance(error.code, int)):
+                sys.stderr.write(f"{error.code}\n")
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        try:
+            worker.leave(code)
+        except SystemExit:  # a file is open: the teardown that would write what it holds is not ours to make, below us is the supervisor
+            for open_file in [found for found in gc.get_objects() if isinstance(found, io.TextIOWrapper | io.BufferedWriter)]:
+                with contextlib.suppress(OSError, ValueError):
+                    open_file.flush()
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The local predictor (002 ch. 6.4.2.2): ranges, conditioning on what has run, and users who do the same again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from stoker.policies.autosched.duration_ranges import DurationRanges, NoPredictor, PastJobs, drawn, features, likeliest, range_of
+
+
+def of_users(jobs: int = 400, seed: int = 0) -> PastJobs:
+    """Each of six users has a duration of its own, within a tenth."""
+    rng = np.random.default_rng(seed)
+    submitted, user = np.sort(rng.uniform(0, 5 * 86400, jobs)), rng.integers(0, 6, jobs)
+    duration = np.array([100.0, 900.0, 2500.0, 5000.0, 10000.0, 40000.0])[user] * rng.uniform(0.9, 1.1, jobs)
+    return PastJobs(submitted, rng.choice([1, 2, 4], jobs), duration, submitted + duration + rng.uniform(0, 600, jobs), user)
+
+
+def test_the_ranges_of_the_thesis() -> None:
+    assert range_of(np.array([0.0, 299.0, 300.0, 1800.0, 3599.0, 7199.0, 14399.0, 14400.0])).tolist() == [0, 0, 1, 2, 2, 3, 4, 5]
+
+
+def test_a_job_is_no_shorter_than_it_has_run() -> None:
+    shares, classes = np.array([0.7, 0.2, 0.1]), np.array([0, 1, 3])
+    assert [likeliest(shares, classes, ran) for ran in (0.0, 400.0, 2000.0, 90000.0)] == [0, 1, 3, 5]
+    known, rng = np.array([310.0, 500.0, 1500.0]), np.random.default_rng(0)
+    assert {drawn(known, 1, 400.0, rng) for _ in range(50)} == {500.0, 1500.0}
+    assert drawn(known, 5, 20000.0, rng) == 40000.0
+
+
+def test_users_who_do_the_same_again_are_learnt() -> None:
+    pytest.importorskip("sklearn")
+    learnt = DurationRanges.learnt(of_users())
+    assert learnt.accuracy > 0.9 > max(learnt.beside["mean"], learnt.beside["quantile"])
+    fresh = of_users(seed=1)
+    whole = learnt.draw(fresh, [300, 301], float(fresh.submitted[301]), np.array([0.0, 50000.0]))
+    assert range_of(whole)[0] == range_of(fresh.duration[[300]])[0] and whole[1] > 50000.0
+
+
+def test_features_know_nothing_of_what_is_to_come() -> None:
+    jobs = of_users()
+    now = float(jobs.submitted[200])
+    later = jobs.submitted > now
+    altered = dataclasses.replace(
+        jobs,
+        duration=np.where(jobs.ended > now, 7.0, jobs.duration),
+        ended=np.where(jobs.ended > now, 9e9, jobs.ended),
+        gpus=np.where(later, 8, jobs.gpus),
+    )
+    assert features(jobs, 200, now, 0.0) == pytest.approx(features(altered, 200, now, 0.0), nan_ok=True)
+
+
+def test_too_few_jobs_say_so() -> None:
+    with pytest.raises(NoPredictor, match="50 jobs have ended; 100 are needed"):
+        DurationRanges.learnt(of_users(50))

@@ -1,0 +1,238 @@
+"""The search space, BlueFin and algorithm 3 (002 ch. 6.2.2, 6.4.3.1; Karthikeyan et al., NSDI 2023), worked by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
+from stoker.policies.autosched.search import Figures, NotMeasured, hopeless, is_rejected, reward_of, search
+from stoker.policies.autosched.search_space import Configuration, ascending, space_of
+from stoker.policies.keys import make_config, tunable
+from stoker.policies.registry import POLICIES, load
+from stoker.policies.tiresias import Tiresias
+
+TIRESIAS = dataclasses.asdict(Tiresias.Config())
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """Two numbers, a whole one and a category."""
+
+    x: float = tunable(0.5, "", low=0.0, high=1.0)
+    y: float = tunable(10.0, "", low=1.0, high=100.0, log=True)
+    n: int = tunable(1, "", low=1, high=4)
+    kind: str = tunable("a", "", choices=("a", "b", "c"))
+
+
+BOWL = dataclasses.asdict(Bowl())
+
+
+def figures(jct: float) -> Figures:
+    return Figures(jct=jct, p99=jct, slo=0.0, rho=1.0, queueing=jct - 1, utilisation=0.5, preemptions=0.0, fragmentation=0.0)
+
+
+def bowl(config: Configuration) -> Figures:
+    """Least at x = 0.8, y = 40, kind b."""
+    return figures(10 + 40 * (config["x"] - 0.8) ** 2 + 5 * math.log10(config["y"] / 40) ** 2 + (0 if config["kind"] == "b" else 3))
+
+
+# The space
+
+
+def test_a_log_scale_has_the_geometric_mean_in_its_middle() -> None:
+    number = next(one for one in space_of(Tiresias.Config, TIRESIAS).numbers if one.name == "threshold_1")
+    assert (number.unit(1.0), number.unit(1e7)) == (0.0, 1.0)
+    assert number.value(0.5) == 3162.28  # sqrt(1 x 1e7)
+
+
+def test_a_log_scale_from_zero_has_zero() -> None:
+    starve = next(one for one in space_of(Tiresias.Config, TIRESIAS).numbers if one.name == "starve_limit")
+    assert (starve.value(0.0), starve.value(1.0)) == (0.0, 1000.0)
+    assert starve.value(0.5) == pytest.approx(math.sqrt(1001) - 1, rel=1e-5)
+
+
+def test_adjacent_violators_are_pooled() -> None:
+    """3 before 1 becomes 2, 2; then 5 before 3 and 4 becomes their mean, 4."""
+    assert ascending(np.array([3.0, 1.0, 5.0, 3.0, 4.0])).tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_thresholds_ascend_by_the_geometric_mean_and_those_out_of_use_stay() -> None:
+    space = space_of(Tiresias.Config, TIRESIAS)
+    made = space.project({**TIRESIAS, "queues": 3, "threshold_1": 10000.0, "threshold_2": 100.0, "threshold_3": 1.0}, otherwise=TIRESIAS)
+    assert made["threshold_1"] == made["threshold_2"] == pytest.approx(1000.0, rel=1e-5)
+    assert made["threshold_3"] == TIRESIAS["threshold_3"]  # not in use with three queues
+
+
+def test_what_the_scope_step_fixed_holds_in_the_projection() -> None:
+    space = space_of(Tiresias.Config, TIRESIAS)
+    made = space.project({**TIRESIAS, "threshold_1": 9e5}, {"threshold_2": 500.0})
+    assert made["threshold_2"] == 500.0 and made["threshold_1"] <= 500.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(POLICIES)), st.lists(st.floats(0, 1), min_size=24, max_size=24), st.integers(0, 2**31))
+def test_every_projected_sample_is_a_valid_configuration(name: str, units: list[float], seed: int) -> None:
+    kind = load(name).Config
+    in_force = dataclasses.asdict(kind())
+    try:
+        space = space_of(kind, in_force)
+    except ValueError:
+        return
+    rng = np.random.default_rng(seed)
+    chosen = {one.name: one.choices[int(rng.integers(len(one.choices)))] for one in space.categories}
+    made = space.project(space.configuration(units[: len(space.numbers)], chosen), otherwise=in_force)
+    again = make_config(kind, made)
+    assert dataclasses.asdict(again) == made == space.project(made, otherwise=in_force)
+    if name == "tiresias":
+        assert list(again.thresholds) == sorted(again.thresholds)
+
+
+@pytest.mark.parametrize(
+    ("given_ranges", "words"),
+    [
+        ({"threshold_1": (5000, 6000), "threshold_2": (10, 100)}, "threshold_2: at most 100, while threshold_1.*at least 5000"),
+        ({"threshold_1": (0.1, 6000)}, "threshold_1: 0.1 to 6000 is not within its range 1 to 1e"),
+        ({"treshold": (1, 2)}, "treshold: the policy has no such key"),
+    ],
+)
+def test_contradictory_ranges_are_one_clear_line(given_ranges: dict[str, tuple[float, float]], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        space_of(Tiresias.Config, TIRESIAS, ranges=given_ranges)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_without_keys_says_so() -> None:
+    @dataclass(frozen=True)
+    class Nothing:
+        pass
+
+    with pytest.raises(ValueError, match=r"no keys to tune"):
+        space_of(Nothing, {})
+
+
+# BlueFin
+
+
+def test_the_gradient_of_two_opposite_points() -> None:
+    """d = 2, delta = 0.1, r+ = 1.2, r- = 0.9: 2 / 0.2 x 0.3 / 1.2 = 2.5 along u."""
+    gradient = two_point_gradient(np.array([0.6, 0.8]), 1.2, 0.9, 0.1)
+    assert gradient.tolist() == pytest.approx([1.5, 2.0])
+    assert moved(np.array([0.5, 0.5]), gradient, 0.02, 0.1).tolist() == pytest.approx([0.53, 0.54])
+
+
+def test_a_step_is_no_longer_than_the_radius_and_keeps_from_the_edge() -> None:
+    assert moved(np.array([0.5, 0.5]), np.array([3.0, 4.0]), 1.0, 0.1).tolist() == pytest.approx([0.56, 0.58])
+    assert moved(np.array([0.88]), np.array([1.0]), 0.1, 0.1).tolist() == pytest.approx([0.9])
+
+
+def test_exponential_weights() -> None:
+    """Weights 3 and 1: 0.8 x 3/4 + 0.1 = 0.7. Drawn the second (chance 0.3) with gain 0.3: exp(2 x 0.3 / (2 x 0.3)) = e."""
+    weights = np.array([3.0, 1.0])
+    assert chances(weights).tolist() == pytest.approx([0.7, 0.3])
+    assert reweighted(weights, 1, 0.3, 0.3).tolist() == pytest.approx([1.0, math.e / 3])
+
+
+def test_a_pair_of_which_one_was_rejected_moves_nothing() -> None:
+    bluefin = BlueFin(space_of(Bowl, BOWL), BOWL, np.random.default_rng(0))
+    before = bluefin.centre.copy()
+    bluefin.sample()
+    bluefin.reward(1.3)
+    bluefin.sample()
+    bluefin.reward(None)
+    assert bluefin.centre.tolist() == before.tolist()
+
+
+# Algorithm 3
+
+
+def test_rewards_are_reference_over_measured() -> None:
+    assert reward_of("jct", figures(12.0), figures(10.0)) == 1.2
+    late = dataclasses.replace(figures(10.0), slo=0.5)
+    assert reward_of("slo", late, figures(10.0)) == pytest.approx(2.0)  # twice as many deadlines are kept
+
+
+def test_a_sample_is_rejected_at_gamma_times_the_best() -> None:
+    assert is_rejected(0.95 * 1.2, 1.2, 0.95) and not is_rejected(1.141, 1.2, 0.95)
+
+
+def test_the_search_finds_what_is_better_and_never_answers_worse() -> None:
+    gains = [search(space_of(Bowl, BOWL), bowl, BOWL, seed=seed).gain for seed in range(8)]
+    best = bowl(BOWL).jct / 10.0
+    assert min(gains) >= 1.0
+    assert float(np.mean(gains)) > 1 + 0.7 * (best - 1)
+
+
+def test_the_same_seed_makes_the_same_search() -> None:
+    first, second = (search(space_of(Bowl, BOWL), bowl, BOWL, seed=3) for _ in range(2))
+    assert [trial.config for trial in first.trials] == [trial.config for trial in second.trials]
+
+
+class Told:
+    """A model that knows the truth, or its opposite."""
+
+    def __init__(self, reward: float | None = None) -> None:
+        self.reward, self.learnt = reward, 0
+
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        return [bowl(BOWL).jct / bowl(config).jct if self.reward is None else self.reward for config in configs]
+
+    def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+        self.learnt += 1
+
+
+def test_rejected_samples_count_and_are_not_simulated() -> None:
+    asked: list[Configuration] = []
+
+    def counted(config: Configuration) -> Figures:
+        asked.append(config)
+        return bowl(config)
+
+    found = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(0.0), trials=30, epsilon=1.0, seed=1)
+    assert (len(found.trials), found.count("rejected"), len(asked)) == (30, 29, 1)
+    explored = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(0.0), trials=30, epsilon=0.0, seed=1)
+    assert explored.count("rejected") == 0
+
+
+def test_a_true_model_saves_simulations_and_is_learnt_from() -> None:
+    alone = [search(space_of(Bowl, BOWL), bowl, BOWL, seed=seed) for seed in range(6)]
+    model = Told()
+    helped = [search(space_of(Bowl, BOWL), bowl, BOWL, model=model, seed=seed) for seed in range(6)]
+    assert sum(one.count("simulated") for one in helped) < 0.85 * sum(one.count("simulated") for one in alone)
+    assert float(np.mean([one.gain for one in helped])) > float(np.mean([one.gain for one in alone])) - 0.05
+    assert model.learnt == sum(one.count("simulated") - 1 for one in helped)
+
+
+def test_what_if_analysis_fixes_keys_that_cannot_help() -> None:
+    """At the least of the bowl n plays no part, and all others are as good as they can be; away from it x is free."""
+    best = {**BOWL, "x": 0.8, "y": 40.0, "kind": "b"}
+    space = space_of(Bowl, BOWL)
+    assert set(hopeless(space, Told(), best, {})) == {"x", "y", "n", "kind"}
+    assert "x" not in hopeless(space, Told(), {**best, "x": 0.3}, {})
+
+
+def test_one_key_stays_free() -> None:
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(1.0), epsilon=0.0, trials=10)
+    assert len(found.fixed) == 3
+
+
+def test_a_trial_that_fails_is_counted_and_named() -> None:
+    def failing(config: Configuration) -> Figures:
+        if config["kind"] == "c":
+            raise NotMeasured("cut off after 2 s")
+        return bowl(config)
+
+    found = search(space_of(Bowl, BOWL), failing, BOWL, seed=2)
+    failed = [trial for trial in found.trials if trial.outcome == "failed"]
+    assert failed and {trial.why for trial in failed} == {"cut off after 2 s"} and all(trial.reward is None for trial in failed)
+
+
+def test_time_runs_out_and_that_is_said() -> None:
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, seconds=0.0)
+    assert len(found.trials) == 1 and "of 40 trials" in found.stopped

@@ -1,0 +1,176 @@
+"""AutoSched from a moment of a simulation: trials from the present state, no look into what is to come, a run reconfigured on its way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from stoker.engine.autosched import learning, search_process
+from stoker.engine.autosched.learning import Past, learnt_from
+from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
+from stoker.engine.autosched.pool_gains import is_burst
+from stoker.engine.autosched.rollback import has_harmed, measured_gain
+from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
+from stoker.engine.autosched.simulated_tuning import SimulatedTuning
+from stoker.engine.autosched.situation import History, Situation, aggregated, look_ahead, measure, no_jobs
+from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.run_options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.study import choose
+from stoker.engine.sim.workload import Workload, make_workload
+from stoker.policies import registry
+from stoker.policies.contract import Plan, View
+from stoker.policies.keys import tunable
+from stoker.policies.tiresias import Tiresias
+
+CLUSTER = Cluster.parse("2x4")
+HOUR = 3600.0
+NOW = 6 * HOUR
+
+
+def crowded(seed: int = 0, jobs: int = 150, hours: float = 8.0) -> Workload:
+    rng = np.random.default_rng(seed)
+    users = [f"u{n % 5}" for n in range(jobs)]
+    return make_workload(
+        "crowded", np.sort(rng.uniform(0, hours * HOUR, jobs)), rng.lognormal(6.8, 1.2, jobs), rng.choice([1, 1, 2, 4], jobs), users=users
+    )
+
+
+def altered_after(workload: Workload, now: float) -> Workload:
+    """The same up to now; all that comes later takes another time, on other GPUs, at another moment."""
+    later = workload.submitted > now
+    return dataclasses.replace(
+        workload,
+        submitted=np.where(later, now + (workload.submitted - now) * 0.5 + 1.0, workload.submitted),
+        duration=np.where(later, workload.duration * 7.0 + 50.0, workload.duration),
+        most=np.where(later, workload.duration * 7.0 + 50.0, workload.most),
+        gpus_min=np.where(later, 3, workload.gpus_min),
+        gpus_max=np.where(later, 3, workload.gpus_max),
+    )
+
+
+def at(workload: Workload, now: float = NOW) -> Situation:
+    simulation = stand_at(workload, CLUSTER, "tiresias", {}, Options(), now)
+    return situation_of(simulation, "tiresias", Options())[0]
+
+
+def test_a_trial_goes_on_as_the_simulation_would() -> None:
+    """Nothing comes after now: the trial of what is in force ends with the very completion times of the simulation that goes on."""
+    whole = crowded()
+    rows = np.flatnonzero(whole.submitted <= NOW)
+    past = make_workload("past", whole.submitted[rows], whole.duration[rows], whole.gpus_min[rows])
+    fates = simulate(past, CLUSTER, registry.create("tiresias", {}), Options()).fates
+    situation = dataclasses.replace(at(past), coming=no_jobs())
+    open_at = fates.ended > NOW
+    expected = float((fates.ended - past.submitted)[open_at].mean())
+    assert len(situation.view.jobs) == open_at.sum()
+    assert measure(situation, registry.create("tiresias", {})).jct == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
+    monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(learning, "SECONDS", math.inf)
+    monkeypatch.setattr(learning, "MOMENTS", 5)
+    searches = [find(Request(at(workload), {}, trials=8)) for workload in (crowded(), altered_after(crowded(), NOW))]
+    first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
+    assert first == second
+    pytest.importorskip("causallearn")
+    in_force = dataclasses.asdict(Tiresias.Config())
+    one, other = (
+        learnt_from(Past(workload, CLUSTER, NOW), "tiresias", in_force, Options(), "jct").samples.target
+        for workload in (crowded(), altered_after(crowded(), NOW))
+    )
+    assert one.tolist() == other.tolist()
+
+
+def test_aggregated_trials_are_of_the_same_service_and_number() -> None:
+    burst = make_workload("burst", [0.0] * 2 + [100.0 + n for n in range(20)], [9000.0] * 2 + [600.0] * 20, [4, 4] + [1] * 20)
+    situation = at(burst, 200.0)
+    less = aggregated(situation)
+    assert less.jobs < situation.jobs and less.weight is not None and less.weight.sum() == situation.jobs
+    assert (less.left * less.view.jobs.gpus_min).sum() == pytest.approx((situation.left * situation.view.jobs.gpus_min).sum())
+    assert measure(less, registry.create("tiresias", {})).jct == pytest.approx(
+        measure(situation, registry.create("tiresias", {})).jct, rel=0.2
+    )
+
+
+def test_a_simulation_tunes_itself_and_a_run_with_the_configuration_in_force_is_unchanged() -> None:
+    workload = crowded(hours=4.0, jobs=80)
+    plain = simulate(workload, CLUSTER, registry.create("tiresias", {}), Options()).fates.ended
+    control = SimulatedTuning("tiresias", {}, Options(), trials=4)
+    tuned = simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=control).fates.ended
+    assert control.turns and np.isfinite(tuned).all()
+    still = SimulatedTuning("tiresias", {}, Options(), trials=1)
+    assert simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=still).fates.ended.tolist() == plain.tolist()
+
+
+def test_auto_is_a_word_and_no_key() -> None:
+    (choice,) = choose(["tiresias,queues=2,auto=true"], [])
+    assert choice.auto and choice.config["queues"] == 2 and "auto" not in choice.config
+    with pytest.raises(ValueError, match="auto: 'maybe' is not true or false"):
+        choose(["tiresias,auto=maybe"], [])
+
+
+class Hanging:
+    """Fifo-like; with ``speed`` above a half it never comes to an end of a plan."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        speed: float = tunable(0.1, "", low=0.0, high=1.0)
+
+    name: ClassVar[str] = "hanging"
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.inner = config, registry.create("fifo", {})
+
+    def plan(self, view: View) -> Plan:
+        while self.config.speed > 0.2:
+            time.sleep(0.01)
+        return self.inner.plan(view)
+
+
+def test_a_trial_that_hangs_is_cut_off_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 0.05)
+    situation = dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Hanging")
+    found = find(Request(situation, {}, trials=6)).found
+    why = {trial.why for trial in found.trials if trial.outcome == "failed"}
+    assert found.count("failed") >= 1 and all("cut off" in words for words in why)
+
+
+def test_a_search_in_its_own_process_answers_the_same() -> None:
+    request = Request(at(crowded(jobs=60)), {}, trials=4)
+    apart, here = find_apart(request).found, find(request).found
+    assert [trial.config for trial in apart.trials] == [trial.config for trial in here.trials] and apart.gain == here.gain
+
+
+def test_bad_input_is_one_line() -> None:
+    few = History(np.arange(10.0), np.ones(10, dtype=int), np.ones(10), np.arange(10.0), ["u"] * 10)
+    assert look_ahead(few, np.ones(10), 20.0)[1] == "no arrivals are expected: the history has 10 jobs, 30 are needed"
+    empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
+    with pytest.raises(SearchFailed, match="no job is there or expected"):
+        find(Request(empty, {}))
+    constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
+    assert find(Request(constant, {}, trials=5)).found.gain == 1.0
+
+
+def test_a_burst_is_beyond_three_sigmas() -> None:
+    """One a check for 20 checks, then 5: mean 1, 1 + 3 = 4. With 4 of them chance may do it, and 5 are needed."""
+    steady = [300.0 * n + 10 for n in range(20)]
+
+    def history(count: int) -> History:
+        moments = np.array([*steady, *(6000.0 + 10 + n for n in range(count))])
+        return History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
+
+    assert is_burst(history(5), 6300.0, 300.0) and not is_burst(history(4), 6300.0, 300.0)
+
+
+def test_what_was_measured_by_hand() -> None:
+    """Jobs were to take 100 s of the period and took 125: gain 0.8, which harms; none at hand: nothing is known."""
+    gain = measured_gain(100.0, 125.0)
+    assert gain == 0.8 and has_harmed(gain) and not has_harmed(0.95)
+    assert measured_gain(100.0, None) is None

@@ -1,0 +1,227 @@
+"""Jobs that start by a fork: the same results as in fresh processes, and nothing lost, doubled or left, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stoker.engine import identity
+from stoker.engine.home import Home
+from stoker.engine.identity import Process
+from stoker.engine.protocol import Assignment
+from stoker.runners.host import processes
+from stoker.runners.host.launch import prepare
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.host.warm_starts import Server, WarmStarts
+from stoker.runners.worker import fork_server
+from test_agent import Host, until
+
+SERVER = b"stoker.runners.worker.fork_server"
+USER = """
+import torch
+from stoker.runners.training import Task
+
+left_open = open("left.txt", "a")
+
+def task():
+    left_open.write("x")
+    data = [(torch.rand(4), torch.rand(1)) for _ in range(32)]
+    loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    return Task(model=torch.nn.Linear(4, 1), train=data, loss=loss, batch_size=8)
+"""
+
+
+def job(lease: int, **spec: Any) -> Assignment:
+    what = {} if "entrypoint" in spec or "command" in spec else {"recipe": "toy"}
+    content = {"name": f"job-{lease}", "stop": {"iterations": 3}, **what, **spec}
+    return Assignment(lease=lease, job=lease, attempt=1, spec=content, gpus=["n1/cpu0"], world_size=1)
+
+
+class Warm(Host):
+    """A host whose agent starts jobs by fork where it can."""
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        return super().start("--warm", "auto", *options)
+
+    def servers(self) -> list[Process]:
+        """Fork servers of the newest agent, not what they have forked."""
+        found = []
+        for pid, known in processes.table().items():
+            if known.parent == self.agents[-1].pid and not known.dead:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found += [known.process] if SERVER in command else []
+        return found
+
+    def train(self, lease: int, **spec: Any) -> list[dict[str, Any]]:
+        """Run a job to its end; what it has reported, without times."""
+        self.daemon.want(job(lease, **spec))
+        update = self.daemon.update(lease)
+        assert update.outcome == "completed", (update, self.run(lease).log.read_text()[-2000:])
+        records = [json.loads(line) for line in self.run(lease).reports(0).read_text().splitlines()]
+        return [{name: value for name, value in record.items() if name not in ("ts", "seq", "speed")} for record in records]
+
+    def warmed(self, lease: int, **spec: Any) -> list[dict[str, Any]]:
+        """Run a first job, and wait until a server has loaded what its next one needs; its reports."""
+        reports = self.train(lease, **spec)
+        self.daemon.want()
+        until(lambda: any(processes.command(server.pid) == fork_server.READY for server in self.servers()))
+        return reports
+
+    def is_warm(self, lease: int) -> bool:
+        supervisor = self.supervisor(lease)
+        return SERVER in Path(f"/proc/{supervisor.pid}/cmdline").read_bytes()
+
+    def runs_warm(self, lease: int, **spec: Any) -> Process:
+        """Start a job that lasts, by a fork; its supervisor."""
+        self.daemon.want(job(lease, stop={"iterations": 100_000}, params={"step_ms": 20.0, "checkpoint_every": 1}, **spec))
+        self.daemon.update(lease, "running")
+        assert self.is_warm(lease)
+        until(lambda: self.run(lease).reports(0).exists())
+        return self.supervisor(lease)
+
+
+@pytest.fixture
+def host(home: Home) -> Iterator[Warm]:
+    host = Warm(home.path)
+    host.daemon.open()
+    host.start()
+    yield host
+    host.close()
+
+
+BY_NIGHT = {
+    "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
+    "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
+    "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
+}
+BY_DAY = {"digits-cnn": {"recipe": "digits-cnn"}, "entrypoint": {"entrypoint": "mine:task"}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [*(pytest.param(spec, id=name) for name, spec in BY_DAY.items()),
+     *(pytest.param(spec, id=name, marks=pytest.mark.nightly) for name, spec in BY_NIGHT.items())],
+)  # fmt: skip
+def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, spec: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(USER)
+    cold = host.warmed(1, workdir=str(tmp_path), **spec)
+    assert any("loss" in record.get("values", {}) for record in cold)
+    assert host.train(2, workdir=str(tmp_path), **spec) == cold
+    assert host.train(3, workdir=str(tmp_path), **spec) == cold
+    assert said(host).count("starts warm") == 2
+    if "entrypoint" in spec:
+        assert (tmp_path / "left.txt").read_text() == "xxx"  # what a Python file still held is written too
+
+
+def said(host: Warm) -> str:
+    """Let the agent leave; what it has logged."""
+    agent = host.agents[-1]
+    agent.send_signal(signal.SIGTERM)
+    return agent.communicate(timeout=60)[1]
+
+
+def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
+    host.warmed(1)
+    (server,) = host.servers()
+
+    supervisor = host.runs_warm(2)
+    both = processes.tagged(host.run(2).tag)  # though neither was started by an exec
+    assert {processes.command(found.pid) for found in both} == {"stoker-lease", "job:job-2"}
+    processes.send(supervisor, signal.SIGKILL)
+    assert host.daemon.update(2).outcome == "lost"
+    assert processes.tagged(host.run(2).tag) == []
+
+    supervisor = host.runs_warm(3)
+    (worker,) = processes.descendants(supervisor.pid, processes.table())
+    processes.send(worker.process, signal.SIGKILL)
+    assert host.daemon.update(3).outcome == "failed"
+
+    supervisor = host.runs_warm(4)
+    processes.send(server, signal.SIGKILL)
+    until(lambda: not identity.alive(server))
+    host.daemon.want(job(4, stop={"iterations": 100_000}), job(5, stop={"iterations": 2}))
+    assert host.daemon.update(5).outcome == "completed"
+    assert identity.alive(supervisor)  # what a server has forked goes on without it
+    until(lambda: host.servers() and host.servers() != [server])  # another is loaded
+
+    host.agents[-1].kill()
+    until(lambda: not host.servers())  # a server leaves with its agent
+    host.start()
+    stopped = job(4, stop={"iterations": 100_000})
+    host.daemon.want(Assignment(**{**{name: getattr(stopped, name) for name in stopped.__struct_fields__}, "stop": "preempted"}))
+    assert host.daemon.update(4).outcome == "stopped"
+    assert (host.run(4).path / "stop-seen").exists()
+    assert not identity.alive(supervisor)
+
+
+def test_a_server_that_hangs_costs_two_seconds_and_no_job(host: Warm) -> None:
+    host.warmed(1)
+    (server,) = host.servers()
+    processes.send(server, signal.SIGSTOP)
+    began = time.monotonic()
+    host.train(2)
+    assert not identity.alive(server)
+    assert "its fork server did not start it" in said(host)
+    assert time.monotonic() - began > 1.9
+
+
+def launched(home: Path, lease: int, assignment: Assignment) -> tuple[RunDir, Any]:
+    run = RunDir(home, lease, lease)
+    run.path.mkdir(parents=True)
+    run.checkpoints.mkdir()
+    return run, prepare(run, assignment, [])
+
+
+def test_why_a_job_starts_cold(tmp_path: Path) -> None:
+    def why(number: int, given: Assignment, enabled: bool = True) -> str | None:
+        return WarmStarts(enabled).why_cold(given, launched(tmp_path, number, given)[1])
+
+    first = "it is the first; a server is loaded when it has ended"
+    assert why(1, job(1)) == first
+    assert why(2, job(2), enabled=False) == "warm starts are off on this runner"
+    assert why(3, job(3, command=["true"])) == "a command is a program of its own"
+    for number, name in enumerate(("OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED"), 4):
+        assert why(number, job(number, env={name: "2"})) == f"its environment differs in {name}, which is read at import"
+    assert why(9, job(9, env={"MY_OWN": "1"})) == first
+
+
+def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
+    code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "1 threads were started at import, which a fork would lose"
+
+
+def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
+    server = Server(None, {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE})
+    try:
+        until(lambda: server.ready or server.gone)
+        assert server.ready, server.why
+        descriptors = Path(f"/proc/{server.process.pid}/fd")
+        before, seen = len(list(descriptors.iterdir())), set()
+        for lease in range(1, 101):  # none gets far: the server has no part in what follows a fork
+            run, launch = launched(tmp_path, lease, job(lease, entrypoint="none:here"))
+            forked = server.ask(run, launch)
+            assert forked is not None
+            assert until(forked.poll) == 1
+            seen.add(run.read("supervisor.json")["pid"])
+            assert run.read("exit.json")["exit_code"] == 2
+            if lease == 10:
+                settled = identity.stat(server.process.pid).memory
+        assert len(seen) == 100
+        assert len(list(descriptors.iterdir())) == before
+        assert identity.stat(server.process.pid).memory < settled + (1 << 20)
+        assert processes.descendants(server.process.pid, processes.table()) == []
+    finally:
+        server.end()
