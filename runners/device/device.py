@@ -1,0 +1,85 @@
+"""A device as swapping sees it: memory that is counted and capped, copies in and out on streams of their own, and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+import torch
+
+from ...engine.errors import StokerError
+
+T = TypeVar("T")
+
+Pair = tuple[torch.Tensor, torch.Tensor]  #: source and target of a copy
+
+
+class CapExceeded(StokerError):
+    """More device memory was wanted than the cap allows."""
+
+
+class Event(Protocol):
+    """A point in a stream: what was given to the stream before it is done when it is reached."""
+
+
+class Device(Protocol):
+    """One device with three streams: it computes, loads, and carries out (004 ch. 3.4 has two: there a swap-out delays computing)."""
+
+    name: str
+    emulated: bool  #: its times are of a model of a link, not of hardware
+    cap: int  #: bytes
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a small host tensor on the device, for the computing stream; waits for it."""
+        ...
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory for a tensor, in the order of the computing stream. Raises CapExceeded."""
+        ...
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """Its content is not needed any more; the memory is free once nothing refers to it."""
+        ...
+
+    def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
+        """Copy from the host, after all that computes by now and the events."""
+        ...
+
+    def copy_out(self, pairs: Sequence[Pair]) -> Event:
+        """Copy to the host, after all that computes by now."""
+        ...
+
+    def launch(self, work: Callable[[], T]) -> T:
+        """Compute: give operations to the computing stream."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """What computes from here on waits for the event."""
+        ...
+
+    def finish(self, event: Event) -> None:
+        """The host waits for the event."""
+        ...
+
+    def on_host(self, work: Callable[[], T]) -> tuple[T, Event]:
+        """Work of the host, timed beside the streams; the event is its end."""
+        ...
+
+    def step(self) -> AbstractContextManager[Times]:
+        """One step of a training: its times are there when it has ended."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes in use now, and at most since the last `reset_peak`."""
+        ...
+
+    def reset_peak(self) -> None: ...
+
+
+class Times:
+    """Seconds of one step: in all, computing, waiting for copies (exposed), and bytes that were moved."""
+
+    def __init__(self) -> None:
+        self.seconds = self.computing = self.stalled = 0.0
+        self.bytes_in = self.bytes_out = 0

@@ -1,0 +1,48 @@
+"""Counts the memory of tensors by their storages: every storage that an operation makes, until nothing refers to it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that were made while it was on, views counted once; a cap on them.
+
+    It sees intermediate results and what autograd keeps, which a ledger of our own allocations would not.
+    """
+
+    def __init__(self, over: Any = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._over = over  #: called with the bytes in use when they have grown
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        known = {tensor.untyped_storage()._cdata for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, torch.Tensor):
+                self.count(tensor, known)
+        return result
+
+    def count(self, tensor: torch.Tensor, known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """Its storage is on the device, unless it was before (``known``: storages that an operation was given)."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes or key in known:
+            return
+        self._sizes[key] = size = storage.nbytes()
+        weakref.finalize(storage, self._gone, key).atexit = False
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        if self._over is not None:
+            self._over(self.now)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)

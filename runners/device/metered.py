@@ -1,0 +1,164 @@
+"""A device that is emulated on the CPU: it computes for real, under a cap, and its copies cost what a link would take.
+
+Streams are in-order queues on a virtual clock: a copy takes a latency for each tensor and its bytes over the bandwidth (004 fig. 3-8:
+loading time is linear in size). A copy is carried out as late as its events allow, so that whoever does not wait for it computes with
+NaN: a race shows in every run, not in some. Every figure of it is *emulated*.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from .device import CapExceeded, Event, Pair, Times
+from .memory_ledger import MemoryLedger
+
+T = TypeVar("T")
+
+BANDWIDTH = 12e9  #: bytes a second: PCIe 3.0 x16, as the thesis's hosts (004 ch. 3.5.1), in practice
+LATENCY = 20e-6  #: seconds for each tensor
+
+
+@dataclass(slots=True)
+class _Queue:
+    """An in-order stream: when it is free, and copies that were not carried out yet."""
+
+    free: float = 0.0
+    pending: deque[tuple[int, Sequence[Pair]]] = field(default_factory=deque)
+    given: int = 0
+
+    def drain(self, number: int) -> None:
+        while self.pending and self.pending[0][0] <= number:
+            for source, target in self.pending.popleft()[1]:
+                target.copy_(source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    at: float
+    queue: _Queue | None = None
+    number: int = 0
+
+
+class MeteredDevice:
+    """See above; ``clock``: what the seconds of computing are read from."""
+
+    name = "metered"
+    emulated = True
+
+    def __init__(
+        self, cap: int, *, bandwidth: float = BANDWIDTH, latency: float = LATENCY, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.cap, self.bandwidth, self.latency, self.clock = cap, bandwidth, latency, clock
+        self.ledger = MemoryLedger(self._check)
+        self._times = Times()
+        self._now = 0.0  #: of the computing stream
+        self._host = 0.0
+        self._load, self._out = _Queue(), _Queue()
+
+    def seconds(self, tensors: int, size: int) -> float:
+        """What a copy of so many tensors and bytes takes."""
+        return self.latency * tensors + size / self.bandwidth
+
+    # ---- memory ----
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.ledger, torch.no_grad():
+            return tensor.clone()
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.ledger:
+            made = torch.empty_like(tensor, requires_grad=False)
+        _poison(made)
+        return made
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        _poison(tensor)
+
+    def memory(self) -> tuple[int, int]:
+        return self.ledger.now, self.ledger.peak
+
+    def reset_peak(self) -> None:
+        self.ledger.peak = self.ledger.now
+
+    def _check(self, size: int) -> None:
+        if size > self.cap:
+            raise CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}")
+
+    # ---- copies ----
+
+    def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
+        event = self._enqueue(self._load, pairs, after)
+        self._times.bytes_in += _bytes(pairs)
+        return event
+
+    def copy_out(self, pairs: Sequence[Pair]) -> Event:
+        event = self._enqueue(self._out, pairs, ())
+        self._times.bytes_out += _bytes(pairs)
+        return event
+
+    def _enqueue(self, queue: _Queue, pairs: Sequence[Pair], after: Sequence[Event]) -> _Event:
+        begin = max([queue.free, self._now, *(event.at for event in after if isinstance(event, _Event))])
+        queue.free = begin + self.seconds(len(pairs), _bytes(pairs))
+        queue.given += 1
+        queue.pending.append((queue.given, list(pairs)))
+        return _Event(queue.free, queue, queue.given)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, _Event)
+        self._times.stalled += max(0.0, event.at - self._now)
+        self._now = max(self._now, event.at)
+        self._done(event)
+
+    def finish(self, event: Event) -> None:
+        assert isinstance(event, _Event)
+        self._host = max(self._host, event.at)
+        self._done(event)
+
+    @torch.no_grad()
+    def _done(self, event: _Event) -> None:
+        if event.queue is not None:
+            event.queue.drain(event.number)
+
+    # ---- work ----
+
+    def launch(self, work: Callable[[], T]) -> T:
+        begun = self.clock()
+        with self.ledger:
+            done = work()
+        took = self.clock() - begun
+        self._now += took
+        self._times.computing += took
+        return done
+
+    def on_host(self, work: Callable[[], T]) -> tuple[T, Event]:
+        begun = self.clock()
+        done = work()
+        self._host += self.clock() - begun
+        return done, _Event(self._host)
+
+    @contextmanager
+    def step(self) -> Iterator[Times]:
+        self._times = times = Times()
+        begun = self._host = self._now
+        yield times
+        # What is on its way is part of the step: the next one begins with the newest weights.
+        self._now = max(self._now, self._host, self._out.free)
+        times.seconds = self._now - begun
+
+
+def _bytes(pairs: Sequence[Pair]) -> int:
+    return sum(source.numel() * source.element_size() for source, _ in pairs)
+
+
+@torch.no_grad()
+def _poison(tensor: torch.Tensor) -> None:
+    """What was evicted, or has not come, is NaN where it can be: who uses it is seen."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))

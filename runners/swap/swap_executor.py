@@ -1,0 +1,307 @@
+"""Executes a chain layer-major (004 ch. 3.3.3, fig. 3-12): a part is loaded once and computes C micro-batches.
+
+Forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between and computes
+forward and backward in one. Gradients leave on a stream of their own; not before the memory of the last ones is free again do the next
+ones come (back-pressure). On the host each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to
+the bit; a weight that stands under several names (tied) has one such sum for each name, added from the last name to the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...engine.errors import StokerError, UsageError
+from ..device.device import Device, Event
+from ..train import rng
+from .chain import Chain, Values, tensors
+
+_IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
+
+Tail = Callable[[int, Any], torch.Tensor]  #: from a micro-batch and the model's answer to the loss, scaled
+
+
+class StaleWeights(StokerError):
+    """A part was to compute with weights of before the last step."""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A part on the device."""
+
+    event: Event
+    version: int
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """What is kept of one micro-batch between parts: values that are still wanted, and the generators before each part."""
+
+    values: Values
+    generators: dict[str, Any]
+    before: dict[int, tuple[dict[str, Any], dict[str, torch.Tensor]]] = field(default_factory=dict)
+    gradients: Values = field(default_factory=dict)
+
+
+class SwapExecutor:
+    """Steps of a chain that is cut before the nodes ``cuts``, on a device."""
+
+    def __init__(self, chain: Chain, cuts: Sequence[int], device: Device) -> None:
+        self.chain, self.device = chain, device
+        bounds = [0, *cuts, len(chain)]
+        self.parts = list(itertools.pairwise(bounds))
+        self.names = [chain.names(*part) for part in self.parts]
+        self.wanted = [chain.wanted(*part) for part in self.parts]
+        self.made = [chain.made(*part) for part in self.parts]
+        self._check_apart()
+        self.version = 0  #: of the weights on the host: steps of the optimizer
+        self.mutated = self._mutable_buffers()
+        trained = [k for k, names in enumerate(self.names) if any(self._trains(name) for name in names)]
+        if not trained:
+            raise UsageError("memory: nothing of the model is trained")
+        self.bottom = trained[0]  #: the first part that is gone through backward
+        self._loaded: dict[int, Loaded] = {}
+        self._leaving: list[tuple[int, Event, list[torch.Tensor]]] = []
+        self._host_gradients: dict[str, torch.Tensor] = {}
+        self._seen: set[int] = set()
+
+    def _check_apart(self) -> None:
+        seen: dict[str, int] = {}
+        for k, names in enumerate(self.names):
+            for name in names:
+                if seen.setdefault(name, k) != k and self._trains(name):
+                    raise UsageError(f"memory: {name} is used in two parts under one name, so its gradients cannot be kept apart")
+
+    def _trains(self, name: str) -> bool:
+        return name in self.chain.parameters and self.chain.parameters[name].requires_grad
+
+    def _mutable_buffers(self) -> set[str]:
+        """Buffers that a forward may change: those of modules that say so by keeping statistics."""
+        kept = ("running_mean", "running_var", "num_batches_tracked")
+        return {name for name in self.chain.buffers if name.rpartition(".")[2] in kept}
+
+    # ---- one step ----
+
+    def run(self, micro: list[MicroBatch], tail: Tail, arrived: Callable[[int], None] = lambda part: None) -> list[torch.Tensor]:
+        """Losses of the micro-batches; the gradients are in ``.grad`` of the host's parameters. ``arrived(k)``: those of part k are."""
+        last = len(self.parts) - 1
+        self._seen.clear()
+        self._load(0)
+        for k in range(last):
+            self._load(k + 1)
+            self._enter(k)
+            for batch in micro:
+                self._forward(k, batch)
+            self._leave(k)
+        losses = []
+        for k in range(last, self.bottom - 1, -1):
+            self._enter(k)
+            self._make_room(arrived)
+            if k > self.bottom:
+                self._load(k - 1)
+            for c, batch in enumerate(micro):
+                loss = self._backward(k, c, batch, tail if k == last else None)
+                if loss is not None:
+                    losses.append(loss)
+            self._leaving.append(self._send(k))
+        self._make_room(arrived)
+        return losses
+
+    def _make_room(self, arrived: Callable[[int], None]) -> None:
+        """Back-pressure: the gradients of the part before are gone before the next ones come."""
+        while self._leaving:
+            k, event, sources = self._leaving.pop(0)
+            self.device.wait(event)
+            self._arrive(k, event, sources, arrived)
+
+    def stepped(self) -> None:
+        """The optimizer has moved the host's weights."""
+        self.version += 1
+
+    # ---- weights ----
+
+    def _master(self, name: str) -> torch.Tensor:
+        return self.chain.parameters[name] if name in self.chain.parameters else self.chain.buffers[name]
+
+    def _load(self, k: int) -> None:
+        copies: dict[int, torch.Tensor] = {}  #: one of each weight, under however many names it stands in the part
+        made: dict[str, torch.Tensor] = {}
+        pairs = []
+        for name in self.names[k]:
+            master = self._master(name).detach()
+            if id(self._master(name)) not in copies:
+                copies[id(self._master(name))] = self.device.empty_like(master)
+                pairs.append((master, copies[id(self._master(name))]))
+            made[name] = copies[id(self._master(name))]
+        self._loaded[k] = Loaded(self.device.copy_in(pairs), self.version, made)
+
+    def _enter(self, k: int) -> None:
+        """The part's modules compute with what was loaded."""
+        loaded = self._loaded[k]
+        if loaded.version != self.version:
+            raise StaleWeights(
+                f"part {k} was loaded before step {self.version} of the optimizer, with the weights of step {loaded.version}"
+            )
+        self.device.wait(loaded.event)
+        for name, tensor in loaded.tensors.items():
+            if name in self.chain.parameters:
+                self._set(name, nn.Parameter(tensor, requires_grad=self.chain.parameters[name].requires_grad))
+            else:
+                self._set(name, tensor)
+
+    def _set(self, name: str, tensor: torch.Tensor) -> None:
+        path, _, last = name.rpartition(".")
+        module = self.chain.module(path)
+        (module._parameters if name in self.chain.parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
+
+    def _leave(self, k: int) -> None:
+        """The host's weights are the model's again, and the part's memory is free; what a forward has changed of it goes back."""
+        changed = [(self.chain.attribute(name), self.chain.buffers[name]) for name in self.names[k] if name in self.mutated]
+        if changed:
+            self.device.finish(self.device.copy_out(changed))
+        loaded = self._loaded.pop(k)
+        for name, tensor in loaded.tensors.items():
+            self._set(name, self._master(name))
+            self.device.drop(tensor)
+
+    # ---- computing ----
+
+    def _forward(self, k: int, batch: MicroBatch) -> None:
+        def work() -> None:
+            rng.set_state(batch.generators)
+            if k >= self.bottom:
+                batch.before[k] = batch.generators, self._statistics(k)
+            values = {node: _kept(batch.values[node]) for node in self.wanted[k]}
+            versions = {node: _versions(batch.values[node]) for node in self.wanted[k]}
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _nothing):  # the same kernels as on the way back; nothing is kept
+                self._compute(k, values)
+            for node, before in versions.items():
+                if _versions(batch.values[node]) != before:
+                    raise UsageError(f"memory: {_IN_PLACE}: {node.name!r}")
+            for node in self.made[k]:
+                batch.values[node] = _kept(values[node])
+            for node in self.wanted[k]:
+                if k < self.bottom and self.chain.last_use[node] < self.parts[k][1]:
+                    del batch.values[node]
+            batch.generators = rng.get_state()
+
+        self.device.launch(work)
+
+    def _compute(self, k: int, values: Values) -> None:
+        start, stop = self.parts[k]
+        keep = {node: values[node] for node in self.wanted[k]}
+        try:
+            self.chain.compute(values, start, stop)
+        except RuntimeError as error:
+            if "in-place operation" not in str(error):
+                raise
+            raise UsageError(f"memory: {_IN_PLACE}: nodes {start} to {stop} of the model ({error})") from None
+        for node, value in keep.items():
+            values.setdefault(node, value)
+
+    def _statistics(self, k: int) -> dict[str, torch.Tensor]:
+        return {name: self.chain.attribute(name).clone() for name in self.names[k] if name in self.mutated}
+
+    def _backward(self, k: int, c: int, batch: MicroBatch, tail: Tail | None) -> torch.Tensor | None:
+        def work() -> torch.Tensor | None:
+            if tail is None:  # computed again: with the draws and statistics of the first time, which then are as they were
+                generators, statistics = batch.before.pop(k)
+                after = self._statistics(k)
+                self._restore(statistics)
+                rng.set_state(generators)
+            else:
+                rng.set_state(batch.generators)
+            leaves = {node: _kept(batch.values[node]) for node in self.wanted[k]}
+            values = {node: _view(leaf) for node, leaf in leaves.items()}
+            entered = dict(values)
+            self._compute(k, values)
+            roots: list[torch.Tensor] = []
+            gradients: list[torch.Tensor | None] = []
+            loss = None
+            if tail is not None:
+                loss = tail(c, self.chain.answer(values))
+                roots, gradients = [loss], [None]
+            else:
+                self._restore(after)
+                # A value that goes on to later parts brings their gradient first, in the order in which one backward would add them.
+                for node in (*self.made[k], *entered):
+                    gradient = batch.gradients.pop(node, None)
+                    value = entered.get(node, values.get(node))
+                    if gradient is not None and isinstance(value, torch.Tensor) and value.requires_grad:
+                        roots.append(value)
+                        gradients.append(gradient)
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            for node, leaf in leaves.items():
+                if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+                    batch.gradients[node] = leaf.grad
+                if self.chain.place[node] >= (self.parts[k - 1][0] if k else 0) or k == 0 or not self._wanted_before(node, k):
+                    batch.values.pop(node, None)
+            return None if loss is None else loss.detach()
+
+        return self.device.launch(work)
+
+    def _wanted_before(self, node: Any, k: int) -> bool:
+        return any(node in self.wanted[earlier] for earlier in range(k))
+
+    def _restore(self, statistics: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in statistics.items():
+                self.chain.attribute(name).copy_(value)
+
+    # ---- gradients ----
+
+    def _send(self, k: int) -> tuple[int, Event, list[torch.Tensor]]:
+        pairs, sources = [], []
+        for name in self.names[k]:
+            if self._trains(name) and (gradient := self.chain.attribute(name).grad) is not None:
+                if name not in self._host_gradients:
+                    self._host_gradients[name] = torch.empty_like(self.chain.parameters[name], requires_grad=False)
+                pairs.append((gradient, self._host_gradients[name]))
+                sources.append(gradient)
+        event = self.device.copy_out(pairs)
+        self._leave(k)
+        return k, event, sources
+
+    def _arrive(self, k: int, event: Event, sources: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
+        self.device.finish(event)
+        for gradient in sources:
+            self.device.drop(gradient)
+        sources.clear()
+        for name in reversed(self.names[k]):
+            if not self._trains(name) or name not in self._host_gradients:
+                continue
+            master = self.chain.parameters[name]
+            if id(master) in self._seen and master.grad is not None:
+                master.grad.add_(self._host_gradients[name])
+            else:
+                self._seen.add(id(master))
+                master.grad = self._host_gradients[name]
+        arrived(k)
+
+
+def _nothing(_: None) -> torch.Tensor:
+    raise RuntimeError("a part that was to go forward only was gone through backward")
+
+
+def _kept(value: Any) -> Any:
+    """The value without what led to it; whether it wants a gradient stays known."""
+    if not isinstance(value, torch.Tensor):
+        if any(True for _ in tensors(value)):
+            raise UsageError("memory: a value of several tensors would cross a cut")
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _view(leaf: Any) -> Any:
+    return leaf.view_as(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+
+
+def _versions(value: Any) -> list[int]:
+    return [tensor._version for tensor in tensors(value)]

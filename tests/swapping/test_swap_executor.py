@@ -1,0 +1,201 @@
+"""The layer-major executor: gradients of the plain loop to the bit, under a cap, and faults that are seen."""
+
+import pytest
+import torch
+from stoker.engine.errors import UsageError
+from stoker.runners.device.device import CapExceeded
+from stoker.runners.device.metered import MeteredDevice
+from stoker.runners.swap.chain import Chain, trace
+from stoker.runners.swap.swap_executor import MicroBatch, StaleWeights, SwapExecutor
+from stoker.runners.train import rng
+from torch import nn
+
+WIDTH, VOCABULARY = 24, 40
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.outer(torch.nn.functional.gelu(self.inner(self.norm(x)))))
+
+
+class Model(nn.Module):
+    """Embedding, blocks with skip connections and dropout, statistics, and a head that is tied to the embedding."""
+
+    def __init__(self, tied=True):
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(16, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.statistics = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        first = x
+        for block in self.blocks:
+            x = block(x)
+        x = self.statistics((x + first).transpose(1, 2)).transpose(1, 2)
+        return self.head(x)
+
+
+def loss_of(answer, tokens):
+    return nn.functional.cross_entropy(answer.flatten(0, 1), tokens.flatten())
+
+
+def seeded(step, c):
+    rng.seed_all(rng.mixed(step, c))
+
+
+def plain(model, batches, step):
+    """The reference: micro-batches one after the other, a sum for each name of a tied weight, added from the last name to the first."""
+    tied = model.head.weight is model.words.weight
+    if tied and len(batches) > 1:
+        model.head.weight = nn.Parameter(model.words.weight.data)
+    for c, tokens in enumerate(batches):
+        seeded(step, c)
+        (loss_of(model(tokens), tokens) / len(batches)).backward()
+    if tied and len(batches) > 1:
+        model.words.weight.grad = model.head.weight.grad + model.words.weight.grad
+        model.head.weight = model.words.weight
+
+
+def swapped(executor, batches, step):
+    micro = []
+    for c, tokens in enumerate(batches):
+        seeded(step, c)
+        micro.append(MicroBatch(executor.chain.bind((executor.device.put(tokens),), {}), rng.get_state()))
+    return executor.run(micro, lambda c, answer: loss_of(answer, batches[c]) / len(batches))
+
+
+def tokens_of(step, count):
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randint(VOCABULARY, (2, 5), generator=generator) for _ in range(count)]
+
+
+def pair(tied=True):
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(Model(tied))
+    return models
+
+
+def executor_of(model, parts, cap=1 << 30):
+    chain = Chain(model, trace(model))
+    fit = [cut for cut in range(1, len(chain)) if cut not in chain.bound_cuts(set(chain.parameters))]
+    fit = [cut for cut in fit if all(not n.name.startswith(("getattr", "getitem")) for n in chain.crossing(cut))]
+    cuts = [fit[(i + 1) * len(fit) // parts - 1] for i in range(parts - 1)]
+    return SwapExecutor(chain, cuts, MeteredDevice(cap))
+
+
+def train(model, step_of, count, steps=3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen = []
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        step_of(step, tokens_of(step, count))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        seen += [parameter.grad.clone() for parameter in model.parameters()]
+        optimizer.step()
+    return seen + [value.clone() for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("parts", [1, 4, 9])
+def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count):
+    one, other = pair()
+    expected = train(one, lambda step, batches: plain(one, batches, step), count)
+    executor = executor_of(other, parts)
+
+    def step_of(step, batches):
+        swapped(executor, batches, step)
+
+    found = []
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        step_of(step, tokens_of(step, count))
+        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        found += [parameter.grad.clone() for parameter in other.parameters()]
+        optimizer.step()
+        executor.stepped()
+    found += [value.clone() for value in other.state_dict().values()]
+    assert [torch.equal(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
+
+
+def test_all_memory_of_the_device_is_given_back_and_a_cap_holds():
+    executor = executor_of(pair()[1], 9)
+    swapped(executor, tokens_of(0, 2), 0)
+    now, peak = executor.device.memory()
+    assert now == 0 and peak > 0
+    small = executor_of(pair()[1], 9, cap=peak)
+    swapped(small, tokens_of(0, 2), 0)
+    assert small.device.memory()[1] <= peak
+    with pytest.raises(CapExceeded, match="emulated"):
+        swapped(executor_of(pair()[1], 9, cap=peak - 1), tokens_of(0, 2), 0)
+
+
+def test_bytes_moved_do_not_grow_with_the_micro_batches():
+    moved = set()
+    for count in (1, 4):
+        executor = executor_of(pair()[1], 5)
+        with executor.device.step() as times:
+            swapped(executor, tokens_of(0, count), 0)
+        moved.add((times.bytes_in, times.bytes_out))
+    assert len(moved) == 1
+
+
+def test_weights_of_before_the_optimizer_are_seen(monkeypatch):
+    executor = executor_of(pair()[1], 5)
+    load = executor._load
+    monkeypatch.setattr(executor, "_load", lambda k: (load(k), executor.stepped()) if k == 1 else load(k))
+    with pytest.raises(StaleWeights):
+        swapped(executor, tokens_of(0, 1), 0)
+
+
+def test_computing_before_its_load_is_seen(monkeypatch):
+    executor = executor_of(pair()[1], 5)
+    monkeypatch.setattr(executor.device, "wait", lambda event: None)
+    losses = swapped(executor, tokens_of(0, 1), 0)
+    assert any(loss.isnan() for loss in losses)
+
+
+def test_gradients_that_leave_without_back_pressure_break_the_cap(monkeypatch):
+    executor = executor_of(pair()[1], 9)
+    swapped(executor, tokens_of(0, 1), 0)
+    bounded = executor_of(pair()[1], 9, cap=executor.device.memory()[1])
+    monkeypatch.setattr(bounded, "_make_room", lambda arrived: None)
+    with pytest.raises(CapExceeded):
+        swapped(bounded, tokens_of(0, 1), 0)
+
+
+def test_generators_that_are_not_restored_are_seen(monkeypatch):
+    one, other = pair()
+    plain(one, tokens_of(0, 2), 0)
+    executor = executor_of(other, 5)
+    monkeypatch.setattr(rng, "set_state", lambda state: None)
+    swapped(executor, tokens_of(0, 2), 0)
+    assert not all(torch.equal(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_an_input_changed_in_place_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    executor = SwapExecutor(Chain(model, trace(model)), [1, 2], MeteredDevice(1 << 30))
+    micro = [MicroBatch(executor.chain.bind((torch.randn(2, 4),), {}), rng.get_state())]
+    with pytest.raises(UsageError, match="in place"):
+        executor.run(micro, lambda c, answer: answer.sum())
