@@ -57,18 +57,23 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of `make nightly` hypothesis has ten times the examples, others each time.
+    """Hypothesis takes half of the examples that a test names (all up to ten), by night ten times as many, others each time.
 
     Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are, but for those
     that watch the clock while they train: `clock`, one at a time, and mostly asleep.
     """
-    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
-        for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
-            if (steady := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
-                more = hypothesis.settings(steady, max_examples=10 * steady.max_examples, derandomize=False, print_blob=True)
-                test._hypothesis_internal_use_settings = more
+    for test in {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}:
+        if (named := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
+            test._hypothesis_internal_use_settings = _as_many(named)
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
+
+
+def _as_many(named: hypothesis.settings) -> hypothesis.settings:
+    count = named.max_examples
+    if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+        return hypothesis.settings(named, max_examples=10 * count, derandomize=False, print_blob=True)
+    return hypothesis.settings(named, max_examples=max(min(count, 10), count // 2))
 
 
 def _turn(item: pytest.Item) -> int:

@@ -73,7 +73,7 @@ def after(con: duckdb.DuckDBPyConnection, done: list[Change]) -> list[Any]:
     return [sorted(con.execute(f"FROM {table}").fetchall(), key=repr) for table in ("t", "u")]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(done=changes())
 def test_changes_that_were_merged_and_sent_do_the_same(done: list[Change]) -> None:
     with duckdb.connect() as con:

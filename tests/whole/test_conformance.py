@@ -460,8 +460,11 @@ def test_with_any_policy(name: str, template: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["backfill", "priority", "srtf"])
-@pytest.mark.parametrize(("limits", "costs"), [(NO_LIMITS, FREE), (NO_LIMITS, COSTS), (LIMITS, FREE)], ids=["neither", "costs", "limits"])
+@pytest.mark.parametrize(
+    ("name", "limits", "costs"),
+    [("backfill", NO_LIMITS, COSTS), ("priority", LIMITS, FREE), ("srtf", NO_LIMITS, FREE)],
+    ids=["backfill-costs", "priority-limits", "srtf-neither"],
+)
 def test_without_guards_or_costs(name: str, limits: Limits, costs: Costs, template: Path) -> None:
     check(name, limits, costs, template)
 
@@ -479,7 +482,7 @@ def histories(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # each example opens a store
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     histories(),
     st.sampled_from(sorted(POLICIES)),
