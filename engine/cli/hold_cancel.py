@@ -30,7 +30,7 @@ def _each(app: App, refs: tuple[str, ...], action: str, body: dict[str, Any]) ->
             changed += app.client.post(job_path(ref, action), body)["jobs"]
         except StokerError as error:
             errors.append(error)
-    return Answer(changed, lambda: print_table(changed, _COLUMNS, "no jobs"), errors)
+    return Answer(changed, lambda: print_table(changed, _COLUMNS, "no jobs"), errors, done=f"{action}: done")
 
 
 @click.command(cls=Command)

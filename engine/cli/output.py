@@ -152,6 +152,7 @@ class Answer:
     value: Any
     show: Callable[[], None]
     errors: Sequence[StokerError] = ()  #: of the parts that did not succeed; the last one ends the command
+    done: str = ""  #: what stands where it cannot be told: the command has succeeded all the same
 
 
 def json_option(command: Callable[..., Answer]) -> Callable[..., None]:
@@ -161,10 +162,17 @@ def json_option(command: Callable[..., Answer]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: Any, as_json: bool, **kwargs: Any) -> None:
         answer = command(*args, **kwargs)
-        if as_json:
-            write_json(answer.value)
-        elif answer.value or not answer.errors:
-            answer.show()
+        try:
+            if as_json:
+                write_json(answer.value)
+            elif answer.value or not answer.errors:
+                answer.show()
+            sys.stdout.flush()
+        except OSError as unwritten:
+            if not answer.done or not is_of_output(unwritten):
+                raise
+            silence_stdout()
+            note(f"{answer.done}; that could not be written to the output: {unwritten.strerror}")
         for error in answer.errors[:-1]:
             error_line(str(error))
         if answer.errors:

@@ -211,7 +211,7 @@ def set_(app: App, name: str, settings: tuple[str, ...], pool: str, interval: fl
         facts = [("pool", answer["pool"]), ("policy", answer["policy"]), ("every", every), ("config", _settings(answer))]
         print_facts([*facts, ("code", f"{_code(answer)}{_compared(answer)}" if answer["code"] else "")])
 
-    return Answer(answer, show)
+    return Answer(answer, show, done=f"policy {answer['policy']} is set")
 
 
 def _compared(answer: Row) -> str:

@@ -82,7 +82,7 @@ _NOW = click.option("--now", is_flag=True, help="Also stop its running jobs, eac
 
 def _act(app: App, node: str, action: str, said: str, **body: Any) -> Answer:
     app.client.post(f"/v1/runners/{quote(node, safe='')}/{action}", body)
-    return Answer({"runner": node, "action": action, **body}, lambda: write(f"{node} {said}\n"))
+    return Answer({"runner": node, "action": action, **body}, lambda: write(f"{node} {said}\n"), done=f"{node} {said}")
 
 
 @runner.command()

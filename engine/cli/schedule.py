@@ -44,4 +44,4 @@ def list_(app: App) -> Answer:
 def remove(app: App, id: int) -> Answer:
     """Submit a recurring job no more; jobs that it has submitted stay."""
     answer = app.client.post(f"/v1/schedules/{id}/remove", {})
-    return Answer(answer, lambda: write(f"schedule {id} is removed\n"))
+    return Answer(answer, lambda: write(f"schedule {id} is removed\n"), done=f"schedule {id} is removed")

@@ -102,7 +102,7 @@ def submit(
     if not (wait or following):
         if context.params.get("as_json"):
             _add_forecasts(app, answer, timed)
-        return Answer(answer, lambda: _show(app, answer, timed))
+        return Answer(answer, lambda: _show(app, answer, timed), done=_submitted(answer))
     ids = [row["id"] for row in answer["jobs"]]
     note("submitted " + _ids(ids))
     _tell(forecasts(app.client, timed), len(timed) > 1)
@@ -185,6 +185,11 @@ def _one_workdir(jobs: list[Any]) -> Path:
     if len(found) > 1:
         raise UsageError(f"--snapshot copies one directory, these jobs run in {len(found)}: {', '.join(found)}; submit them one by one")
     return Path(found[0])
+
+
+def _submitted(answer: dict[str, Any]) -> str:
+    told = [_ids([row["id"] for row in answer["jobs"]])] if answer["jobs"] else []
+    return f"submitted {', '.join(told + [f'schedule {schedule}' for schedule in answer['schedules']])}"
 
 
 def _ids(ids: list[int]) -> str:

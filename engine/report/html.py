@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..format import MISSING
+from ..format import MISSING, clean
 
 MANY = 8  #: columns; tables that have more are blocks on narrow screens
 
@@ -115,8 +115,8 @@ def _row(columns: Sequence[str], row: Sequence[Cell]) -> str:
 def _cell(column: str, cell: Cell) -> str:
     kinds = " ".join(filter(None, (cell.kind, "none" if cell.text == MISSING else "")))
     style = f' class="{kinds}"' if kinds else ""
-    return f'<td{style} data-name="{escape(column)}">{escape(cell.text)}'
+    return f'<td{style} data-name="{escape(column)}">{escape(clean(cell.text))}'
 
 
 def _note(columns: int, note: str) -> str:
-    return f"<tr class=note><td colspan={columns}>{escape(note)}\n" if note else ""
+    return f"<tr class=note><td colspan={columns}>{escape(clean(note))}\n" if note else ""

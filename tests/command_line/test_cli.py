@@ -395,3 +395,21 @@ def test_a_home_with_a_line_break_is_refused_at_once(stoker: Stoker) -> None:
         code, out, err = stoker("--home", "/tmp/a\nb", *command)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "a home cannot have a line break in its name" in err
+
+
+def test_what_was_acknowledged_is_done_though_it_cannot_be_told(home, start_daemon) -> None:
+    start_daemon()
+    stoker = f"{sys.executable} -m stoker --home {home.path}"
+    for line, rc, said in [
+        ("submit --name a --hold -- true >&-", 0, "stoker: submitted job 1; that could not be written to the output: Bad file descriptor"),
+        (
+            "submit --name b --hold --json -- true >/dev/full",
+            0,
+            "stoker: submitted job 2; that could not be written to the output: No space",
+        ),
+        ("cancel a >&-", 0, "stoker: cancel: done; that could not be written"),
+        ("cancel a nobody >&-", 3, "there is no job 'nobody'"),
+        ("ps >&-", 1, "stoker: error: cannot write the output: Bad file descriptor"),
+    ]:
+        done = subprocess.run(f"{stoker} {line}", shell=True, capture_output=True, text=True, check=False)
+        assert (done.returncode, said in done.stderr) == (rc, True), (line, done)

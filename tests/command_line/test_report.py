@@ -373,6 +373,16 @@ def test_one_job_with_hostile_texts_and_a_loss_that_is_never_a_number(tmp_path: 
     assert "jct.png" not in {file.name for file in tmp_path.iterdir()}
 
 
+def test_colour_codes_of_a_stored_reason_are_not_on_the_page(tmp_path: Path) -> None:
+    """Those that are stored today have none, but a database may have reasons of an earlier version."""
+    made = History()
+    reason = "\x1b[1;31mRuntimeError\x1b[0m: \x1b]0;title\x07no data\x07"
+    made.job(1, "a", 0, 0, state="failed", finished_at=5.0, outcome="failed", state_reason=reason)
+    page = write_report(read_report(Database(made), now=T0 + 9), tmp_path, title="Colours").read_text()
+    assert "<tr class=note><td colspan=14>RuntimeError: no data�\n" in page
+    assert "\x1b" not in page and "[1;31m" not in page
+
+
 def test_a_long_reason_has_a_row_of_its_own_and_only_numbers_are_not_broken(tmp_path: Path) -> None:
     made = History()
     reason = "exit code 3: " + "x" * 400
