@@ -23,7 +23,7 @@ import dataclasses
 import json
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def table(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return shown
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--trace", help="a trace file, such as Philly's; default: one that is made, of --windows x 2 days")
     parser.add_argument("--policy", default="tiresias")
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--results", type=Path)
-    asked = parser.parse_args()
+    asked = parser.parse_args(given)
     began = machine()
     whole = to_workload(read_file(Path(asked.trace)), ()) if asked.trace else made(asked.windows)
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []

@@ -20,8 +20,20 @@ from ...engine.errors import UsageError
 Values = dict[fx.Node, Any]  #: what nodes have computed
 
 
+class BufferChanged(UsageError):
+    """The forward changes a buffer that would not be carried back: the change would be lost in silence."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"memory: the model's forward changes its buffer {name!r}, and of buffers only running statistics (running_mean, running_var, "
+            "num_batches_tracked) are carried back from a part; write 'memory: {swap: off}'"
+        )
+
+
 class _Tracer(fx.Tracer):
     """Goes into all modules but torch's own, those that the task names as whole, and those that could not be traced."""
+
+    proxy_buffer_attributes = True  #: else what the forward does to a buffer is done once, while tracing, and is not in the graph
 
     def __init__(self, whole: set[str]) -> None:
         super().__init__(autowrap_modules=(math,))
@@ -46,6 +58,7 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
         raise UsageError(f"memory: the task's whole modules: the model has no module {sorted(unknown)[0]!r}")
     while True:
         tracer = _Tracer(leaves)
+        buffers = [(module, dict(module._buffers)) for module in model.modules()]
         try:
             graph = tracer.trace(model)
         except Exception as error:
@@ -56,8 +69,14 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
                     "in Task.whole, or write 'memory: {swap: off}'"
                 ) from None
             leaves.add(tracer.inside[-1])
-            continue
-        return graph
+        else:
+            for name, value in model.named_modules():
+                if replaced := [key for key, now in value._buffers.items() if isinstance(now, fx.Proxy)]:
+                    raise BufferChanged(f"{name}.{replaced[0]}".lstrip("."))
+            return graph
+        finally:
+            for module, held in buffers:
+                module._buffers.update(held)
 
 
 class Chain:

@@ -19,7 +19,7 @@ from torch import nn
 from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
-from .chain import Chain, Values, tensors
+from .chain import BufferChanged, Chain, Values, tensors
 
 _IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
 
@@ -37,6 +37,7 @@ class Loaded:
     event: Event
     version: int
     tensors: dict[str, torch.Tensor]
+    constant: dict[str, int] = field(default_factory=dict)  #: buffers that a forward must not change, with torch's count of their changes
 
 
 @dataclass(slots=True)
@@ -154,6 +155,8 @@ class SwapExecutor:
                 self._set(name, nn.Parameter(tensor, requires_grad=self.chain.parameters[name].requires_grad))
             else:
                 self._set(name, tensor)
+                if name not in self.mutated:
+                    loaded.constant[name] = tensor._version
 
     def _set(self, name: str, tensor: torch.Tensor) -> None:
         path, _, last = name.rpartition(".")
@@ -166,6 +169,9 @@ class SwapExecutor:
         if changed:
             self.device.finish(self.device.copy_out(changed))
         loaded = self._loaded.pop(k)
+        for name, version in loaded.constant.items():
+            if self.chain.attribute(name) is not loaded.tensors[name] or loaded.tensors[name]._version != version:
+                raise BufferChanged(name)
         for name, tensor in loaded.tensors.items():
             self._set(name, self._master(name))
             self.device.drop(tensor)

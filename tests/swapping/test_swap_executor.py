@@ -199,3 +199,41 @@ def test_an_input_changed_in_place_is_refused():
     micro = [MicroBatch(executor.chain.bind((torch.randn(2, 4),), {}), rng.get_state())]
     with pytest.raises(UsageError, match="in place"):
         executor.run(micro, lambda c, answer: answer.sum())
+
+
+class Counting(nn.Module):
+    """Keeps a buffer that is no statistic of BatchNorm: in place, by another tensor, or only for reading."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        if self.way == "in place":
+            self.scale.mul_(2.0)
+        elif self.way == "a view in place":
+            self.scale[:2].add_(1.0)
+        elif self.way == "another tensor":
+            self.scale = self.scale * 2.0
+        return x * self.scale
+
+
+@pytest.mark.parametrize("whole", [(), ("1",)])
+@pytest.mark.parametrize("way", ["read", "in place", "a view in place", "another tensor"])
+def test_a_buffer_that_a_forward_changes_is_refused_and_not_lost(way, whole):
+    model = nn.Sequential(nn.Linear(4, 4), Counting(way), nn.Linear(4, 1))
+    scale = model[1].scale
+
+    def step():
+        chain = Chain(model, trace(model, whole))
+        executor = SwapExecutor(chain, [1, len(chain) - 1], MeteredDevice(1 << 30))
+        executor.run([MicroBatch(chain.bind((torch.randn(2, 4),), {}), rng.get_state())], lambda c, answer: answer.sum())
+
+    if way == "read":
+        step()
+        assert model[1].scale is scale
+    else:
+        with pytest.raises(UsageError, match=r"memory: the model's forward changes its buffer '1.scale'"):
+            step()
+    assert torch.equal(scale, torch.ones(4))

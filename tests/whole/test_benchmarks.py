@@ -53,6 +53,7 @@ TINY = {
     "selector": ["--seeds=1", "--sizes", "20x16", "--alike", "20x16", "--small", "10x8", "--plain=1", "--ablate=10x8"],
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
+    "swap": ["--layers=2", "--width=32", "--vocabulary=50", "--length=8", "--parts=3", "--micro-batches", "1", "2", "--bandwidths=12"],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
 
