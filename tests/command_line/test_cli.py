@@ -228,7 +228,7 @@ NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
-    "runner forget a", "drain a", "policy set fifo", "token create a --role read", "token list",
+    "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "token create a --role read", "token list",
     "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
     "trace export a", "simulate week -p fifo -n 1x2",
     "replay -p fifo",
