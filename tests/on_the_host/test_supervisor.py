@@ -107,7 +107,12 @@ def test_a_job_starts_with_default_signals_whatever_its_starter_had(tmp_path: Pa
     command = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
     command += ["-I", "-m", "stoker.runners.host.supervisor", str(one.run.path)]
     subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=60)
-    assert one.run.log.read_text().split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    blocked, ignored = (line.split() for line in one.run.log.read_text().splitlines())
+    # 32 and 33 are the C library's own: its posix_spawn, by which make starts this, leaves them ignored, and no sigaction sets them back.
+    settable = sum(1 << number - 1 for number in signal.valid_signals())
+    for mask in (blocked, ignored):
+        mask[1] = f"{int(mask[1], 16) & settable:016x}"
+    assert [*blocked, *ignored] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
 
 
 def test_failure_says_the_last_line(shim: Any) -> None:
