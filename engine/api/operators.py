@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
-from ...policies.autosched.search import OBJECTIVES
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
@@ -36,6 +35,7 @@ from .auth import GRANTS, digest, new_token
 from .call import Call, Nothing, endpoint
 from .prometheus import exposition
 from .thread_pools import Kind
+from .tuning import require_objective
 
 
 async def healthz(call: Call) -> dict[str, Any]:
@@ -220,8 +220,7 @@ async def change_policy(call: Call) -> dict[str, Any]:
         raise UsageError(f"interval: {asked.interval} s is outside its range 0.05 to 3600")
     if not 12 <= asked.every <= 7 * 86400:
         raise UsageError(f"every: {asked.every:g} s is outside its range 12 s to 7 days")
-    if asked.objective not in OBJECTIVES:
-        raise UsageError(f"objective: {asked.objective!r} is not one of {', '.join(OBJECTIVES)}")
+    require_objective(asked.objective)
     return await call.control(_change_policy, call, asked)  # importing it may take its time
 
 

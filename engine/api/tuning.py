@@ -16,6 +16,12 @@ MOST_TRIALS = 1000
 NEWEST = 200
 
 
+def require_objective(name: str) -> None:
+    """UsageError of one that searches do not know."""
+    if name not in OBJECTIVES:
+        raise UsageError(f"objective: {name!r} is not one of {', '.join(OBJECTIVES)}")
+
+
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pool: str = "default"
     objective: str = "jct"
@@ -28,8 +34,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 async def start(call: Call) -> dict[str, Any]:
     asked = await call.message(TuneRequest)
-    if asked.objective not in OBJECTIVES:
-        raise UsageError(f"objective: {asked.objective!r} is not one of {', '.join(OBJECTIVES)}")
+    require_objective(asked.objective)
     if not 2 <= asked.trials <= MOST_TRIALS:
         raise UsageError(f"trials: {asked.trials} is outside its range 2 to {MOST_TRIALS}")
     wanted = Asked(asked.pool, asked.objective, asked.dry_run, asked.trials, asked.only, asked.ranges, asked.seed, call.who.user)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, changes, random_configuration, samples_of
-from ...policies.autosched.search import reward_of
+from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, random_configuration, samples_of
 from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
 from ..forecast.ongoing import OutOfTime
@@ -88,6 +86,5 @@ def _measured_at(
             figures = measure(situation, registry.create(policy, config), bound)
         except (OutOfTime, SimulationError):
             continue
-        target = math.log(max(reward_of(objective, reference, figures), 1e-9))
-        rows.append((np.concatenate((encoder.row(config), features)), changes(figures, reference), target))
+        rows.append(encoder.sample(config, features, objective, reference, figures))
     return rows

@@ -8,7 +8,6 @@ restart changes nothing of it. What a person sets wins.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -101,7 +100,7 @@ class PoolTuning:
         rules = self._scheduling.rules(asked.pool)
         if rules is None:
             raise NotFound(f"pool: there is no pool {asked.pool!r}")
-        setting = next(row for row in self._scheduling.in_force() if row["pool"] == asked.pool)
+        setting = self._in_force(asked.pool)
         seen = self._scheduling.look(asked.pool)
         history = self._history(asked.pool, seen.view.now)
         coming, words = look_ahead(history, usual_durations(history), seen.view.now, asked.period / HOUR)
@@ -195,12 +194,15 @@ class PoolTuning:
         self._store.write(add_tuning, NewTuning(asked.pool, summary, asked.period, outcome, why, asked.by))
         return {**summary, "applied": outcome == "applied", "outcome": outcome, "why": why}
 
+    def _in_force(self, pool: str) -> dict[str, Any]:
+        return next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+
     def _now(self, pool: str) -> tuple[str, dict[str, Any]]:
-        row = next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+        row = self._in_force(pool)
         return row["policy"], _whole(row["policy"], row["config"])
 
     def _set(self, pool: str, policy: str, config: dict[str, Any], by: str) -> None:
-        row = next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+        row = self._in_force(pool)
         self._store.write(set_policy, PolicySetting(pool, policy, row["interval"], config, by, row["code"]))
         self._scheduling.reload()
 
@@ -258,7 +260,7 @@ class PoolTuning:
         if gain is None:
             self._store.write(measure_tuning, Measured(last["id"], 1.0, "measured", "no job was at hand"))
             return
-        after, before = json_of(last["after"]), json_of(last["before"])
+        after, before = last["after"], last["before"]
         policy, now = self._now(pool)
         if has_harmed(gain) and policy == last["policy"] and now == after and last["asked_by"] == NAME:
             harm = f"jobs took {1 / gain:.2f} × as long as expected without it"
@@ -266,11 +268,6 @@ class PoolTuning:
             self._set(pool, policy, before, NAME)
         else:
             self._store.write(measure_tuning, Measured(last["id"], gain, "measured", "stays"))
-
-
-def json_of(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(value) if isinstance(value, str) else value
-    return found
 
 
 def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:

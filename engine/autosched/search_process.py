@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import multiprocessing
 import os
 import signal
@@ -15,11 +14,9 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, changes, samples_of
-from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, reward_of, search
+from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
+from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, search
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
 from ..forecast.ongoing import OutOfTime
@@ -57,7 +54,6 @@ class Request:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     model: CausalModel | None = None
     learn: Past | None = None  #: with no model: from which one is learnt first
-    banned: frozenset[str] = frozenset()  #: configurations that hung, as texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +91,6 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
-        if repr(config) in request.banned:
-            raise NotMeasured("it hung")
         bound = max(TIMES_AS_LONG * spent[0], LEAST_SECONDS) if spent else FIRST_SECONDS
         began = time.thread_time()
         try:
@@ -110,8 +104,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         if not references:
             references.append(figures)
         else:
-            target = math.log(max(reward_of(request.objective, references[0], figures), 1e-9))
-            rows.append((np.concatenate((encoder.row(config), features)), changes(figures, references[0]), target))
+            rows.append(encoder.sample(config, features, request.objective, references[0], figures))
         return dataclasses.replace(figures, seconds=spent[-1])
 
     try:
@@ -145,19 +138,7 @@ def _cut_off(_number: int, _frame: FrameType | None) -> None:
 
 
 def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
-    """`find` in a niced process. It is ended if it does not answer in time; the configurations that it hung on are left out then, twice."""
-    for _ in range(3):
-        outcome = _in_child(request, told)
-        if isinstance(outcome, Answer):
-            return outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        request = dataclasses.replace(request, banned=request.banned | {outcome})
-    raise SearchFailed("simulations hung three times; the configuration in force stays")
-
-
-def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Answer | Exception | str:
-    """What it found, why not, or the configuration that it hung on."""
+    """`find` in a niced process, which is ended if it does not answer in time. Errors are those of `find`."""
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_work, args=(theirs, request), daemon=True)
     process.start()
@@ -166,14 +147,16 @@ def _in_child(request: Request, told: Callable[[int, Trial], None]) -> Answer | 
     try:
         while ours.poll(silent):
             said = ours.recv()
-            if isinstance(said, Answer | Exception):
+            if isinstance(said, Exception):
+                raise said
+            if isinstance(said, Answer):
                 return said
             told(*said)
             silent = FIRST_SECONDS * TIMES_AS_LONG + GRACE
-        return SearchFailed("the search did not answer, and was ended") if not request.banned else "?"
+        raise SearchFailed("the search did not answer, and was ended")
     except (EOFError, OSError):
         process.join(1.0)
-        return SearchFailed(f"the process of the search ended (code {process.exitcode}); if memory is short, try fewer jobs")
+        raise SearchFailed(f"the process of the search ended (code {process.exitcode}); if memory is short, try fewer jobs") from None
     finally:
         process.kill()
         process.join()

@@ -85,6 +85,13 @@ class Encoder:
         chosen = [float(config[one.name] == choice) for one in self.space.categories for choice in one.choices]
         return np.concatenate((self.space.units(config), chosen))
 
+    def sample(
+        self, config: Mapping[str, Any], features: Floats, objective: str, reference: Figures, figures: Figures
+    ) -> tuple[Floats, Floats, float]:
+        """A row of `Samples`: ``config`` on a workload with these features gave ``figures``, what was in force ``reference``."""
+        target = math.log(max(reward_of(objective, reference, figures), 1e-9))
+        return np.concatenate((self.row(config), features)), changes(figures, reference), target
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -284,8 +291,7 @@ class OnWorkload:
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         """Line 12 of algorithm 3."""
-        row = self._row(config)
-        target = math.log(max(reward_of(self.model.objective, reference, figures), 1e-9))
+        row, _, target = self.model.encoder.sample(config, self.features, self.model.objective, reference, figures)
         self.wrong.append(target - float(self.model.rewards(row[None, :])[0]))
         self.seen.append(row)
 
