@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from .logfile import colourless
 from .spec.reading.units import EARLIEST, LATEST
 
 MISSING = "–"
 _STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
-_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 _PARTS = " ▏▎▍▌▋▊▉"
 _LARGEST = 1e15  #: nobody reads more digits than these
 
@@ -132,7 +132,7 @@ def harmless_json(text: str) -> str:
 
 def clean(text: str) -> str:
     """Without colour codes and control characters: a job's name or message must not steer the terminal that shows it."""
-    return "".join(char if char.isprintable() else "�" for char in _COLOURS.sub("", text).replace("\n", " ").replace("\t", " "))
+    return "".join(char if char.isprintable() else "�" for char in colourless(text).replace("\n", " ").replace("\t", " "))
 
 
 def plain(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 TAIL = 64 * 1024  #: bytes given when neither a place nor a number of lines is asked for
 CHUNK = 1024 * 1024  #: bytes of one answer at most
 _BLOCK = 64 * 1024
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 _LOST = "\n[stoker: output was lost here: the log was rotated faster than it was read]\n"
 
 
@@ -31,6 +33,11 @@ class Piece(NamedTuple):
 
 
 _NOWHERE = Place("", 0)
+
+
+def colourless(text: str) -> str:
+    """Without the codes by which a terminal is coloured, titled or steered."""
+    return _COLOURS.sub("", text)
 
 
 def read_log(path: Path, at: Place | None, lines: int | None = None) -> Piece:

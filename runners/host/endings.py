@@ -6,6 +6,7 @@ import re
 import signal
 from typing import NamedTuple
 
+from ...engine.logfile import colourless
 from .rundir import OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 
 # What frameworks print when memory runs out: torch (CUDA, cuBLAS, CPU allocator), NCCL, JAX, Python itself.
@@ -23,7 +24,6 @@ _KILLED = re.compile(rb"is killed by signal: Killed")
 _FIRST_RANK = re.compile(
     rb"^Root Cause \(first observed failure\):$.*?^ *rank +: (\d{1,9})\b.*?^ *exitcode +: (-?\d{1,9})\b", re.MULTILINE | re.DOTALL
 )
-_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")  # ECMA-48: CSI, OSC, two-byte codes
 TERMINATED = "terminated"  #: stop reason when the supervisor is signalled by somebody else, as at a shutdown
 
 
@@ -129,7 +129,7 @@ def signal_name(number: int) -> str:
 
 def last_line(log: bytes) -> str:
     """Last line with a letter or a digit in it, without colour codes, shortened."""
-    for line in reversed(_COLOURS.sub("", log[-_SEARCHED:].decode(errors="replace")).splitlines()):
+    for line in reversed(colourless(log[-_SEARCHED:].decode(errors="replace")).splitlines()):
         if any(letter.isalnum() for letter in line):
             return line.strip()[:300]
     return ""

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ...engine.protocol import LARGEST, LONGEST_NAME, MOST_VALUES, Record
+from ..worker.script import is_text
 from .rundir import RunDir
 
 log = logging.getLogger("stoker.runner")
@@ -116,17 +117,9 @@ def _bounded(content: Any) -> Any:
     return content
 
 
-def _broken(name: str) -> bool:
-    try:
-        name.encode()
-        return False
-    except UnicodeEncodeError:
-        return True
-
-
 def _refused(name: str, value: Any) -> bool:
     return (
         not 0 < len(name) <= LONGEST_NAME
-        or (not name.isascii() and _broken(name))
+        or (not name.isascii() and not is_text(name))
         or (isinstance(value, float) and not abs(value) <= LARGEST)
     )

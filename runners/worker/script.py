@@ -265,7 +265,7 @@ def _listen(state: _State) -> None:
 def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str, float]:
     finite: dict[str, float] = {}
     for name, value in values.items():
-        if not 0 < len(name) <= _LONGEST_NAME or not _is_text(name):
+        if not 0 < len(name) <= _LONGEST_NAME or not is_text(name):
             reports.complain(
                 "name", f"{name[:40]!a}…: a value's name has 1 to {_LONGEST_NAME} characters, all of them Unicode; it is left out"
             )
@@ -282,7 +282,7 @@ def _finite(values: dict[str, float], step: int, reports: _Reports) -> dict[str,
     return finite
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Without halves of surrogate pairs, as `os.fsdecode` makes of a file's name that is not UTF-8."""
     try:
         name.encode()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import random
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved import through_a_file
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.reuse.buffer import ReuseBuffer
 from stoker.runners.loaders.reuse.dealing import deal
@@ -119,11 +118,8 @@ def test_a_buffer_taken_up_again_anywhere_gives_the_identical_rest(
     buffer = make(stream, **options, shuffle_first=shuffle_first)
     for _, _batch in zip(range(stop), buffer, strict=False):
         pass
-    file = io.BytesIO()
-    torch.save(buffer.state_dict(), file)
-    file.seek(0)
     again = make(Stream(sizes, first=stream.next), **options, shuffle_first=shuffle_first)
-    again.load_state_dict(torch.load(file, weights_only=True))
+    again.load_state_dict(through_a_file(buffer.state_dict()))
     assert again.held_bytes == buffer.held_bytes
     assert list(again) == list(buffer)
     assert again.state_dict() == buffer.state_dict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved import through_a_file
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Switch
 from stoker.runners.loaders.reuse.schedules import FineTune, HighestRates, rates, rule_peak, search_peak, spread
 from stoker.runners.loaders.reuse.switch import FIRST_USES, SwitchRule
 from stoker.runners.loaders.reuse.theory import buffer_needed, gap, implied_decay, successive_uses, warning
 from torch import nn
-
-
-def through_a_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
 
 # ---- the switch ----
 
@@ -108,7 +99,7 @@ def test_a_rule_taken_up_again_decides_alike(told: Sequence[tuple[float, bool]],
     switch = Switch(patience=2, min_epochs=0, watch=FIRST_USES)
     one, other = SwitchRule(switch, 60), SwitchRule(switch, 60)
     play(one, told[:stop], 0)
-    other.load_state_dict(through_a_checkpoint(one.state_dict()))
+    other.load_state_dict(through_a_file(one.state_dict()))
     assert play(other, told[stop:], stop) == play(one, told[stop:], stop)
     assert str(other.state_dict()) == str(one.state_dict())
 
@@ -198,7 +189,7 @@ def test_after_another_schedule_and_taken_up_again_it_is_the_same(stop: int) -> 
     assert used.param_groups[0]["initial_lr"] == pytest.approx(0.004)  # the trap
     schedule = FineTune(used, 40, kind="onecycle", peaks=spread(rule_peak(max(highest.highest)), highest.highest))
     follow(schedule, stop)
-    state = through_a_checkpoint({"schedule": schedule.state_dict(), "optimizer": used.state_dict(), "rates": highest.state_dict()})
+    state = through_a_file({"schedule": schedule.state_dict(), "optimizer": used.state_dict(), "rates": highest.state_dict()})
     other = optimizer(7.0)
     again = FineTune(other, 1, kind="cosine", peaks=[1.0])
     other.load_state_dict(state["optimizer"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import multiprocessing
 import random
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved import through_a_file
 from stoker.engine.errors import UsageError
 from stoker.runners.loaders.autotuned import autotuned
 from stoker.runners.loaders.pipeline import Pipeline
@@ -71,11 +71,7 @@ def numbers(batches: Any) -> list[list[int]]:
 
 
 def saved(loader: ReusingLoader) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(loader.state_dict(), file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
+    return through_a_file(loader.state_dict())
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.booleans(), st.booleans())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from saved import through_a_file
 from stoker.engine.errors import UsageError
 from stoker.loaders import autotuned
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
@@ -63,14 +63,6 @@ MADE: dict[str, Callable[[], DataLoader[int]]] = {
     "own numpy": own_numpy,
     "distributed": lambda: DataLoader(DATA, batch_size=3, sampler=DistributedSampler(DATA, 1, 0)),  # type: ignore[arg-type]
 }
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 @pytest.mark.parametrize("kind", MADE)
