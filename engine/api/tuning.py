@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ...policies.autosched.search import OBJECTIVES, TRIALS
+from ...policies.autosched.objectives import OBJECTIVES
+from ...policies.autosched.search import TRIALS
 from ..autosched.pool_tuning import Asked
 from ..errors import UsageError
 from ..json_rows import objects

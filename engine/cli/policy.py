@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...policies.autosched.objectives import OBJECTIVES
 from .. import format as fmt
 from ..errors import NotFound, StokerError, Unauthorized, Unreachable, UsageError, nearest
 from .command import App, Group, examples, pass_app
@@ -180,7 +181,7 @@ def _code(row: Row) -> str:
 @click.option("--interval", type=FiniteRange(min=0.05), help="Seconds between ticks; events wake it too (default: as before).")
 @click.option("--auto", is_flag=True, help="The pool tunes itself from there on; without it what is set stays.")
 @click.option("--every", type=DURATION, default="1h", show_default=True, metavar="DURATION", help="With --auto: time between searches.")
-@click.option("--objective", type=click.Choice(["jct", "p99", "slo", "rho"]), default="jct", show_default=True, help="With --auto.")
+@click.option("--objective", type=click.Choice(OBJECTIVES), default="jct", show_default=True, help="With --auto.")
 @json_option
 @pass_app
 @examples(

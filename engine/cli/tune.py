@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...policies.autosched.objectives import OBJECTIVES
 from .. import format as fmt
 from ..errors import StokerError, UsageError
 from .command import App, Command, examples, pass_app
@@ -27,7 +28,7 @@ POLL = 0.3  #: seconds between looks at a search of the daemon's
 
 @click.command(cls=Command)
 @click.argument("pool", default="default", metavar="[POOL|history]")
-@click.option("--objective", type=click.Choice(["jct", "p99", "slo", "rho"]), default="jct", show_default=True,
+@click.option("--objective", type=click.Choice(OBJECTIVES), default="jct", show_default=True,
               help="What is to be small: mean or 99th percentile of completion times, deadlines missed, unfairness.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what is best, and change nothing.")
 @click.option(

@@ -22,7 +22,6 @@ TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
 WHAT_IF = 9  #: values of a number that the what-if analysis looks at
-OBJECTIVES = ("jct", "p99", "slo", "rho")
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 

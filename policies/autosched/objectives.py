@@ -1,0 +1,3 @@
+"""What a search may make small. It imports nothing, so the command line can offer them at once."""
+
+OBJECTIVES = ("jct", "p99", "slo", "rho")  #: mean and 99th percentile of completion times, deadlines missed, unfairness
