@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
 POLITE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
 INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
+BLOCK = 256 * 1024  #: bytes of a block of the database, which the next checkpoint takes at least
 MAX_BATCH = 512  #: requests in one transaction
 log = logging.getLogger(__name__)
 
@@ -182,6 +184,7 @@ class Store:
         try:
             _upgrade(con, path, backups)
             self_check(con)
+            require_room(path)
             define_views(con)
             con.execute("CHECKPOINT")
             if lost is not None:
@@ -488,6 +491,12 @@ def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -
         copy_database(con, backups / f"{path.stem}-before-{todo[0].number:04}.duckdb")
     if todo:
         migrate.apply(con, todo)
+
+
+def require_room(path: Path) -> None:
+    """OSError where the next commits could not be stored. An opening that has nothing to write would not notice."""
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        os.posix_fallocate(file.fileno(), 0, BLOCK)
 
 
 def self_check(con: duckdb.DuckDBPyConnection) -> None:

@@ -442,6 +442,15 @@ class TestScheduling:
         let_go.set()
         assert scheduling.would_fail("default", Fifo(Fifo.Config())) is None
 
+    def test_a_policy_on_trial_that_computes_for_ever_is_stopped(self, scheduling):
+        class Spins(Fifo):
+            def plan(self, view):
+                while True:
+                    pass
+
+        assert would_fail(Spins(Fifo.Config()), scheduling.look("default").view, 0.01) == "it does not answer within 0.01 s"
+        until(lambda: not any(thread.name == "policy on trial" for thread in threading.enumerate()))
+
     def test_places_and_starts_are_forecast(self, store, scheduling):
         put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))
         scheduling.tick("default")
