@@ -172,13 +172,16 @@ class Scheduling:
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
 
     def _take_up(self, state: _Pool) -> None:
-        """Put a setting in force that has come since the last tick."""
+        """Put a setting in force that has come since the last tick. It counts as coming until then: nobody is told the one before again."""
+        if (coming := state.coming) is None:
+            return
+        self._flush(state)
+        policy = _create(coming)
         with self._lock:
-            coming, state.coming = state.coming, None
-        if coming is not None:
-            self._flush(state)
-            state.setting, state.policy, state.folded, state.inherited = coming, _create(coming), None, True
+            state.setting, state.policy, state.folded, state.inherited = coming, policy, None, True
             state.memory = state.failing = None
+            if state.coming is coming:  # else a newer one has come, for the next tick
+                state.coming = None
 
     def in_force(self) -> list[dict[str, Any]]:
         """What `GET /v1/policy` tells of pools."""

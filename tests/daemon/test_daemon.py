@@ -451,6 +451,16 @@ class TestScheduling:
         assert would_fail(Spins(Fifo.Config()), scheduling.look("default").view, 0.01) == "it does not answer within 0.01 s"
         until(lambda: not any(thread.name == "policy on trial" for thread in threading.enumerate()))
 
+    def test_a_setting_that_is_being_taken_up_is_told_all_the_while(self, store, scheduling, monkeypatch):
+        scheduling.tick("default")
+        store.write(set_policy, PolicySetting("default", "srtf", 5.0, {}, "ann"))
+        scheduling.reload()
+        told, flush = [], scheduling._flush
+        # What the policy before has left to write is written first, which takes a moment.
+        monkeypatch.setattr(scheduling, "_flush", lambda state: (told.append(scheduling.in_force()[0]["policy"]), flush(state)))
+        scheduling.tick("default")
+        assert told == ["srtf"] and scheduling.in_force()[0]["policy"] == "srtf"
+
     def test_places_and_starts_are_forecast(self, store, scheduling):
         put(store, *(JobSpec(name=f"j{i}", recipe="toy", estimate=100.0) for i in range(5)))
         scheduling.tick("default")
