@@ -148,6 +148,7 @@ def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
         demand=[contract.Demand.BEST_EFFORT if job.deadline is None else contract.Demand.STRICT for job in everybody],
         users=[job.user for job in everybody],
         tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 100.0)] for job in everybody],
+        kind=["train"] * len(everybody),
     )
 
 
