@@ -79,6 +79,7 @@ class Jobs:
     remaining_most: Floats | None = None  #: as ``remaining``, up to its maximum of iterations if it stops at a metric; None: the same
     uncertainty: Floats | None = None  #: standard deviation of the logarithm of ``remaining``, NaN when unknown; None: of nobody
     overhead: Floats | None = None  #: seconds that a suspension costs with its resumption, NaN when unknown; None: of nobody
+    alone: Bools | None = None  #: whose submitters do not let them share their GPUs: they are in no group; None: nobody's
 
     def __len__(self) -> int:
         return len(self.id)
@@ -176,12 +177,13 @@ class Waiting:
     jobs: Sequence[int] | Ints
 
 
+EXCLUSIVE = "exclusive"  #: a job has its GPUs alone
 PACKED = "packed"  #: each job of the group computes as if it had its GPUs alone; the device decides who when
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs. The simulator enacts `PACKED`, the daemon refuses groups."""
+    """Jobs that share their GPUs. `PACKED` is carried out live and simulated."""
 
     kind: str
     jobs: tuple[int, ...]

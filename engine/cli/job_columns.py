@@ -181,7 +181,8 @@ def _memory(row: Row) -> str:
 
 def _held_by(row: Row) -> str:
     if row["job_id"] is not None:
-        return f"{row['job_id']} {row['job']}"
+        others = f", {row['shared_with']}" if row.get("shared_with") else ""
+        return f"{row['job_id']} {row['job']}{others}"
     return str(row["note"] or row["state"]) if row["state"] != "free" else "free"
 
 

@@ -1,4 +1,5 @@
-"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, and what suspensions cost.
+"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, what suspensions cost,
+and how busy jobs keep their GPUs.
 
 One periodic task, so one thread: fitting a curve takes milliseconds, and no tick and no write waits for it.
 """
@@ -15,9 +16,11 @@ from typing import Literal
 import numpy as np
 
 from ...policies.estimate.learning_curves import IterationEstimate, estimate_iterations
+from ..json_rows import objects
 from ..scheduling.overheads import Overheads
 from ..store.sqlfiles import sql
 from ..store.store import Committed, Store
+from .speeds import write_utilisations
 from .stored_estimates import Estimate, write_estimates
 
 log = logging.getLogger(__name__)
@@ -26,7 +29,8 @@ INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
 REFIT = 10.0  #: seconds between two fits of one job, at least
 SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
 ROUND = 1.0  #: seconds of fitting in one look; who is left comes in the next
-REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
+REMEASURE = 30.0  #: seconds between two looks at what suspensions cost, and how busy GPUs are
+RECENT = 600.0  #: seconds of which the use of GPUs is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Estimating:
         self._adopt = adopt
         self._clock = clock
         self._reported = self._moved = True  # what came before this process
-        self._measured_at = -math.inf
+        self._measured_at = self._moved_at = -math.inf
         self._looks: dict[int, _Look] = {}
 
     def committed(self, commit: Committed) -> None:
@@ -72,9 +76,14 @@ class Estimating:
     def look(self) -> None:
         """A periodic task: does nothing unless something has come since the last time."""
         now = self._clock()
-        if self._moved and now - self._measured_at >= REMEASURE:
-            self._moved, self._measured_at = False, now
+        if self._moved:
+            self._moved, self._moved_at = False, now
+        # Two looks more after the last lease: of a job that has just begun to train there are no samples yet.
+        if now - self._measured_at >= REMEASURE and self._measured_at < self._moved_at + 2 * REMEASURE:
+            self._measured_at = now
             self._adopt(Overheads(self._store.rows("policy/overheads")))
+            if found := objects(self._store, "policy/utilisations", now - RECENT):
+                self._store.write(write_utilisations, found)
         if self._reported:
             self._reported = False  # before the tables are read: what comes meanwhile is seen the next time
             if self._refit(now):

@@ -14,7 +14,7 @@ _REMEMBERED = 5  #: reports that weigh in a moving average
 def learn_speeds(tx: Transaction, found: Sequence[tuple[int, Speed, int | None]]) -> None:
     """Take measurements of leases, in order, each with the job's steps in all, where it knows them.
 
-    Those made with other parts of the batch than the gang's tell nothing of its steps.
+    Those made with other parts of the batch than the gang's, or beside other jobs on its GPUs, tell nothing of its steps.
     """
     if not found:
         return
@@ -30,7 +30,7 @@ def learn_speeds(tx: Transaction, found: Sequence[tuple[int, Speed, int | None]]
     for lease in tx.objects("measured_speeds", list(measured)):
         if lease["total_steps"] is None and lease["id"] in totals:
             jobs.append({"id": lease["job_id"], "total_steps": totals[lease["id"]]})
-        if lease["signature"] is None or not (lease["profile"] or lease["gpu_count"] == lease["gang"]):
+        if lease["signature"] is None or lease["share"] != "exclusive" or not (lease["profile"] or lease["gpu_count"] == lease["gang"]):
             continue
         key = (lease["signature"], lease["gpu_name"])
         row = rows.setdefault(key, {name: lease[name] for name in _COLUMNS})
@@ -59,6 +59,14 @@ def fold(known: Mapping[str, Any], speed: Speed, *, across: bool) -> dict[str, A
         name = "across_nodes" if across else "within_node"
         changes[name] = mix(known[name], speed.communication, weight)
     return changes
+
+
+def write_utilisations(tx: Transaction, batch: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[None]:
+    """Set how busy jobs keep a GPU: rows of `speeds` with its keys."""
+    for rows in batch:
+        tx.update("speeds", ["signature", "gpu_name"], list(rows))
+    tx.touch("queue")  # who waits may be packed now
+    return [None] * len(batch)
 
 
 def mix(old: float | None, new: float | None, weight: float) -> float | None:

@@ -23,15 +23,19 @@ def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lam
     found = objects(store, "api/waiting", job)
     waiting = found[0] if found else None
     decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
+    partners = objects(store, "api/shared_with", job)
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
-        "summary": _summary(row, waiting) + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
+        "summary": _summary(row, waiting)
+        + _partners(partners)
+        + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
         "expected": expected(store, job),
+        "shared_with": partners,
         "silent": objects(store, "api/silent", job),
     }
 
@@ -51,6 +55,11 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+
+
+def _partners(partners: list[dict[str, Any]]) -> str:
+    names = [f"job {one['job']} ({one['name']})" for one in partners]
+    return f"; shares its GPUs with {', '.join(names)}" if names else ""
 
 
 def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:

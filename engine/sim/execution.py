@@ -38,7 +38,7 @@ class Training:
     # Leases
 
     def start(self, start: Start) -> None:
-        number, gpus, lease_end, profile, lasts = start
+        number, gpus, lease_end, profile, lasts, *_ = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
         cost = self._truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)

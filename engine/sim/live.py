@@ -147,6 +147,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "uncertainty": _uncertainty,
     "overhead": _overhead,
     "progress": _progress,
+    "alone": lambda jobs: None,  # traces do not say
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

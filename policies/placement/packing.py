@@ -34,6 +34,12 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
     return utilisation[view.jobs.profile], memory[view.jobs.profile]
 
 
+def may_share(view: View) -> Bools:
+    """Jobs whose submitters do not forbid it."""
+    jobs = view.jobs
+    return np.ones(len(jobs), dtype=bool) if jobs.alone is None else ~jobs.alone
+
+
 class Sharing:
     """Whom waiting jobs may join on their GPUs, kept up to date while a plan is made. Arrays have one row a job.
 
@@ -49,7 +55,7 @@ class Sharing:
         self.view, self.scores, self.memory = view, scores, memory
         self.most_score, self.most_memory, self.largest_node = most_score, most_memory, largest_node
         self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
-        self.open = occupants(view) & ~barred & (view.jobs.held == view.jobs.gpus_min)
+        self.open = occupants(view) & ~barred & may_share(view) & (view.jobs.held == view.jobs.gpus_min)
         self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
         owner = view.jobs.holder
         np.minimum.at(self.bytes, owner, self._bytes(view.jobs.alloc_gpus))
@@ -58,7 +64,7 @@ class Sharing:
     def shares(self, rows: Ints) -> Bools:
         """Jobs that could have a partner at all."""
         able: Bools = (self.scores[rows] <= self.most_score) & (self.memory[rows] < self.most_memory)  # False for NaN
-        able &= self.view.jobs.gpus_min[rows] <= self.largest_node
+        able &= (self.view.jobs.gpus_min[rows] <= self.largest_node) & may_share(self.view)[rows]
         return able
 
     def starts(self, row: int, gpus: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 SELECT id, submitted_at, state = 'pending' AS pending, state = 'suspending' AS stopping, held, not_before,
        gpus_min, gpus_max, priority, demand <> 'best-effort' AS timed, demand = 'strict' AS strict, deadline,
        attained, run_time, preemptions, attempts, hash(owner) AS owner, hash(model) AS model, hash(model, gpus_min) AS kind,
-       array_id, array_cap::DOUBLE AS array_cap, lease_id, signature, first_start_at, unmeasured,
+       array_id, array_cap::DOUBLE AS array_cap, lease_id, coalesce(share, '') = 'exclusive' AS alone, signature, first_start_at, unmeasured,
        total_steps::DOUBLE AS total_steps, est_duration, gpu_memory
 FROM jobs
 WHERE pool = $1 AND finished_at IS NULL

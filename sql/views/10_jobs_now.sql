@@ -2,10 +2,9 @@
 CREATE OR REPLACE VIEW jobs_now AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 holding AS (
-    SELECT g.lease_id, string_agg(DISTINCT g.node_id, ',' ORDER BY g.node_id) AS nodes, count(*) AS gpus,
+    SELECT g.lease_id, string_agg(DISTINCT g.node, ',' ORDER BY g.node) AS nodes, count(*) AS gpus,
            string_agg(DISTINCT s.id, ',' ORDER BY s.id) AS silent_nodes, min(s.last_seen) AS silent_since
-    FROM lease_gpus g JOIN leases l ON l.id = g.lease_id LEFT JOIN silent_runners s ON s.id = g.node_id
-    WHERE l.state <> 'ended'
+    FROM live_shares g LEFT JOIN silent_runners s ON s.id = g.node
     GROUP BY g.lease_id
 ),
 arrays AS (
