@@ -38,12 +38,11 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Shares
+from .core_shares import Pins, Shares
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
 from .link import Outbox, Poller, greet
-from .pinning import Pins
 from .report_tail import Acked, ranks
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
