@@ -223,7 +223,15 @@ def test_packing() -> None:
     assert result.fates.ended.tolist() == [130.0, 80.0]
     assert result.usage.busy.tolist() == [1, 1, 1, 0]
     assert result.usage.running.tolist() == [1, 2, 1, 0]
-    assert result.fates.gpu_time.tolist() == [130.0, 60.0]
+    # While both are there each has half of the GPU's time.
+    assert result.fates.gpu_time.tolist() == [20.0 + 30.0 + 50.0, 30.0]
+
+
+def test_the_service_that_jobs_have_attained_is_that_of_their_gpus() -> None:
+    """The same two: job 0 has had 20 s when job 1 comes and 50 when that ends, of 80 s in which the GPU was held."""
+    seen: dict[float, list[float]] = {}
+    run(SHARED, PACK, costs=Costs(packing_slowdown=2.0), observer=lambda view, *_: seen.update({view.now: view.jobs.attained.tolist()}))
+    assert [seen[moment] for moment in (0.0, 20.0, 80.0)] == [[0.0], [20.0, 0.0], [50.0]]
 
 
 def test_packing_slows_by_what_both_use_beyond_the_whole() -> None:
