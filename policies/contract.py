@@ -141,6 +141,9 @@ class View:
     finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
     free: Free | None = None  #: the usable GPUs that nobody holds, where the engine keeps count; None: to be counted
     memory: Memory = None  #: that of the plan before, as JSON gives it back; None: there was none, or it was another policy's
+    #: Rows and columns of ``profiles``: how many times longer the first takes beside the second on its GPUs, NaN: not measured;
+    #: None: of no pair.
+    slowdowns: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ INTERVAL = 2.0  #: seconds between looks; a look at nothing new costs nothing
 REFIT = 10.0  #: seconds between two fits of one job, at least
 SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
 ROUND = 1.0  #: seconds of fitting in one look; who is left comes in the next
-REMEASURE = 30.0  #: seconds between two looks at what suspensions cost, and how busy GPUs are
-RECENT = 600.0  #: seconds of which the use of GPUs is taken
+REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
+USE = 10.0  #: seconds between two looks at how busy jobs keep their GPUs
+RECENT = 60.0  #: seconds of samples that tell it: what a job did before it trained is soon none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Estimating:
         self._adopt = adopt
         self._clock = clock
         self._reported = self._moved = True  # what came before this process
-        self._measured_at = self._moved_at = -math.inf
+        self._measured_at = self._used_at = -math.inf
         self._looks: dict[int, _Look] = {}
 
     def committed(self, commit: Committed) -> None:
@@ -74,14 +75,13 @@ class Estimating:
             self._moved = True
 
     def look(self) -> None:
-        """A periodic task: does nothing unless something has come since the last time."""
+        """A periodic task: does next to nothing unless something has come since the last time."""
         now = self._clock()
-        if self._moved:
-            self._moved, self._moved_at = False, now
-        # Two looks more after the last lease: of a job that has just begun to train there are no samples yet.
-        if now - self._measured_at >= REMEASURE and self._measured_at < self._moved_at + 2 * REMEASURE:
-            self._measured_at = now
+        if self._moved and now - self._measured_at >= REMEASURE:
+            self._moved, self._measured_at = False, now
             self._adopt(Overheads(self._store.rows("policy/overheads")))
+        if now - self._used_at >= USE:
+            self._used_at = now
             if found := objects(self._store, "policy/utilisations", now - RECENT):
                 self._store.write(write_utilisations, found)
         if self._reported:

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
-from ..estimation.speeds import learn_speeds
+from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.leases import Stop, end, stop
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
 from ..store.transaction import Transaction
 from .offers import require_free
 
@@ -151,7 +151,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     metrics: list[dict[str, Any]] = []
     moved: dict[tuple[int, int], int] = {}
     latest: dict[int, _Latest] = {}
-    speeds: list[tuple[int, Speed, int | None]] = []
+    speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
     for node, records in batch:
         part = live.get((records.lease, node))
@@ -164,7 +164,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 continue  # sent again after a lost answer
             moved[key] = record.seq
             if record.speed is not None:
-                speeds.append((records.lease, record.speed, record.total))
+                speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
             if record.speed is not None or part.lease.profile:
                 continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}

@@ -289,4 +289,5 @@ def _workload(view: View, left: Floats) -> Workload:
         batch_size=nothing,
         profile=nothing - 1 if jobs.profile is None else jobs.profile,
         profiles=view.profiles,
+        slowdowns=view.slowdowns,
     )

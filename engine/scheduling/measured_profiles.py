@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,8 +24,10 @@ def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple
     if not speeds:
         return (), np.zeros(0, dtype=np.int64)
     here = np.isin(speeds["product"], products)
-    bytes_of = dict(zip(products, memory.tolist(), strict=True))
-    total = np.array([bytes_of[product] for product in speeds["product"][here]], dtype=np.float64)
+    bytes_of: dict[int, float] = {}
+    for product, size in zip(products.tolist(), memory.tolist(), strict=True):
+        bytes_of[product] = min(size, bytes_of.get(product, size))
+    total = np.array([bytes_of[product] for product in speeds["product"][here].tolist()], dtype=np.float64)
     filled = np.where(total > 0, floats(speeds["peak_memory"][here]) / np.maximum(total, 1.0), 0.0)
     groups = Groups(speeds["signature"][here])
     gangs, *terms = (
@@ -34,6 +37,24 @@ def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple
     models = speeds["model"][here][groups.first].tolist()
     rows = zip(models, gangs, *terms, strict=True)
     return tuple(_profile(model, int(gang), *map(_known, measured)) for model, gang, *measured in rows), groups.keys
+
+
+def slowdowns_of(measured: Columns, profiles: Sequence[Profile], products: Array) -> Floats | None:
+    """How many times longer a model takes beside another: rows and columns as ``profiles``, see `View.slowdowns`; None: no pair is known.
+
+    ``measured`` as sql/policy/slowdowns has it, {}: none. Of several products the one on which it is slowest counts.
+    """
+    here = np.isin(measured["product"], products) if measured else np.zeros(0, dtype=bool)
+    if not here.any():
+        return None
+    rows: dict[str, list[int]] = {}
+    for row, profile in enumerate(profiles):
+        rows.setdefault(profile.name.rpartition(" on ")[0], []).append(row)
+    table = np.full((len(profiles), len(profiles)), np.nan)
+    for model, beside, slowdown in zip(*(measured[name][here].tolist() for name in ("model", "beside", "slowdown")), strict=True):
+        pairs = np.ix_(rows.get(model, []), rows.get(beside, []))
+        table[pairs] = np.fmax(table[pairs], slowdown)
+    return table
 
 
 def _known(seconds: float) -> float | None:

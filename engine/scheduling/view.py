@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
-from .measured_profiles import profiles_of
+from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
 from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds
 from .work import Work, work_of
@@ -52,7 +52,8 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     overhead = overheads.of(pool, jobs["model"], ints(jobs["gpus_min"]))
     divided = Beside(lease_id, seen.divided, "lease_id")
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
-    view = View(now, pool, table, gpus, nodes, profiles)
+    slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns)
     return Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
 
 
@@ -67,6 +68,7 @@ class _Read:
     held: Columns
     tiers: Columns
     speeds: Columns  #: of the jobs' signatures, on any GPU
+    slowdowns: Columns  #: of pairs of these models
     gpus: Columns
     nodes: Columns
     ineligible: list[tuple[int, str, str]]
@@ -92,6 +94,7 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         held=fetch_of(con, "policy/held", held_leases),
         tiers=fetch(con, "policy/tiers", pool) if jobs["timed"].any() else {},
         speeds=speeds,
+        slowdowns=fetch_of(con, "policy/slowdowns", np.unique(speeds["model"])) if speeds else {},
         gpus=gpus,
         nodes=fetch(con, "policy/nodes"),
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),

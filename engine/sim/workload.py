@@ -42,6 +42,7 @@ class Workload:
     profile: Ints  #: rows of ``profiles``, -1: none
     profiles: Sequence[Profile] = ()
     by_performance: Sequence[bool] = field(default_factory=tuple)  #: stops at a metric's target; (): nobody does
+    slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -74,6 +75,7 @@ def make_workload(
     profiles: Sequence[Profile] = (),
     by_performance: Sequence[bool] = (),
     most: Sequence[float] | Floats | None = None,
+    slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -129,6 +131,7 @@ def make_workload(
         profile=np.array([row_of.get(name, -1) for name in model_names], dtype=np.int64)[model],
         profiles=tuple(profiles),
         by_performance=[bool(by_performance[row]) for row in rows] if len(by_performance) else (),
+        slowdowns=slowdowns,
     )
     _check(workload)
     return workload

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_runner import Host, spec
-from stoker.engine.estimation.estimating import REMEASURE, Estimating
+from stoker.engine.estimation.estimating import Estimating
 from stoker.engine.forecast.explain import explain
 from stoker.engine.jobs.leases import Grant
 from stoker.engine.protocol import Record, Records, Sample, Speed
@@ -118,7 +119,7 @@ def test_beside_others_nothing_is_learnt_of_a_job_and_alone_its_use_of_the_gpu_i
         now += 1.0
         host.report(samples=[Sample(ts=now, gpu=f"n1/cpu{slot}", lease=host.lease(job), utilisation=busy)
                              for job, slot in ((1, 0), (2, 1), (3, 1))])  # fmt: skip
-    Estimating(host.store, lambda found: None, lambda: now + REMEASURE).look()
+    Estimating(host.store, lambda found: None, lambda: now).look()
     assert host.rows("SELECT model, utilisation FROM speeds") == [("toy/alone", 0.2)]
     with host.store.read() as con:
         view = snapshot(con, "default", now).view
@@ -128,6 +129,48 @@ def test_beside_others_nothing_is_learnt_of_a_job_and_alone_its_use_of_the_gpu_i
     for job in (1, 2, 3):
         host.ends(job)
     assert host.rows("SELECT DISTINCT model FROM profiles WHERE samples > 0") == [("toy/alone",)]
+
+
+def timed(host: Host, job: int, seconds: float, *, at: float, steps: int = 10) -> None:
+    """A job reports that each of its last steps took so long, the last one ``at`` seconds from now."""
+    seq = int(host.rows(f"SELECT coalesce(max(seq), 0) FROM report_marks WHERE lease_id = {host.lease(job)}")[0][0]) + 1
+    speed = Speed(compute=seconds, steps=steps)
+    record = Record(seq=seq, ts=time.time() + at, step=100, values={}, speed=speed)
+    host.report(records=[Records(lease=host.lease(job), rank=0, records=[record])])
+
+
+SLOWDOWNS = "SELECT model, beside, gpu_name, slowdown, samples FROM slowdowns ORDER BY model"
+
+
+def test_how_two_models_slow_each_other_is_measured_of_the_pair(host: Host) -> None:
+    for name in ("left", "right", "third"):
+        host.submit(name)
+    host.tick({1: ON_0, 2: Allocation((1,))})
+    host.runs(1, 2)
+    timed(host, 1, 0.5, at=10.0), timed(host, 2, 1.0, at=10.0)
+    for job in (1, 2):
+        host.ends(job)
+    left, right = host.submit("left"), host.submit("right")
+    host.tick({left: ON_0, right: ON_0}, groups=packed(left, right))
+    host.runs(left, right)
+    timed(host, left, 5.0, at=10.0)  # began 40 s before the other was there
+    assert host.rows(SLOWDOWNS) == []
+    timed(host, left, 1.0, at=20.0), timed(host, right, 1.2, at=20.0), timed(host, left, 0.8, at=30.0)
+    assert host.rows(SLOWDOWNS) == [
+        ("toy/left", "toy/right", "cpu", pytest.approx(1.8), 2), ("toy/right", "toy/left", "cpu", pytest.approx(1.2), 1)
+    ]  # fmt: skip
+    assert host.rows("SELECT model, compute FROM speeds ORDER BY model") == [("toy/left", 0.5), ("toy/right", 1.0)]
+    with host.store.read() as con:
+        view = snapshot(con, "default", time.time()).view
+    assert view.jobs.profile is not None and view.slowdowns is not None
+    rows = [view.profiles[row].name for row in view.jobs.profile[[view.jobs.id.tolist().index(job) for job in (left, right)]]]
+    assert rows == ["toy/left on 1", "toy/right on 1"]
+    first, second = (view.jobs.profile[view.jobs.id.tolist().index(job)] for job in (left, right))
+    assert (view.slowdowns[first, second], view.slowdowns[second, first]) == (pytest.approx(1.8), pytest.approx(1.2))
+    assert math.isnan(view.slowdowns[first, first])
+    host.tick({left: ON_0, right: ON_0, 3: ON_0}, groups=packed(left, right, 3))
+    timed(host, left, 2.0, at=40.0)
+    assert host.rows(SLOWDOWNS)[0][4] == 2, "beside two others nothing is measured of either"
 
 
 def test_lucid_packs_live_who_was_measured_to_fit(host: Host) -> None:

@@ -253,6 +253,20 @@ def test_what_packing_costs_can_be_said(first: float, second: float, slowdown: f
     assert ends(sharing(first, second), PACK, costs=Costs(packing_slowdown=slowdown)) == expected
 
 
+def test_packing_slows_as_was_measured_of_the_pair() -> None:
+    """Job 1 takes 1.5 times as long beside job 0: 45 s, until 65; job 0, 3 times slower beside it, has done 20 + 15 and ends 65 later."""
+    profiles = [Profile("a", utilisation=0.2), Profile("b", utilisation=0.3)]
+    slowdowns = np.array([[math.nan, 3.0], [1.5, math.nan]])
+    jobs = workload(SHARED, models=["a", "b"], profiles=profiles, slowdowns=slowdowns)
+    assert ends(jobs, PACK) == pytest.approx([130.0, 65.0])
+    assert ends(jobs, PACK, costs=Costs(packing_slowdown=1.0)) == [100.0, 50.0]  # what is said counts first
+    unknown = workload(SHARED, models=["a", "b"], profiles=profiles, slowdowns=np.full((2, 2), math.nan))
+    assert ends(unknown, PACK) == [100.0, 50.0]  # by what they use
+    seen = []
+    run(jobs, PACK, observer=lambda view, *_: seen.append(view.slowdowns is slowdowns))
+    assert seen and all(seen), "the policy sees what was measured"
+
+
 def test_three_on_a_gpu() -> None:
     """0.5 + 0.5 + 0.5: a pair is as fast as one alone, three take 1.5 times as long.
 
