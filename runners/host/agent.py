@@ -451,7 +451,8 @@ def _remove_empty(directory: RunDir) -> None:
 
 def _needed(run: Run) -> int:
     """Bytes of each GPU: as asked for, or what earlier jobs of the model were measured to need; 0: not known."""
-    return int(run.assignment.spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
+    spec = run.assignment.spec
+    return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
 
 
 def _gib(count: int) -> str:

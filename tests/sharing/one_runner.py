@@ -33,15 +33,19 @@ def spec(name: str, **fields: Any) -> JobSpec:
     return JobSpec(name=name, recipe="toy", params={"model": name}, stop=Stop(iterations=100), **fields)
 
 
+def _hello(node: str, slots: int, memory: int) -> Hello:
+    gpus = [GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name="cpu", memory=memory) for i in range(slots)]
+    return Hello(protocol=VERSION, version="t", node=node, host="h", boot_id="b", pid=1, pid_started=1.0, home="/h", address="localhost",
+                 pool="default", gpus=gpus, leases=[])  # fmt: skip
+
+
 class Host:
     """A runner with some slots, a pool whose policy says what the test wants, and jobs of one model each."""
 
-    def __init__(self, store: Store, slots: int = 2, memory: int = 0) -> None:
+    def __init__(self, store: Store, slots: int = 2, memory: int = 0, nodes: int = 1) -> None:
         self.store = store
-        gpus = [GpuInfo(id=f"n1/cpu{i}", index=i, kind="cpu", name="cpu", memory=memory) for i in range(slots)]
-        hello = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h",
-                      address="localhost", pool="default", gpus=gpus, leases=[])  # fmt: skip
-        self.session = store.write(runners.hello, hello)
+        for node in range(nodes, 0, -1):
+            self.session = store.write(runners.hello, _hello(f"n{node}", slots, memory))  # of the first one: the others are only there
         self.scheduling = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo"), guards=Guards(min_run_time=0.0)))
         self.scheduling.reload()
         self.board = Board(store)

@@ -49,6 +49,7 @@ def test_two_jobs_on_one_gpu_stand_in_every_place_where_people_look(host: Host) 
     told = explain(host.store, 2)
     assert [(one["job"], one["name"], one["gpus"]) for one in told["shared_with"]] == [(1, "left", 1)]
     assert told["summary"].endswith("; shares its GPUs with job 1 (left)")
+    assert host.rows("SELECT id, shared_with FROM jobs_now ORDER BY id") == [(1, "2 right"), (2, "1 left"), (3, None)]
     assert explain(host.store, 3)["shared_with"] == [] and "shares" not in explain(host.store, 3)["summary"]
 
 
@@ -81,6 +82,33 @@ def test_memory_that_does_not_fit_waits_with_that_reason(store: Store) -> None:
     assert late.skipped == {2: "waits for memory of GPU n1/cpu0, which those who share it have taken"}
     alone = host.store.write(enact, Enactment(NOTHING, grants=[Grant(2, slot, None)]))
     assert alone.skipped == {2: "its GPUs are no longer free"}
+
+
+def test_a_job_that_can_share_with_nobody_is_told_so(store: Store) -> None:
+    host = Host(store, memory=4 << 30, nodes=2)
+    wish = Share(gpu="packed")
+    host.submit("gang", gpus_min=3, gpus_max=3, share=wish), host.submit("whole", share=Share(gpu="packed", memory=4 << 30))
+    host.submit("half", gpu_memory=2 << 30, share=wish), host.submit("silent", gpu_memory=4 << 30)
+    told = [explain(store, job)["summary"].partition("; ")[2] for job in (1, 2, 3, 4)]
+    assert told == [
+        "shares with nobody, as gangs over several nodes do not, and no node of the pool has 3 GPUs",
+        "shares with nobody, as it takes 4.0 GiB of a GPU and the largest of the pool has 4.0 GiB", "", "",
+    ]  # fmt: skip
+
+
+def test_one_of_a_pair_alone_is_named_by_a_plan(host: Host) -> None:
+    """A policy that takes over from one that packs names whom it keeps, with or without the other; nobody may come beside them."""
+    host.submit("left"), host.submit("right"), host.submit("late")
+    host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2))
+    host.runs(1, 2)
+    assert host.tick({1: ON_0}) == "applied" and host.tick({1: ON_0, 2: ON_0}) == "applied"
+    assert host.tick({1: ON_0, 3: ON_0}, groups=packed(1, 3)) == "invalid"
+    assert host.rows("SELECT error FROM decisions ORDER BY id DESC LIMIT 1") == [("job 3: has GPU n1/cpu0, which job 2 has too",)]
+    assert host.shares() == [(1, "n1/cpu0", "packed"), (2, "n1/cpu0", "packed")]
+    assert host.tick({3: ON_0}, preempt=[1, 2]) == "applied", "both make way"
+    assert host.rows("SELECT job_id, stop_reason FROM leases WHERE stop_reason IS NOT NULL ORDER BY 1") == [
+        (1, "preempted"), (2, "preempted")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
