@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, until
 from stoker.engine.home import Home
+from stoker.engine.sim.results.history import History
+from stoker.engine.sim.run_options import Options
+from stoker.engine.sim.simulator import simulate
+from stoker.policies import registry
 from stoker.runners.host import processes
 
 #: It computes all the time, as little as that is.
@@ -20,6 +24,8 @@ TOY = {
     "grace": 20.0,
     "retries": {"limit": 5, "backoff": 0.1},
 }
+#: It waits for its data most of the time.
+WAITS = {**TOY, "params": {"batch_size": 16, "samples": 4096, "width": 8, "step_ms": 20.0, "eval_every": 0, "checkpoint_every": 50}}
 CONFIG = """
 [runners]
 telemetry_interval = 0.5
@@ -77,21 +83,66 @@ def mine() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
-@pytest.mark.nightly  # 75 s: it waits until utilisation has been measured
-def test_lucid_packs_two_jobs_of_which_it_has_learnt_that_they_fit(start: Any) -> None:
-    _, _, jobs = start("lucid", pack_knob=4)
-    first = jobs.submit("first", **TOY, stop={"iterations": 1_000_000})
-    until(lambda: jobs.sql("SELECT 1 FROM speeds WHERE utilisation IS NOT NULL"))
+def cores_are_one(jobs: Jobs, *those: int) -> None:
+    """They share the first core that the runner may use, and no other."""
+    own = frozenset(sorted(mine())[:1])
+    until(lambda: all(cores(jobs, job) == {own} for job in those), says=lambda: str([cores(jobs, job) for job in those]))
+    for job in those:
+        assert json.loads((jobs.run_dir(job) / "cpus.json").read_text()) == {"cpus": 0.5}
+
+
+@pytest.mark.slow  # 45 s, most of it asleep: how busy jobs keep a slot is measured first, and then how they slow each other
+def test_lucid_packs_jobs_that_wait_and_decides_the_same_when_their_history_is_replayed(start: Any) -> None:
+    _, _, jobs = start("lucid")
+    first = jobs.submit("first", **WAITS, stop={"iterations": 1_000_000})
+    until(lambda: jobs.sql("SELECT 1 FROM speeds WHERE utilisation < 0.65"))
     assert cores(jobs, first) == {mine()}, "alone it may use what idle slots lend"
-    second = jobs.submit("second", **TOY, stop={"iterations": 200})
+    second = jobs.submit("second", **WAITS, stop={"iterations": 1_000_000})
     until(lambda: jobs.state(second) == "running")
     assert shares(jobs) == {first: "packed", second: "packed"}
     assert jobs.sql("SELECT job_id, shared_with FROM gpus_now") == [(first, f"{second} second")]
+    third = jobs.submit("third", **WAITS, stop={"iterations": 100})
+    cores_are_one(jobs, first, second)
     goes_on(jobs, first, second)
-    own = frozenset(sorted(mine())[:1])
-    until(lambda: cores(jobs, first) == cores(jobs, second) == {own}, says=lambda: (cores(jobs, first), cores(jobs, second)))
-    for job in (first, second):
-        assert json.loads((jobs.run_dir(job) / "cpus.json").read_text()) == {"cpus": 0.5}
+    until(lambda: jobs.sql("SELECT 1 FROM slowdowns WHERE samples >= 2"))
+    assert (jobs.state(third), jobs.waits(third)) == ("pending", "resources"), "there are never three"
+    jobs.act("cancel", second)
+    assert jobs.ended(third)["state"] == "completed"
+    jobs.act("cancel", first)
+    jobs.ended(first)
+    assert starts(jobs) == [(first, "exclusive"), (second, "packed"), (third, "packed")] == replayed(jobs, "lucid")
+    ((held, divided),) = jobs.sql("SELECT sum(epoch(until - since)), (SELECT sum(gpu_seconds) FROM gpu_time) FROM gpu_leased")
+    assert divided == pytest.approx(held, abs=0.01), "their times add up to that of the slot"
+
+
+def starts(jobs: Jobs) -> list[tuple[int, str]]:
+    """Jobs in the order in which they started, and how they shared their GPUs then."""
+    plans = jobs.sql("SELECT plan FROM decisions WHERE plan IS NOT NULL ORDER BY id")
+    begun = [start for (plan,) in plans for start in json.loads(plan)["starts"]]
+    return [(start["job"], start.get("share", "exclusive")) for start in begun]
+
+
+def replayed(jobs: Jobs, policy: str) -> list[tuple[int, str]]:
+    """The same in a simulation of the daemon's history."""
+    history = History.of(jobs.client.get("/v1/simulations/history"))
+    begun: list[tuple[int, str]] = []
+    simulate(
+        history.workload(), history.cluster(), registry.create(policy, {}), Options(),
+        observer=lambda view, plan, actions: begun.extend((start.job, start.share) for start in actions.starts),
+    )  # fmt: skip
+    return [(history.jobs[number]["id"], share) for number, share in begun]
+
+
+@pytest.mark.nightly  # 35 s: it waits until utilisation has been measured
+def test_lucid_packs_two_jobs_that_compute_where_its_knob_allows_it(start: Any) -> None:
+    _, _, jobs = start("lucid", pack_knob=4)
+    first = jobs.submit("first", **TOY, stop={"iterations": 1_000_000})
+    until(lambda: jobs.sql("SELECT 1 FROM speeds WHERE utilisation IS NOT NULL"))
+    second = jobs.submit("second", **TOY, stop={"iterations": 200})
+    until(lambda: jobs.state(second) == "running")
+    assert shares(jobs) == {first: "packed", second: "packed"}
+    goes_on(jobs, first, second)
+    cores_are_one(jobs, first, second)
     assert jobs.ended(second)["state"] == "completed"
     assert shares(jobs) == {first: "packed"}
     goes_on(jobs, first)
