@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
-from ..jobs.leases import Stop, end, stop
+from ..jobs.leases import EXCLUSIVE, Stop, end, stop
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
@@ -122,6 +122,7 @@ class _Lease:
     total_steps: int | None  #: of the job, as submitted
     metric: str | None  #: that the job's stopping rule watches
     profile: bool  #: a profiling run, of which nothing but its measurements is kept
+    share: str  #: as in `leases`
     nodes: list[str] = field(default_factory=list)
 
 
@@ -248,12 +249,15 @@ def _first(*values: int | None) -> int | None:
 
 
 def _pace(old: Mapping[str, Any], new: _Latest) -> float | None:
-    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted."""
+    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted.
+
+    It is that of a job that has its GPUs alone: beside others it stays what it was.
+    """
     started, updated = new.lease.started_at, old["updated_at"]
     within = started is not None and updated is not None and updated >= started
     ts, step = (updated, old["step"]) if within else (new.first.ts, new.first.step)
     before = old["seconds_per_step"]
-    if new.last.step <= step or new.last.ts <= ts:
+    if new.lease.share != EXCLUSIVE or new.last.step <= step or new.last.ts <= ts:
         return None if before is None else float(before)
     pace = (new.last.ts - ts) / (new.last.step - step)
     return float(pace) if before is None else float(0.7 * before + 0.3 * pace)
