@@ -143,6 +143,9 @@ class View:
     finished_service: Floats | None = None  #: GPU-seconds that finished jobs took, ascending; None: not known
     free: Free | None = None  #: the usable GPUs that nobody holds, where the engine keeps count; None: to be counted
     memory: Memory = None  #: that of the plan before, as JSON gives it back; None: there was none, or it was another policy's
+    #: Rows and columns of ``profiles``: how many times longer the first takes beside the second on its GPUs, NaN: not measured;
+    #: None: of no pair.
+    slowdowns: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ JOINED = "joined"  #: the loop of the first job of the group, in which the other
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs. The simulator enacts `PACKED`, the daemon refuses groups."""
+    """Jobs that share their GPUs. `PACKED` is carried out live and simulated."""
 
     kind: str
     jobs: tuple[int, ...]

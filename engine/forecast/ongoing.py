@@ -292,4 +292,5 @@ def _workload(view: View, left: Floats) -> Workload:
         kind=jobs.kind,
         backbone=jobs.backbone,
         share=jobs.share,
+        slowdowns=view.slowdowns,
     )
