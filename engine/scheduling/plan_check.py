@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
@@ -182,7 +182,7 @@ def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> No
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
             gpus = plan.allocations[job].gpus
-            if view.jobs.alone is not None and view.jobs.alone[row_of[job]]:
+            if view.jobs.share is not None and view.jobs.share[row_of[job]] == EXCLUSIVE:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but asks to have its GPUs alone (share: exclusive)")
             if len(gpus) < view.jobs.gpus_min[row_of[job]]:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Ints
+from ...policies.contract import Bools, Floats, Ints, Strings
 from ..store.sqlfiles import sql
 
 if TYPE_CHECKING:
@@ -51,6 +51,13 @@ def _plain(column: Array) -> Array:
 
 def ints(column: Array) -> Ints:
     return column.astype(np.int64, copy=False)
+
+
+def words(column: Array) -> Strings | None:
+    """Texts, '' for NULL; None: all are NULL."""
+    if all(value is None for value in column):
+        return None
+    return np.array([value or "" for value in column], dtype=object)
 
 
 def floats(column: Array, missing: float = np.nan) -> Floats:

@@ -14,7 +14,7 @@ import numpy as np
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
-from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds
+from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
 from .work import Work, work_of
 
 if TYPE_CHECKING:
@@ -167,8 +167,10 @@ def _jobs(
         overhead=overhead,
         profile=profile,
         progress=np.minimum(work.done, 1.0),
-        alone=jobs["alone"] if jobs["alone"].any() else None,
         profile_gpus=np.where(unmeasured, np.minimum(gang, PROFILED_ON), 0),
+        kind=words(jobs["kind"]),
+        backbone=words(jobs["backbone"]),
+        share=words(jobs["share"]),
     )
 
 

@@ -153,6 +153,7 @@ def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
         profiles=[contract.Profile("toy", utilisation=BUSY, memory=0.0)],
         slowdowns=np.array([[SLOWDOWN]]),
         tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 100.0)] for job in everybody],
+        kind=["train"] * len(everybody),
     )
 
 
