@@ -1,5 +1,6 @@
-"""When each job came to the queue in which it stands. The program published with Tiresias keeps a list for each queue, and who comes goes to
-its end; so within a queue who came first goes first.
+"""When each job came to the queue in which it stands.
+
+The program published with Tiresias keeps a list for each queue, and who comes goes to its end; so within a queue who came first goes first.
 
 A view tells how much a job was served in all, and since when its present lease lasts. From these follows when it sank, if that was within
 the lease: now - (level - floor of the queue) / rate. Once it has left its GPUs, the moment can't be worked out any more. So a decision

@@ -87,7 +87,7 @@ def test_las_by_hand():
 
 
 def by_lists(jobs, gpus, thresholds):
-    """When jobs end under lists: who comes to a queue goes to its end; what fits runs in the order of the lists, who runs before who waits."""
+    """When jobs end under lists. Who comes to a queue goes to its end. What fits runs in their order, who runs before who waits."""
     came, queue, served, left = {}, {}, {}, {}
     ended, running, now, arrived = {}, set(), 0.0, 0
     while len(ended) < len(jobs):
