@@ -29,9 +29,9 @@ class Lucid:
     first; a short job ends in it. Jobs that are larger than that go straight on. Order: the estimated service of what is left, or its
     time alone (``priority``; 002 table 6.1 names the key and not its values, which are those of Tiresias and Themis).
     Placement: where no free GPUs suffice, a job joins a running job of the same gang size, of one node at most, when the sharing
-    scores (0 to 2 each, by GPU utilisation) of both add up to ``pack_knob`` at most and their memory fits. At most two share, and
-    a job without a profile shares with nobody. Jobs that fit may overtake one that does not. Only the profiler's leases end; no
-    job is preempted otherwise.
+    scores (0 to 2 each, by how fast the two were beside each other, or else by GPU utilisation) of both add up to ``pack_knob`` at
+    most and their memory fits. At most two share, and a job without a profile shares with nobody. Jobs that fit may overtake one that
+    does not. Only the profiler's leases end; no job is preempted otherwise.
 
     A decision of ours: free GPUs come first. The released code looks for a partner first, and gives free GPUs to who finds none,
     as long as its forecast of the cluster's load does not turn packing off; there is no such forecast here, and packing beside free
@@ -118,7 +118,8 @@ class _Tick:
         scores = sharing_scores(utilisation, self.config.tiny, self.config.jumbo)
         limits = self.config.pack_knob, self.config.pack_memory, self.main.largest_node()
         self.sharing = Sharing(self.view, scores, memory, *limits, self._being_profiled())
-        kinds = _kinds(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue])
+        models = [] if jobs.profile is None or self.view.slowdowns is None else [jobs.profile[queue]]
+        kinds = _kinds(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue], *models)
         able = self.sharing.shares(queue)
         unplaceable: set[tuple[int, float]] = set()
         failed: dict[int, int] = {}  # kind to size of gang

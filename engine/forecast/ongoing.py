@@ -293,4 +293,8 @@ def _workload(view: View, left: Floats) -> Workload:
         batch_size=nothing,
         profile=nothing - 1 if jobs.profile is None else jobs.profile,
         profiles=view.profiles,
+        kind=jobs.kind,
+        backbone=jobs.backbone,
+        share=jobs.share,
+        slowdowns=view.slowdowns,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
@@ -57,7 +57,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
     if plain.preempt or plain.rejected:
         _check_preempt(plain, row_of, view)
     if plain.allocations or plain.groups:
-        _check_sharing(plain, fresh, view)
+        _check_sharing(plain, fresh, row_of, view)
     if plain.waiting or plain.order:
         _check_waiting(plain, view)
     _check_rest(plain)
@@ -66,8 +66,6 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
 
 def check_enacted(plan: Plan) -> Plan:
     """The same plan, or PlanError where it asks for what the simulator does and the daemon does not: nothing is dropped in silence."""
-    for group in plan.groups:
-        raise PlanError(f"groups: jobs {', '.join(map(str, group.jobs))} are to share GPUs; the daemon gives a GPU to one job only")
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
@@ -175,7 +173,7 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
 
-def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
+def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
     partners: dict[int, set[int]] = {}
     for group in plan.groups:
         if group.kind != PACKED:
@@ -183,6 +181,13 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            gpus = plan.allocations[job].gpus
+            if view.jobs.share is not None and view.jobs.share[row_of[job]] == EXCLUSIVE:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but asks to have its GPUs alone (share: exclusive)")
+            if len(gpus) < view.jobs.gpus_min[row_of[job]]:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")
+            if len(set(view.gpus.node[list(gpus)].tolist())) > 1:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its GPUs are on several nodes; those are never shared")
             partners.setdefault(job, set()).update(group.jobs)
     users: dict[int, list[int]] = {}
     _enter_stayers(plan, view, users)

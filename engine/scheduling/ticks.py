@@ -280,8 +280,8 @@ class Scheduling:
         gpus, nodes = view.gpus, view.nodes
         row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
         grants = [
-            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), lease_end, profile, lasts)
-            for job, held, lease_end, profile, lasts in actions.starts
+            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), end, profile, lasts, share, int(memory))
+            for job, held, end, profile, lasts, share, memory in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
         stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
@@ -303,7 +303,8 @@ class Scheduling:
         over = lapsed(seen, renewals, stops, grants)
         stops += over.stops
         state.spared = over.spared
-        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions))
+        joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined)
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:

@@ -299,7 +299,10 @@ class Simulation:
     def view(self) -> View:
         service = self.recorder.finished_service() if self.uses_history else None
         jobs = LiveJobs(self.table, self.now)
-        view = View(self.now, "default", jobs, self.gpus, self.nodes, self.workload.profiles, service, self.free, self.memory)
+        work = self.workload
+        view = View(
+            self.now, "default", jobs, self.gpus, self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns
+        )  # fmt: skip
         if not self.limited:
             return view
         return replace(view, jobs=LiveJobs(self.table, self.now, protection(view, self.options.limits)))

@@ -133,6 +133,22 @@ def test_packing_worked_example():
     assert not pair(TINY_MODEL, -1, pack_knob=4)
 
 
+def test_what_was_measured_of_a_pair_counts_before_what_each_uses():
+    def pair(first, second, slowed, **config):
+        slowdowns = np.full((len(PROFILES), len(PROFILES)), math.nan)
+        slowdowns[first, second], slowdowns[second, first] = slowed
+        view = make_view([1], [seen(1, profile=first, held=(0,)), seen(2, profile=second)], profiles=PROFILES)
+        return 2 in given_gpus(plan(dataclasses.replace(view, slowdowns=slowdowns), profiler_capacity=0, **config))
+
+    assert not pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.1))  # 0.5 and 0.91 of their speed: 2 + 1, not 0 + 1
+    assert pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.02))  # 2 + 0
+    assert pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.1), pack_knob=3)
+    assert pair(JUMBO_MODEL, MEDIUM_MODEL, (1.1, 1.1))  # 1 + 1, not 2 + 1
+    assert pair(JUMBO_MODEL, MEDIUM_MODEL, (1.0, 1.04), pack_knob=0)  # neither would have a partner by what it uses
+    assert not pair(JUMBO_MODEL, MEDIUM_MODEL, (1.0, math.nan))  # half of it is not known
+    assert not pair(LARGE_MODEL, MEDIUM_MODEL, (1.0, 1.0))  # the memory does not fit all the same
+
+
 def test_a_job_is_not_packed_with_another_size_or_a_much_shorter_one():
     assert packed_with(seen(1, gpus=2, profile=0), seen(2, gpus=2, profile=0))
     assert not packed_with(seen(1, gpus=2, profile=0), seen(2, gpus=1, profile=0))

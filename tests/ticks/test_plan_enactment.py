@@ -16,7 +16,7 @@ from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.tasks import Tasks
-from stoker.policies.contract import Allocation, Group, Plan, Reason, Waiting
+from stoker.policies.contract import Allocation, Plan, Reason, Waiting
 
 
 class Numpy:
@@ -146,6 +146,7 @@ ENACTED = {
     "order": "places in the queue: test_outlook.py",
     "preempt": "stops: test_plan_guards.py",
     "wake_at": "the next tick: test_lease_clock.py",
+    "groups": "leases.share: sharing/test_shared_gpus.py",
     "rejected": "the reason to wait: test_policies_elastic.py",
     "memory": "decisions.memory: this file",
     "Allocation.gpus": "leases: this file",
@@ -153,7 +154,6 @@ ENACTED = {
     "Allocation.profile": "leases.profile: test_profiling_live.py",
 }
 REFUSED = {
-    "groups": (Plan({1: Allocation((0,)), 2: Allocation((0,))}, groups=[Group("packed", (1, 2))]), "groups: jobs 1, 2 are to share GPUs"),
     "Allocation.batch_size": (Plan({1: Allocation((0,), batch_size=64)}), "job 1: is to train with a batch of 64"),
 }
 
