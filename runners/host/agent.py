@@ -38,7 +38,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Pins, Shares
+from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -84,7 +84,7 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
-        self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
+        self._cores = DividedCores(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
         self.warm = WarmStarts(options.warm)
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
@@ -256,7 +256,7 @@ class Agent:
             for run in self.runs.values():
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
-        self._shares.tell(self._running())
+        self._cores.tell(self._running())
         for run in self._running() if self.desired is not None else ():  # before the first answer nobody knows who shares
             with run.isolated():
                 self._pins.hold(run)
@@ -293,8 +293,8 @@ class Agent:
             return
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
-            share = self._shares.tell([*self._running(), run]).get(run.lease)
-            launch = prepare(run.dir, run.assignment, cuda, cpus=share)
+            cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             run.start(launch, self.warm.start(run.dir, run.assignment, launch))
         except CannotStart as error:
             run.fail("start-failed", str(error))
