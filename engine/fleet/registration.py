@@ -11,11 +11,12 @@ import msgspec
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import learn_speeds
 from ..jobs.leases import Stop, end, stop
+from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, PartTimes, Record, Records, Report, Sample, Speed, WorkerUpdate
 from ..store.transaction import Transaction
 from .offers import require_free
 
@@ -153,6 +154,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     latest: dict[int, _Latest] = {}
     speeds: list[tuple[int, Speed, int | None]] = []
     pipelines: list[dict[str, Any]] = []
+    profiles: list[PartTimes] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -165,7 +167,9 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
             moved[key] = record.seq
             if record.speed is not None:
                 speeds.append((records.lease, record.speed, record.total))
-            if record.speed is not None or part.lease.profile:
+            if record.part_times is not None:
+                profiles.append(record.part_times)
+            if record.speed is not None or record.part_times is not None or part.lease.profile:
                 continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
             if record.pipeline is not None:
@@ -180,6 +184,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
     learn_speeds(tx, speeds)
+    keep_part_times(tx, profiles)
     return stale
 
 
