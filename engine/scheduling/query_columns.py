@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Ints
+from ...policies.contract import Bools, Floats, Ints, Strings
 from ..store.sqlfiles import sql
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def fetch(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> Column
     return {name: _plain(column) for name, column in columns.items()}
 
 
-def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Ints) -> Columns:
+def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Array) -> Columns:
     """Columns of ``sql/NAME.sql`` for these keys; without any nothing is asked. Where there is no row there are no columns."""
     columns = fetch(con, name, keys.tolist()) if len(keys) else {}
     return columns if any(map(len, columns.values())) else {}
@@ -51,6 +51,13 @@ def _plain(column: Array) -> Array:
 
 def ints(column: Array) -> Ints:
     return column.astype(np.int64, copy=False)
+
+
+def words(column: Array) -> Strings | None:
+    """Texts, '' for NULL; None: all are NULL."""
+    if all(value is None for value in column):
+        return None
+    return np.array([value or "" for value in column], dtype=object)
 
 
 def floats(column: Array, missing: float = np.nan) -> Floats:

@@ -38,16 +38,16 @@ def work_of(con: duckdb.DuckDBPyConnection, jobs: Columns, speeds: Columns, prod
     followed = progress["job_id"] if progress else ids[:0]  # iterations are estimated from what was reported
     estimates = fetch_of(con, "policy/iterations", followed)
     profiles = fetch(con, "policy/profiles")
-    model = Beside(jobs["kind"], _by_kind(profiles) if len(profiles["kind"]) else {}, "kind")
+    model = Beside(jobs["model_on_gpus"], _by_model(profiles) if len(profiles["model_on_gpus"]) else {}, "model_on_gpus")
     like = _like(ints(jobs["signature"]), speeds, products)
     return _work(jobs, Beside(ids, progress, "job_id"), Beside(ids, estimates, "job_id"), like, model)
 
 
-def _by_kind(profiles: Columns) -> Columns:
+def _by_model(profiles: Columns) -> Columns:
     """What ended jobs of a model measured on so many GPUs, whichever these were."""
-    groups = Groups(profiles["kind"])
+    groups = Groups(profiles["model_on_gpus"])
     return {
-        "kind": groups.keys,
+        "model_on_gpus": groups.keys,
         "pace": groups.least(floats(profiles["seconds_per_step"])),
         "duration": groups.mean(floats(profiles["duration"])),
         "memory": groups.most(floats(profiles["peak_memory"])),

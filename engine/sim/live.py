@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Ints, Jobs
+from ...policies.contract import Bools, Floats, Ints, Jobs, Strings
 from ..scheduling.guards import Protection
 from .record_columns import Column
 from .table import Table
@@ -27,6 +27,11 @@ def _real(column: int) -> Callable[[LiveJobs], Any]:
 def _constant(of: Callable[[Table], Any]) -> Callable[[LiveJobs], Any]:
     """A column that stands as it is for all jobs of the workload."""
     return lambda jobs: _shown(of(jobs._table)[jobs._rows])
+
+
+def _words(of: Callable[[Table], Strings | None]) -> Callable[[LiveJobs], Any]:
+    """The same of a column that workloads need not have."""
+    return lambda jobs: None if of(jobs._table) is None else _constant(of)(jobs)
 
 
 def _shown(column: Any) -> Any:
@@ -139,7 +144,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "tier_start": lambda jobs: jobs._tiers[0],
     "tier_deadline": lambda jobs: jobs._tiers[1],
     "tier_reward": lambda jobs: jobs._tiers[2],
-    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._ints[Column.HELD],
+    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._floats[Column.RATE],
     "run_time": lambda jobs: jobs._floats[Column.RAN] + jobs.lease_time,
     "lease_time": lambda jobs: (jobs._now - jobs._floats[Column.GRANTED]) * (jobs._ints[Column.HELD] > 0),
     "remaining": _remaining,
@@ -147,6 +152,9 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "uncertainty": _uncertainty,
     "overhead": _overhead,
     "progress": _progress,
+    "kind": _words(lambda table: table.workload.kind),
+    "backbone": _words(lambda table: table.workload.backbone),
+    "share": _words(lambda table: table.workload.share),
     "_rows": _whole(Column.JOB),
     "_tiers": lambda jobs: jobs._table.tiers(),
     "_gap": _constant(lambda table: table.gap),

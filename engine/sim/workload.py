@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import Floats, Ints, Profile
+from ...policies.contract import Floats, Ints, Profile, Strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Workload:
     profile: Ints  #: rows of ``profiles``, -1: none
     profiles: Sequence[Profile] = ()
     by_performance: Sequence[bool] = field(default_factory=tuple)  #: stops at a metric's target; (): nobody does
+    kind: Strings | None = None  #: this and the next two as in `policies.contract.Jobs`
+    backbone: Strings | None = None
+    share: Strings | None = None
+    slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -74,6 +78,10 @@ def make_workload(
     profiles: Sequence[Profile] = (),
     by_performance: Sequence[bool] = (),
     most: Sequence[float] | Floats | None = None,
+    kind: Sequence[str] | None = None,
+    backbone: Sequence[str] | None = None,
+    share: Sequence[str] | None = None,
+    slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -84,7 +92,7 @@ def make_workload(
     order = np.argsort(np.asarray(submitted, dtype=np.float64), kind="stable")
     rows: list[int] = order.tolist()
 
-    def column(what: str, values: Sequence[float] | Floats | Sequence[int] | Ints | None, missing: float, kind: type) -> np.ndarray:
+    def column(what: str, values: Sequence[Any] | Floats | Ints | None, missing: float, kind: type) -> np.ndarray:
         if values is None:
             return np.full(n, missing, dtype=kind)
         if len(values) != n:
@@ -99,6 +107,9 @@ def make_workload(
         known = sorted(set(values))
         code = {value: row for row, value in enumerate(known)}
         return [str(one) for one in known], np.array([code[value] for value in values], dtype=np.int64)[order]
+
+    def words(what: str, values: Sequence[str] | None) -> Strings | None:
+        return None if values is None else column(what, values, 0, object)
 
     user_names, user = names("users", users)
     model_names, model = names("models", models)
@@ -129,6 +140,10 @@ def make_workload(
         profile=np.array([row_of.get(name, -1) for name in model_names], dtype=np.int64)[model],
         profiles=tuple(profiles),
         by_performance=[bool(by_performance[row]) for row in rows] if len(by_performance) else (),
+        kind=words("kind", kind),
+        backbone=words("backbone", backbone),
+        share=words("share", share),
+        slowdowns=slowdowns,
     )
     _check(workload)
     return workload
@@ -148,6 +163,11 @@ def joined(first: Workload, then: Workload) -> Workload:
     model = np.array([models.index(name) for name in then.models], dtype=np.int64)
     columns["user"] = np.concatenate((first.user, user[then.user]))
     columns["model"] = np.concatenate((first.model, model[then.model]))
+    for name in ("kind", "backbone", "share"):
+        of_each = [getattr(one, name) for one in (first, then)]
+        if any(words is not None for words in of_each):
+            nothing = [np.full(len(one), "", dtype=object) for one in (first, then)]
+            columns[name] = np.concatenate([none if words is None else words for words, none in zip(of_each, nothing, strict=True)])
     columns["tier_start"] = np.concatenate((first.tier_start, first.tier_start[-1] + then.tier_start[1:]))
     return replace(first, key=[*first.key, *then.key], users=users, models=models, by_performance=(), **columns)
 

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Scripted
 from stoker.engine.cli import forecasting
 from stoker.engine.errors import Conflict
 from stoker.engine.forecast import admission
 from stoker.engine.forecast.admission import Admission, simulation, start_up_seconds
-from stoker.engine.forecast.ongoing import STOPS_IN, OutOfTime, Watched, ends_from
+from stoker.engine.forecast.ongoing import STOPS_IN, OutOfTime, Watched, drained, ends_from
 from stoker.engine.forecast.start_ups import COMMAND, RECIPE, StartUps
+from stoker.engine.forecast.trial import with_job
 from stoker.engine.forecast.whatif import Prospect, Question, by_queue, look_ahead, quickest, spread_out
 from stoker.engine.forecast.work_draws import ENOUGH, SAID_SPREAD, STEPS_SPREAD, UNKNOWN, Durations, Finished, Known
 from stoker.engine.scheduling.guards import Evictions, Limits
@@ -30,7 +32,7 @@ from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.expand import with_deadlines
-from stoker.engine.spec.model import Demand, JobSpec, Tier
+from stoker.engine.spec.model import Demand, JobSpec, Share, Tier
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
 from stoker.policies.estimate.throughput import Throughput
@@ -184,6 +186,22 @@ class TestFromTheMiddle:
         assert (view.jobs.held > 0).any() and (view.jobs.held == 0).any()
         expected = whole.fates.ended[view.jobs.id] - view.now
         assert ends(view, policy) == pytest.approx(expected.tolist(), abs=1e-6)
+
+    def test_what_jobs_say_of_themselves_goes_with_them(self) -> None:
+        """Into a View with one more job, into the simulation that goes on from there, and beside jobs that are to come."""
+        alone = make_view([1], [Job(1, remaining=10)])
+        assert with_job(alone, JobSpec(name="new", command=("true",))).jobs.backbone is None, "nobody says any"
+        view = with_job(alone, JobSpec(name="new", command=("true",), kind="prompt", backbone="minilm", share=Share(gpu="packed")))
+        coming = make_workload("later", [view.now + 5], [10.0], [1], backbone=["smollm"])
+        seen: list[Any] = []
+
+        def decide(now: View) -> Plan:
+            seen.append([column if column is None else column.tolist() for column in (now.jobs.kind, now.jobs.backbone, now.jobs.share)])
+            return registry.create("fifo", {}).plan(now)
+
+        drained(view, np.array([10.0, 10.0]), coming, Scripted(decide), Options(), evictions=Evictions())
+        assert seen[0] == [["", "prompt"], ["", "minilm"], ["", "packed"]]
+        assert seen[1] == [["", "prompt", ""], ["", "minilm", "smollm"], ["", "packed", ""]]
 
     @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "tiresias", "themis", "elasticflow"])
     @given(view=views(deadlines=True, max_jobs=8))
@@ -507,7 +525,7 @@ class TestProfiling:
 
     def test_not_where_its_speed_is_known(self, store: Any) -> None:
         asked = self.ask(store, "unisched")
-        measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now())"
+        measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now(), NULL)"
         store.exclusive(lambda con: con.execute(measured, [asked["signature"]]))
         assert self.ask(store, "unisched")["takes"] == asked["takes"], "measured on other GPUs than the pool has"
         gpu = "INSERT INTO gpus VALUES ('g', 'n', 0, $1, 'cuda', 'A100', 0, 'ok', NULL)"

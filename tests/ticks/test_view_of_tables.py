@@ -114,7 +114,7 @@ class Tables:
         started = attempts > 0 and self.chance(0.9)
         gang, demand = self.pick((1, 2, 4)), self.pick(("best-effort", "best-effort", "soft", "strict"))
         return {
-            "id": int(number), "name": f"job{number}", "kind": "train", "pool": "default" if self.chance(0.9) else "other",
+            "id": int(number), "name": f"job{number}", "pool": "default" if self.chance(0.9) else "other",
             "owner": self.pick(("ann", "bob")), "state": state, "state_since": moment(NOW), "priority": self.whole(-2, 3),
             "held": self.chance(0.05), "gpus_min": gang, "gpus_max": 2 * gang, "gpu_memory": self.pick((0, 0, 2**33)), "demand": demand,
             "deadline": None if demand == "best-effort" else moment(NOW + self.real(1e5)), "model": self.pick(MODELS),
@@ -125,6 +125,8 @@ class Tables:
             "lease_id": int(1000 - number) if holds else None, "run_time": self.real(1e3) if attempts else 0.0,
             "attained": self.real(1e3) if attempts else 0.0, "labels": "{}", "spec": "{}",
             "signature": self.maybe(lambda: self.pick(SIGNATURES), 0.8), "unmeasured": self.whole(0, PROFILED_AT_MOST + 1),
+            "kind": self.pick(("train", "prompt")), "backbone": self.maybe(lambda: "minilm", 0.3),
+            "share": self.maybe(lambda: self.pick(("packed", "exclusive")), 0.3),
         }  # fmt: skip
 
     def lease(self, job: Row) -> Row:
@@ -287,6 +289,17 @@ def test_schedulable_jobs_of_the_pool_are_seen_in_order_with_their_tiers(seen: S
     for row, job in enumerate(wanted):
         own = slice(int(jobs.tier_start[row]), int(jobs.tier_start[row + 1]))
         assert jobs.tier_reward[own].tolist() == ([50.0, 0.0] if job["deadline"] else [])
+    for name in ("kind", "backbone", "share"):
+        column = getattr(jobs, name)
+        assert column is not None and column.tolist() == [job[name] or "" for job in wanted]
+
+
+def test_what_no_job_says_has_no_column(con: duckdb.DuckDBPyConnection) -> None:
+    tables = Tables(0)
+    insert(con, "jobs", [job | {"backbone": None, "share": None, "lease_id": None} for job in tables.jobs])
+    jobs = snapshot(con, "default", NOW).view.jobs
+    assert len(jobs) and jobs.backbone is None and jobs.share is None
+    assert jobs.kind is not None and set(jobs.kind) == {"train", "prompt"}
 
 
 def test_a_pool_without_anything_is_an_empty_view(con: duckdb.DuckDBPyConnection) -> None:
