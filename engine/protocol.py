@@ -67,6 +67,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     telemetry_interval: float  #: seconds between GPU samples
     heartbeat: float  #: longest wait of a poll, seconds
+    warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Assignment]
     shutdown: str | None = None  #: the runner is to leave: 'stop' after its workers have ended, None to go on
     logs: list[LogRequest] = []
+    draining: bool = False  #: nothing new comes: what was loaded for jobs to come is of no use
 
 
 Outcome = Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"]
@@ -146,6 +148,8 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: Whole | None = None  #: negative: signal
     outcome: Outcome | None = None  #: exited
     message: str | None = None  #: what happened and the remedy, in words
+    warm: bool | None = None  #: running: it was forked from a process that had loaded what it imports
+    cold_because: str | None = None  #: running: why it was not, in words
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]

@@ -36,7 +36,8 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        CASE WHEN id % 17 = 0 THEN finished_at END, CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN 'preempted' END,
        CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN id + 1 END, finished_at,
        CASE WHEN finished_at IS NOT NULL THEN outcome END, CASE WHEN state = 'failed' THEN 'loss is NaN: lower the learning rate' END,
-       exit_code, 'fifo', 1, false, CASE WHEN id % 5 = 0 THEN 'packed' ELSE 'exclusive' END, NULL
+       exit_code, 'fifo', 1, false, CASE WHEN id % 5 = 0 THEN 'packed' ELSE 'exclusive' END, NULL,
+       id % 3 = 0, CASE WHEN id % 3 > 0 THEN 'its server is loading' END
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
 INSERT INTO workers

@@ -47,8 +47,9 @@ class Board:
             self.stale = True
             wanted = self._read()
             changed = []
-            for node, leaving in self._store.rows("policy/leaving"):
-                now = Assignments(version=0, leases=wanted.get(node, []), shutdown="stop" if leaving else None)
+            for node, leaving, draining in self._store.rows("policy/leaving"):
+                shutdown = "stop" if leaving else None
+                now = Assignments(version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining)
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
                     version = (before.version if before else self._base) + 1

@@ -298,6 +298,7 @@ def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if update.state == "running" and lease.started_at is None:
         lease.started_at = changes["started_at"] = update.ts
+        changes |= {"warm": update.warm, "cold_because": _short(update.cold_because)}
     if REACHED[update.state] > REACHED[lease.state]:
         lease.state = changes["state"] = update.state
     return changes

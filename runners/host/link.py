@@ -276,6 +276,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
                 pid_started=run.identity.started,
                 boot_id=run.boot_id,
                 run_dir=str(run.dir.path),
+                warm=run.warm,
+                cold_because=run.cold_because,
             )
         )
     if ended and "exited" not in known and run.exit is not None:

@@ -1,8 +1,8 @@
 """Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
 
-A server is loaded when the first job that it fits has ended; it leaves with the agent. Nothing here ever blocks the agent: a request is
-put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one. So does every start for which
-there is no ready server; `why_cold` says why.
+A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here ever blocks
+the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one. So does
+every start for which there is no ready server; `why_cold` says why.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -135,38 +136,52 @@ class WarmStarts:
 
     def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
         self.enabled = enabled
+        self._draining = False
+        self._fits: dict[int, str | None] = {}  #: leases that a server fits, and the recipe of that
         self._environment = dict(os.environ if environment is None else environment)
         self._servers: dict[str | None, Server] = {}
         self._broken: dict[str | None, str] = {}  #: why there is no server for them any more
+        self._stamp = (-math.inf, 0)  #: when the runners' files were last looked at, and what was found
 
-    def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> Forked | None:
-        """Start a job by a fork, or None: start it cold."""
+    def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
+        """Start a job by a fork, or say why it is to be started cold."""
         why = self.why_cold(assignment, launch)
         asked = None if why else self._servers[_recipe(assignment)].ask(run, launch)
+        if asked is not None:
+            log.info("lease %d of job %d starts warm", run.lease, run.job, extra={"action": "start"})
+            return asked, None
+        why = why or "its server does not take requests"
         if self.enabled:
-            words = "warm" if asked else f"cold: {why or 'its server does not take requests'}"
-            log.info("lease %d of job %d starts %s", run.lease, run.job, words, extra={"action": "start"})
-        return asked
+            log.info("lease %d of job %d starts cold: %s", run.lease, run.job, why, extra={"action": "start"})
+        return None, why
 
     def why_cold(self, assignment: Assignment, launch: Launch) -> str | None:
         """Why a job does not start by a fork now; None: it does."""
         if (why := self._unsuited(assignment, launch)) is not None:
             return why
-        recipe = _recipe(assignment)
+        recipe = self._fits[assignment.lease] = _recipe(assignment)
         if recipe in self._broken:
             return self._broken[recipe]
         server = self._servers.get(recipe)
         if server is None:
-            return "it is the first; a server is loaded when it has ended"
-        if server.code != code_stamp():
+            return f"no process had loaded {_what(recipe)} yet"
+        if server.code != self._code():
             server.end()
             del self._servers[recipe]
             return "the code has changed since its server was loaded"
         return None if server.ready else server.why
 
+    def _code(self) -> int:
+        """`code_stamp`, at most a second old: it takes a look at each file."""
+        if (now := time.monotonic()) - self._stamp[0] > 1.0:
+            self._stamp = (now, code_stamp())
+        return self._stamp[1]
+
     def _unsuited(self, assignment: Assignment, launch: Launch) -> str | None:
         if not self.enabled:
             return "warm starts are off on this runner"
+        if assignment.spec.get("warm") == "off":
+            return "the job says warm: off"
         if assignment.spec.get("command"):
             return "a command is a program of its own"
         if assignment.world_size > 1:
@@ -178,14 +193,18 @@ class WarmStarts:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         return f"its environment differs in {', '.join(differ)}, which is read at import" if differ else None
 
-    def ended(self, assignment: Assignment) -> None:
-        """A job has ended: load a server for the next of its kind, in the place of the one that was used least recently."""
-        recipe = _recipe(assignment)
-        if not self.enabled or assignment.spec.get("command") or assignment.world_size > 1 or recipe in self._broken:
+    def expect(self, assignment: Assignment, *, ended: bool = False) -> None:
+        """A job has trained a step, or ended: have a server for the next of its kind, in the place of the one used least recently."""
+        recipe = self._fits.get(assignment.lease)
+        fits = assignment.lease in self._fits
+        if ended:
+            self._fits.pop(assignment.lease, None)
+        if not fits or self._draining or recipe in self._broken:
             return
         server = self._servers.get(recipe)
         if server is not None and not server.gone:
-            server.used_at = time.monotonic()
+            if ended:
+                server.used_at = time.monotonic()
             return
         if server is not None:
             self._drop(recipe)
@@ -201,6 +220,17 @@ class WarmStarts:
         for oldest in sorted(self._servers, key=lambda name: self._servers[name].used_at)[:-KEPT]:
             self._drop(oldest)
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @draining.setter
+    def draining(self, now: bool) -> None:
+        """Whether no new jobs come: then servers are of no use."""
+        self._draining = now
+        if now:
+            self.close()
+
     def tend(self) -> None:
         """End servers that have not been used for long, and note which cannot load."""
         for recipe, server in list(self._servers.items()):
@@ -211,7 +241,7 @@ class WarmStarts:
         server = self._servers.pop(recipe)
         if server.gone and not server.ready and server.why != "its server was killed":
             self._broken[recipe] = server.why
-            log.warning("no warm starts of %s: %s", recipe or "entrypoints", server.why, extra={"action": "warm"})
+            log.warning("no warm starts of %s: %s", _what(recipe), server.why, extra={"action": "warm"})
         server.end()
 
     def failed(self, assignment: Assignment) -> None:
@@ -232,6 +262,10 @@ _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 def _recipe(assignment: Assignment) -> str | None:
     recipe = assignment.spec.get("recipe")
     return str(recipe) if recipe else None
+
+
+def _what(recipe: str | None) -> str:
+    return f"recipe {recipe}" if recipe else "what entrypoints need"
 
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:

@@ -22,8 +22,10 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,12 +37,13 @@ LENGTH = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
 READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
 _PR_SET_NAME = 15
+_NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
 
 
 def main() -> int:
     try:
-        load(sys.argv[1] if len(sys.argv) > 1 else None)
+        niced(load, sys.argv[1] if len(sys.argv) > 1 else None)
         if trouble := unfit():
             raise RuntimeError(trouble)
     except Exception as error:
@@ -57,6 +60,29 @@ def main() -> int:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def niced(function: Callable[[str | None], None], argument: str | None) -> None:
+    """Call it in a thread that gives way to whoever computes. That is gone after it, and what is forked later has our own priority:
+
+    to get back a priority that it has given away, a process needs rights.
+    """
+    failure: list[BaseException] = []
+
+    def call() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            function(argument)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():  # it has ended for Python a moment before it has for the kernel
+        time.sleep(0.001)
+    if failure:
+        raise failure[0]
 
 
 def load(recipe: str | None) -> None:
@@ -189,6 +215,8 @@ class Worker:
 
 class ForkingSupervisor(Supervisor):
     """A supervisor whose worker is a fork of it."""
+
+    warm = True
 
     def _spawn(self, output: int) -> Worker:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has handlers of its own, or none
