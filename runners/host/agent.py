@@ -261,9 +261,8 @@ class Agent:
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
         self._shares.tell(self._running())
-        for run in self._running() if self.desired is not None else ():  # before the first answer nobody knows who shares
-            with run.isolated():
-                self._pins.hold(run)
+        if self.desired is not None:  # before the first answer nobody knows who shares
+            self._pins.hold(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
