@@ -9,8 +9,12 @@ SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1',
 FROM range(2) r(n);
 INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
-       CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END
+       CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END, CASE WHEN g < 2 THEN 'minilm' END, CASE WHEN g < 2 THEN getvariable('origin') END
 FROM range(8) r(g);
+INSERT INTO fork_servers
+SELECT 'node' || n, r, b, s, CASE WHEN s <> 'failed' THEN 200 + n END, getvariable('origin'), NULL, CASE WHEN s = 'ready' THEN 400000000 END,
+       CASE WHEN s = 'failed' THEN '1 threads were started at import, which a fork would lose' END
+FROM range(2) q(n), (VALUES ('text-classifier', 'minilm', 'ready'), ('toy', '', 'loading'), ('dlrm', '', 'failed')) v(r, b, s);
 INSERT INTO policy_settings VALUES (1, 'default', 'fifo', 1.0, '{}', 'ann', getvariable('origin'));
 
 INSERT INTO jobs

@@ -25,6 +25,7 @@ async def hello(call: Call) -> Welcome:
         telemetry_interval=config.runners.telemetry_interval,
         heartbeat=call.daemon.fleet.heartbeat,
         warm=config.warm.mode,
+        warm_memory=config.warm.memory,
     )
 
 

@@ -35,7 +35,7 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
 from .core_shares import Pins, Shares
@@ -86,6 +86,7 @@ class Agent:
         self._pins = Pins(devices)
         self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
         self.warm = WarmStarts(enabled=False)
+        self._servers_told: list[ForkServer] = []
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -99,6 +100,7 @@ class Agent:
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return
+            self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
@@ -227,6 +229,7 @@ class Agent:
         self.shutdown = answer.shutdown
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
         self.warm.draining = answer.draining
+        self.warm.keep(answer.warm)
         for lease, assignment in self.desired.items():
             if (known := self.runs.get(lease)) is not None:
                 known.adjust(assignment)
@@ -349,6 +352,8 @@ class Agent:
             self._check_at = now + _SETTLE
             used = {gpu for run in self.runs.values() for gpu in run.assignment.gpus}
             self._note(set(self.devices.gpus) - used, outbox)
+        if (servers := self.warm.told()) != self._servers_told:
+            outbox.servers = self._servers_told = servers
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
             self.warm.tend()
@@ -407,7 +412,7 @@ class Agent:
     def _sleep(self, outbox: Outbox) -> None:
         """Until a message, the end of a supervisor, or the next look at files. Nothing runs: nothing is looked at."""
         ends = [run.descriptor for run in self.runs.values() if run.phase is Phase.LIVE and run.descriptor is not None]
-        self._wait(self._pause(outbox), *ends)
+        self._wait(self._pause(outbox), *ends, *self.warm.loading())
 
     def _pause(self, outbox: Outbox) -> float:
         now = time.monotonic()
