@@ -13,6 +13,7 @@ from .. import format as fmt
 from ..jobs.states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .forecasting import beside, forecast_of
+from .job_columns import start
 from .jobref import JOB, job_path, note_task, one_job
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
 
@@ -140,6 +141,7 @@ def _lease_columns(now: float) -> list[Column]:
         Column("ON", lambda row: ", ".join(sorted(filter(None, row["nodes"]))), flexible=True, rank=1),
         Column("GPUS", lambda row: ", ".join(gpu for gpu in row["gpus"] if gpu), flexible=True, rank=2),
         Column("SHARE", lambda row: row["share"] if row["share"] != "exclusive" else "", rank=3),
+        Column("START", start, rank=2),
         Column("POLICY", "policy", rank=1),
         Column("MESSAGE", lambda row: row["message"] or row["stop_reason"] or "", flexible=True),
     ]
