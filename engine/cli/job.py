@@ -128,7 +128,7 @@ _NEEDS = [
 ]
 
 
-def _share(lease: Row) -> str:
+def _share(lease: Mapping[str, Any]) -> str:
     """How it shared its GPUs, and with which jobs."""
     if lease["share"] == "exclusive":
         return ""
