@@ -315,7 +315,7 @@ class Agent:
         needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if known.kind == "cuda" and asked > known.memory:
+            if asked > known.memory and (known.memory or known.kind == "cuda"):
                 return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
@@ -473,6 +473,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
     parser.add_argument("--pool", default="default")
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
+    parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
     parser.add_argument("--warm", choices=("auto", "off"), default="off", help="auto: jobs of recipes and entrypoints start by fork")
@@ -483,7 +484,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_names(given.node, given.pool, home)
         options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm == "auto")
-        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
+        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
         agent.run()
