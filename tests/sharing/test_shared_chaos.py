@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import DaemonProcess, Jobs, RunnerProcess, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
 from stoker.runners.host import processes
 
@@ -224,3 +224,20 @@ def test_both_leave_a_runner_that_is_drained_and_share_it_again(pair: Pair) -> N
     ((plan,),) = pair.jobs.sql("SELECT plan FROM decisions WHERE plan IS NOT NULL ORDER BY id DESC LIMIT 1")
     assert [start["share"] for start in json.loads(plan)["starts"]] == ["packed", "packed"]
     nothing_is_lost_or_done_twice(pair)
+
+
+def test_a_start_that_waits_for_memory_says_so(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    home.config.write_text(CONFIG)
+    jobs = Jobs(start_daemon(env={"PYTHONPATH": str(Path(__file__).parent)}).client())
+    start_runner("here", 1, "--slot-memory", "1073741824")
+    jobs.client.post("/v1/policy", {"policy": "packs_all:PacksAll", "interval": 1.0, "config": {}})
+    first = jobs.shell("first", "sleep 60", gpu_memory=600 << 20)
+    second = jobs.shell("second", "sleep 0.1", share={"gpu": "packed", "memory": 500 << 20})
+    until(lambda: jobs.waits(second) == "deferred", says=lambda: str(jobs.client.get(f"/v1/jobs/{second}")["waiting"]))
+    told = command(home, "explain", str(second))
+    assert f"waits for memory of GPU here/cpu0: it would take 1.07 GiB with job {first}, of 1 GiB" in told.out, told
+    jobs.act("cancel", first)
+    assert jobs.ended(second)["state"] == "completed"
+    jobs.ended(first)
