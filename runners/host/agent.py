@@ -84,7 +84,7 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
-        self._cores = DividedCores(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
+        self._cores = DividedCores(pinned=self._pins.of)
         self.warm = WarmStarts(enabled=False)
         self._servers_told: list[ForkServer] = []
         self._sample_at = self._clean_at = self._check_at = 0.0
