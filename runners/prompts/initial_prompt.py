@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,7 @@ def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
         raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")
     path = Home(home).bank(llm.name, llm.revision, llm.tokens)
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             bank = dict(found)
     except FileNotFoundError:
         if others := sorted(path.parents[2].glob(f"{llm.name}@*/*/bank.npz")):
@@ -150,7 +151,7 @@ def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
                 f"params.init: the bank is of {there}, and the LLM here is {llm.key} ({llm.tokens}); they are never mixed: {build}"
             ) from None
         raise NotFound(f"params.init: there is no prompt bank of {llm.key} in {home}: {build}") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise StokerError(f"params.init: {path} cannot be read ({error}); the daemon writes it again when it starts") from None
     if str(bank.get("llm")) != llm.key:
         raise Conflict(f"params.init: {path} is of {bank.get('llm')}, and the LLM here is {llm.key}; they are never mixed: {build}")
