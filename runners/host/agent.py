@@ -38,7 +38,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Pins, Shares
+from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -84,7 +84,7 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
-        self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
+        self._cores = DividedCores(pinned=self._pins.of)
         self.warm = WarmStarts(enabled=False)
         self._servers_told: list[ForkServer] = []
         self._sample_at = self._clean_at = self._check_at = 0.0
@@ -263,7 +263,7 @@ class Agent:
             for run in self.runs.values():
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
-        self._shares.tell(self._running())
+        self._cores.tell(self._running())
         if self.desired is not None:  # before the first answer nobody knows who shares
             self._pins.hold(self._running())
 
@@ -299,8 +299,8 @@ class Agent:
             return
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
-            share = self._shares.tell([*self._running(), run]).get(run.lease)
-            launch = prepare(run.dir, run.assignment, cuda, cpus=share)
+            cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
         except CannotStart as error:
@@ -323,7 +323,7 @@ class Agent:
         needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if known.kind == "cuda" and asked > known.memory:
+            if asked > known.memory and (known.memory or known.kind == "cuda"):
                 return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
@@ -483,6 +483,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
     parser.add_argument("--pool", default="default")
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
+    parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
     parser.add_argument("--warm", choices=("auto", "off"), help="auto: jobs start by fork (default: as the daemon's config.toml says)")
@@ -493,7 +494,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_names(given.node, given.pool, home)
         options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm)
-        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
+        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
         agent.run()

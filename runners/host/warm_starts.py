@@ -361,9 +361,10 @@ _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _kind(assignment: Assignment) -> Kind:
-    name = assignment.spec.get("recipe")
-    recipe = recipes.RECIPES.get(str(name)) if name else None
-    return Kind(str(name) if name else None, recipe.backbone(assignment.spec) if recipe else None)
+    """An internal recipe imports nothing of its own."""
+    name = str(assignment.spec.get("recipe"))
+    recipe = recipes.RECIPES.get(name)
+    return Kind(name, recipe.backbone(assignment.spec)) if recipe else Kind(None, None)
 
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
