@@ -93,6 +93,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
     gpu_memory: int = 0  #: bytes that it is expected to need on each GPU: as asked for, or as measured of its model; 0: not known
+    share: str = "exclusive"  #: or packed: other leases may be on its GPUs
     stop: str | None = None
     grace: float = 30.0
 

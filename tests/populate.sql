@@ -36,7 +36,7 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        CASE WHEN id % 17 = 0 THEN finished_at END, CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN 'preempted' END,
        CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN id + 1 END, finished_at,
        CASE WHEN finished_at IS NOT NULL THEN outcome END, CASE WHEN state = 'failed' THEN 'loss is NaN: lower the learning rate' END,
-       exit_code, 'fifo', 1, false
+       exit_code, 'fifo', 1, false, CASE WHEN id % 5 = 0 THEN 'packed' ELSE 'exclusive' END, NULL
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
 INSERT INTO workers
@@ -52,7 +52,7 @@ SELECT id, 'resources', 'waits for a free GPU', row_number() OVER (ORDER BY id),
 INSERT INTO provenance SELECT id, '["stoker", "submit"]', '/home/ann', 'abc123', NULL, NULL, '0.1' FROM jobs;
 INSERT INTO iteration_estimates
 SELECT id, 80, 120, 100, 200, 0.9, 0.2, 8, 0.004, submitted_at + INTERVAL 1 MINUTE FROM jobs WHERE state = 'running';
-INSERT INTO speeds VALUES (7, 'A100', 'text/0', 4, 0.5, 0.02, NULL, 1000000000, 3, getvariable('origin'));
+INSERT INTO speeds VALUES (7, 'A100', 'text/0', 4, 0.5, 0.02, NULL, 1000000000, 3, getvariable('origin'), 0.4);
 INSERT INTO profiles VALUES ('text/0', 'A100', 1, 0.7, 120, 1000000000, 9, getvariable('origin'));
 
 INSERT INTO events

@@ -146,6 +146,8 @@ async def history(call: Call) -> dict[str, Any]:
             "stays": objects(store, "api/sim_stays", pool, since),
             "nodes": [row[0] for row in store.rows("api/sim_nodes", pool)],
             "left_out": objects(store, "api/sim_left_out", pool, since)[0],
+            "models": objects(store, "api/sim_models", pool),
+            "slowdowns": objects(store, "api/sim_slowdowns", pool),
         }
 
     return await call.read(read)

@@ -139,6 +139,7 @@ def _lease_columns(now: float) -> list[Column]:
         Column("LASTED", lasted, right=True),
         Column("ON", lambda row: ", ".join(sorted(filter(None, row["nodes"]))), flexible=True, rank=1),
         Column("GPUS", lambda row: ", ".join(gpu for gpu in row["gpus"] if gpu), flexible=True, rank=2),
+        Column("SHARE", lambda row: row["share"] if row["share"] != "exclusive" else "", rank=3),
         Column("POLICY", "policy", rank=1),
         Column("MESSAGE", lambda row: row["message"] or row["stop_reason"] or "", flexible=True),
     ]

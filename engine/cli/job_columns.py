@@ -110,12 +110,17 @@ def _reason(row: Row, now: float) -> str:
     silence = _silence(row, now)
     if collapsed(row) and row["state"] not in ("pending", "submitted"):
         return silence
-    return "; ".join(filter(None, (row["reason"], silence)))
+    return "; ".join(filter(None, (row["reason"], beside(row), silence)))
+
+
+def beside(row: Row) -> str:
+    """Who shares its GPUs."""
+    return f"beside {row['shared_with']}" if row.get("shared_with") else ""
 
 
 def _on(row: Row, now: float) -> str:
     """Where it runs, and what is not heard of there."""
-    return "; ".join(filter(None, ((row["nodes"] or "").replace(",", ", "), _silence(row, now))))
+    return "; ".join(filter(None, ((row["nodes"] or "").replace(",", ", "), beside(row), _silence(row, now))))
 
 
 def listed(now: float) -> list[Column]:
@@ -181,7 +186,8 @@ def _memory(row: Row) -> str:
 
 def _held_by(row: Row) -> str:
     if row["job_id"] is not None:
-        return f"{row['job_id']} {row['job']}"
+        others = f", {row['shared_with']}" if row.get("shared_with") else ""
+        return f"{row['job_id']} {row['job']}{others}"
     return str(row["note"] or row["state"]) if row["state"] != "free" else "free"
 
 

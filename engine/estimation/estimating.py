@@ -1,4 +1,5 @@
-"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, and what suspensions cost.
+"""What is learnt from history beside the ticks: how many iterations jobs need that stop at a metric, what suspensions cost,
+and how busy jobs keep their GPUs.
 
 One periodic task, so one thread: fitting a curve takes milliseconds, and no tick and no write waits for it.
 """
@@ -15,9 +16,11 @@ from typing import Literal
 import numpy as np
 
 from ...policies.estimate.learning_curves import IterationEstimate, estimate_iterations
+from ..json_rows import objects
 from ..scheduling.overheads import Overheads
 from ..store.sqlfiles import sql
 from ..store.store import Committed, Store
+from .speeds import write_utilisations
 from .stored_estimates import Estimate, write_estimates
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,8 @@ REFIT = 10.0  #: seconds between two fits of one job, at least
 SHARE = 0.02  #: of the time at most is spent on one job: a very long curve is fitted less often
 ROUND = 1.0  #: seconds of fitting in one look; who is left comes in the next
 REMEASURE = 30.0  #: seconds between two looks at what suspensions cost
+USE = 10.0  #: seconds between two looks at how busy jobs keep their GPUs
+RECENT = 60.0  #: seconds of samples that tell it: what a job did before it trained is soon none of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Estimating:
         self._adopt = adopt
         self._clock = clock
         self._reported = self._moved = True  # what came before this process
-        self._measured_at = -math.inf
+        self._measured_at = self._used_at = -math.inf
         self._looks: dict[int, _Look] = {}
 
     def committed(self, commit: Committed) -> None:
@@ -70,11 +75,15 @@ class Estimating:
             self._moved = True
 
     def look(self) -> None:
-        """A periodic task: does nothing unless something has come since the last time."""
+        """A periodic task: does next to nothing unless something has come since the last time."""
         now = self._clock()
         if self._moved and now - self._measured_at >= REMEASURE:
             self._moved, self._measured_at = False, now
             self._adopt(Overheads(self._store.rows("policy/overheads")))
+        if now - self._used_at >= USE:
+            self._used_at = now
+            if found := objects(self._store, "policy/utilisations", now - RECENT):
+                self._store.write(write_utilisations, found)
         if self._reported:
             self._reported = False  # before the tables are read: what comes meanwhile is seen the next time
             if self._refit(now):

@@ -1,8 +1,9 @@
-"""What runs measured of the speed of a step, folded into `speeds`: moving averages, so that what runs keeps correcting them."""
+"""What runs measured of the speed of a step, folded into `speeds` and `slowdowns`: moving averages, corrected by all that runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..protocol import Speed
@@ -11,36 +12,93 @@ from ..store.transaction import Transaction
 _REMEMBERED = 5  #: reports that weigh in a moving average
 
 
-def learn_speeds(tx: Transaction, found: Sequence[tuple[int, Speed, int | None]]) -> None:
-    """Take measurements of leases, in order, each with the job's steps in all, where it knows them.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One report of a lease: its speed, the job's steps in all, where it knows them, and when it was made (s since the epoch)."""
 
-    Those made with other parts of the batch than the gang's tell nothing of its steps.
+    lease: int
+    speed: Speed
+    total: int | None
+    ts: float
+
+    @property
+    def since(self) -> float:
+        """When the first of its steps began: ``steps`` of them, one after the other, in about as many times the median."""
+        return self.ts - self.speed.steps * self.speed.compute
+
+
+def learn_speeds(tx: Transaction, found: Sequence[Measured]) -> None:
+    """Take measurements of leases, in order.
+
+    Those made with other parts of the batch than the gang's tell nothing of its steps; those made beside another job, how it is slowed.
     """
     if not found:
         return
-    measured: dict[int, list[Speed]] = {}
-    totals: dict[int, int] = {}
-    for number, speed, total in found:
-        measured.setdefault(number, []).append(speed)
-        if total is not None:
-            totals[number] = total
+    measured: dict[int, list[Measured]] = {}
+    for one in found:
+        measured.setdefault(one.lease, []).append(one)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     jobs: list[dict[str, Any]] = []
+    shared: list[tuple[dict[str, Any], list[Measured]]] = []
     fresh = False
     for lease in tx.objects("measured_speeds", list(measured)):
-        if lease["total_steps"] is None and lease["id"] in totals:
-            jobs.append({"id": lease["job_id"], "total_steps": totals[lease["id"]]})
+        totals = [one.total for one in measured[lease["id"]] if one.total is not None]
+        if lease["total_steps"] is None and totals:
+            jobs.append({"id": lease["job_id"], "total_steps": totals[-1]})
         if lease["signature"] is None or not (lease["profile"] or lease["gpu_count"] == lease["gang"]):
+            continue
+        if lease["share"] != "exclusive":
+            shared.append((lease, measured[lease["id"]]))
             continue
         key = (lease["signature"], lease["gpu_name"])
         row = rows.setdefault(key, {name: lease[name] for name in _COLUMNS})
         fresh |= row["samples"] is None
-        for speed in measured[lease["id"]]:
-            row.update(fold(row, speed, across=lease["nodes"] > 1), updated_at=tx.now)
+        for one in measured[lease["id"]]:
+            row.update(fold(row, one.speed, across=lease["nodes"] > 1), updated_at=tx.now)
     tx.upsert("speeds", ["signature", "gpu_name"], list(rows.values()))
     tx.update("jobs", ["id"], jobs)
+    learn_slowdowns(tx, shared)
     if fresh:
         tx.touch("queue", "estimates")  # who waits for it need not be profiled any more
+
+
+def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[Measured]]]) -> None:
+    """How many times longer steps take beside one other job than alone: of leases that share, where their speed alone is known.
+
+    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs.
+    """
+    found = [(lease, reports) for lease, reports in found if lease["compute"] is not None]
+    if not found:
+        return
+    others: dict[int, list[dict[str, Any]]] = {}
+    for other in tx.objects("beside", [lease["id"] for lease, _ in found]):
+        others.setdefault(other["lease"], []).append(other)
+    models = sorted({lease["model"] for lease, _ in found})
+    rows = {(row["model"], row["beside"], row["gpu_name"]): row for row in tx.objects("known_slowdowns", models)}
+    changed = {}
+    for lease, reports in found:
+        for one in reports:
+            if (beside := _only_other(others.get(lease["id"], ()), one)) is None:
+                continue
+            key = (lease["model"], beside, lease["gpu_name"])
+            row = rows.setdefault(key, {"model": key[0], "beside": key[1], "gpu_name": key[2], "slowdown": None, "samples": 0})
+            weight = 1 / min(row["samples"] + 1, _REMEMBERED)
+            slowdown = mix(row["slowdown"], one.speed.compute / lease["compute"], weight)
+            row.update(slowdown=slowdown, samples=row["samples"] + 1, updated_at=tx.now)
+            changed[key] = row
+    tx.upsert("slowdowns", ["model", "beside", "gpu_name"], list(changed.values()))
+    if any(row["samples"] == 1 for row in changed.values()):
+        tx.touch("queue")  # who may be packed with whom is another question now
+
+
+def _only_other(others: Sequence[Mapping[str, Any]], report: Measured) -> str | None:
+    """The model of the one other lease that ran on the same GPUs all the while, None: there was none, or there were several."""
+    there = [one for one in others if one["granted_at"] < report.ts and (one["ended_at"] is None or one["ended_at"] > report.since)]
+    if len(there) != 1:
+        return None
+    (one,) = there
+    ran = one["started_at"] is not None and one["started_at"] <= report.since and (one["ended_at"] is None or one["ended_at"] >= report.ts)
+    return one["model"] if ran and one["whole"] else None
 
 
 _COLUMNS = ("signature", "gpu_name", "model", "gang", "compute", "within_node", "across_nodes", "peak_memory", "samples")
@@ -59,6 +117,16 @@ def fold(known: Mapping[str, Any], speed: Speed, *, across: bool) -> dict[str, A
         name = "across_nodes" if across else "within_node"
         changes[name] = mix(known[name], speed.communication, weight)
     return changes
+
+
+def write_utilisations(tx: Transaction, batch: Sequence[Sequence[Mapping[str, Any]]]) -> Sequence[None]:
+    """Set how busy jobs keep a GPU, and how much memory they take of a slot: rows of `speeds` with its keys; None: as it was."""
+    keys = ["signature", "gpu_name"]
+    for rows in batch:
+        for name in ("utilisation", "peak_memory"):
+            tx.update("speeds", keys, [{key: row[key] for key in (*keys, name)} for row in rows if row[name] is not None])
+    tx.touch("queue")  # who waits may be packed now
+    return [None] * len(batch)
 
 
 def mix(old: float | None, new: float | None, weight: float) -> float | None:

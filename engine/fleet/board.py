@@ -125,6 +125,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 rendezvous=f"{lease['address']}:{RENDEZVOUS_BASE + lease['lease'] % 1000}" if len(nodes) > 1 else "",
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
+                share=lease["share"],
                 stop=lease["stop"],
                 **terms,
             ),

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
-from ..estimation.speeds import learn_speeds
-from ..jobs.leases import Stop, end, stop
+from ..estimation.speeds import Measured, learn_speeds
+from ..jobs.leases import EXCLUSIVE, Stop, end, stop
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, Speed, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
 from ..store.transaction import Transaction
 from .offers import require_free
 
@@ -122,6 +122,7 @@ class _Lease:
     total_steps: int | None  #: of the job, as submitted
     metric: str | None  #: that the job's stopping rule watches
     profile: bool  #: a profiling run, of which nothing but its measurements is kept
+    share: str  #: as in `leases`
     nodes: list[str] = field(default_factory=list)
 
 
@@ -151,7 +152,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     metrics: list[dict[str, Any]] = []
     moved: dict[tuple[int, int], int] = {}
     latest: dict[int, _Latest] = {}
-    speeds: list[tuple[int, Speed, int | None]] = []
+    speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
     for node, records in batch:
         part = live.get((records.lease, node))
@@ -164,7 +165,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 continue  # sent again after a lost answer
             moved[key] = record.seq
             if record.speed is not None:
-                speeds.append((records.lease, record.speed, record.total))
+                speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
             if record.speed is not None or part.lease.profile:
                 continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
@@ -248,12 +249,15 @@ def _first(*values: int | None) -> int | None:
 
 
 def _pace(old: Mapping[str, Any], new: _Latest) -> float | None:
-    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted."""
+    """Seconds a step, moving average; measured within one lease only, so that a stop between two is not counted.
+
+    It is that of a job that has its GPUs alone: beside others it stays what it was.
+    """
     started, updated = new.lease.started_at, old["updated_at"]
     within = started is not None and updated is not None and updated >= started
     ts, step = (updated, old["step"]) if within else (new.first.ts, new.first.step)
     before = old["seconds_per_step"]
-    if new.last.step <= step or new.last.ts <= ts:
+    if new.lease.share != EXCLUSIVE or new.last.step <= step or new.last.ts <= ts:
         return None if before is None else float(before)
     pace = (new.last.ts - ts) / (new.last.step - step)
     return float(pace) if before is None else float(0.7 * before + 0.3 * pace)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .. import format as fmt
+from ..jobs.leases import PACKED
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
 from ..store.store import Store
@@ -23,15 +25,19 @@ def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lam
     found = objects(store, "api/waiting", job)
     waiting = found[0] if found else None
     decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
+    partners = objects(store, "api/shared_with", job)
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
-        "summary": _summary(row, waiting) + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
+        "summary": _summary(row, waiting)
+        + (_partners(partners) or _alone(store, row))
+        + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
         "expected": expected(store, job),
+        "shared_with": partners,
         "silent": objects(store, "api/silent", job),
     }
 
@@ -51,6 +57,24 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+
+
+def _partners(partners: list[dict[str, Any]]) -> str:
+    names = [f"job {one['job']} ({one['name']})" for one in partners]
+    return f"; shares its GPUs with {', '.join(names)}" if names else ""
+
+
+def _alone(store: Store, row: dict[str, Any]) -> str:
+    """Of a job that is to share its GPUs: why it never will."""
+    if row["share"] != PACKED or row["state"] in FINAL:
+        return ""
+    ((gpus, memory),) = store.rows("api/room_to_share", row["pool"])
+    if 0 < gpus < row["gpus_min"]:
+        return f"; shares with nobody, as gangs over several nodes do not, and no node of the pool has {row['gpus_min']} GPUs"
+    if 0 < memory <= row["gpu_memory"]:
+        need, total = fmt.size(row["gpu_memory"]), fmt.size(memory)
+        return f"; shares with nobody, as it takes {need} of a GPU and the largest of the pool has {total}"
+    return ""
 
 
 def _deadlines_ahead(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:

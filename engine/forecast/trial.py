@@ -25,8 +25,8 @@ def with_job(view: View, spec: JobSpec, *, remaining: float = math.nan, model: i
     new: dict[str, Any] = {
         "id": max(jobs.id.tolist(), default=0) + 1, "submitted_at": view.now, "phase": Phase.PENDING, "gpus_min": spec.gpus_min,
         "gpus_max": spec.gpus_max, "priority": spec.priority, "demand": _DEMANDS[spec.demand.kind],
-        "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0,
-        "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.gpu_memory, "preemptions": 0, "user": -1,
+        "deadline": spec.deadline or math.inf, "attained": 0.0, "run_time": 0.0, "lease_time": 0.0, "preemptions": 0,
+        "remaining": remaining if spec.estimate is None else spec.estimate, "gpu_memory": spec.memory_of_a_gpu, "user": -1,
         "model": model, "alloc_start": len(jobs.alloc_gpus), "tier_start": len(jobs.tier_deadline) + len(spec.demand.tiers),
     }  # fmt: skip
     new |= {name: value for name, value in (_OPTIONAL | {"profile_gpus": profile_gpus}).items() if getattr(jobs, name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ from .moves import Move, move
 from .outcomes import End, judge
 from .states import State
 
+EXCLUSIVE, PACKED = "exclusive", "packed"  #: of `leases.share`, as the policies' contract has them
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A job gets GPUs: (gpu, node) pairs in rank order; ``expires`` is when the right ends, None: never.
 
     ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
-    the grant, which comes after the decision, before which the right does not end.
+    the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
+    ``memory``: bytes that it needs of each, 0: not known.
     """
 
     job: int
@@ -31,6 +35,8 @@ class Grant:
     expires: float | None
     profile: bool = False
     lasts: float = 0.0
+    share: str = EXCLUSIVE
+    memory: int = 0
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
@@ -43,11 +49,12 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
-                       "decision_id": decision})  # fmt: skip
+                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory)})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)
         workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
         reason = f"{len(given.gpus)} GPU{'s' * (len(given.gpus) > 1)} on {', '.join(nodes)}"
+        reason += "" if given.share == EXCLUSIVE else f", {given.share}"
         changes = {"lease_id": lease, "attempts": attempt, "not_before": None}
         to = State.PROFILING if given.profile else State.ASSIGNED
         moves.append(Move(given.job, to, reason, f"policy:{policy}", lease, changes))
@@ -57,6 +64,21 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     move(tx, moves)
     tx.touch("leases")
     return [lease["id"] for lease in leases]
+
+
+def _options(share: str, memory: int) -> str | None:
+    return json.dumps({"memory": memory}) if share != EXCLUSIVE and memory else None
+
+
+def join(tx: Transaction, joined: Mapping[int, int], actor: str) -> None:
+    """Live leases that have their GPUs alone share them from now on; ``joined``: bytes that each needs, 0: not known."""
+    found = [lease for lease in tx.objects("live_leases", list(joined)) if lease["share"] == EXCLUSIVE] if joined else []
+    for lease in found:
+        tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=PACKED, reason="another job is packed on its GPUs")
+    tx.update("leases", ["id"], [
+        {"id": lease["id"], "share": PACKED, "options": _options(PACKED, joined[lease["id"]])} for lease in found])  # fmt: skip
+    if found:
+        tx.touch("leases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +122,10 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     if not ends:
         return
     moves, leases = [], []
-    for lease in tx.objects("ending_leases", list(ends)):
+    ending = tx.objects("ending_leases", list(ends))
+    shared = [lease["id"] for lease in ending if lease["share"] != EXCLUSIVE]
+    divided = dict(tx.execute("divided_service", shared, tx.now)) if shared else {}
+    for lease in ending:
         how = ends[lease["id"]]
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         verdict = judge(
@@ -111,7 +136,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
         changes = {
             "run_time": lease["run_time"] + ran,
-            "attained": lease["attained"] + ran * lease["gpu_count"],
+            "attained": lease["attained"] + divided.get(lease["id"], ran * lease["gpu_count"]),
             "preemptions": lease["preemptions"] + verdict.preempted,
             "failures": lease["failures"] + verdict.failed,
             "unmeasured": lease["unmeasured"] + verdict.unmeasured,

@@ -251,7 +251,7 @@ def job_row(spec: JobSpec, now: float) -> dict[str, Any]:
     """Columns of `jobs` that follow from the spec, and the zeros a job begins with."""
     return {
         "name": spec.name, "kind": spec.kind, "pool": spec.pool, "state_since": now, "priority": spec.priority, "held": spec.hold,
-        "gpus_min": spec.gpus_min, "gpus_max": spec.gpus_max, "gpu_memory": spec.gpu_memory, "demand": spec.demand.kind,
+        "gpus_min": spec.gpus_min, "gpus_max": spec.gpus_max, "gpu_memory": spec.memory_of_a_gpu, "demand": spec.demand.kind,
         "deadline": spec.deadline, "model": spec.model, "signature": spec.signature, "total_steps": spec.stop.iterations,
         "est_duration": spec.estimate, "submitted_at": now, "attempts": 0, "failures": 0, "preemptions": 0, "cancel_requested": False,
         "run_time": 0.0, "attained": 0.0, "array_index": spec.array_index, "array_cap": spec.array_cap,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..jobs.leases import Grant, Stop, grant, stop
+from ..jobs.leases import EXCLUSIVE, Grant, Stop, grant, join, stop
 from ..store.transaction import Transaction
 from .policy_errors import told
 
@@ -45,6 +45,7 @@ class Enactment:
     stops: Sequence[Stop] = ()
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
     waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
+    joined: Mapping[int, int] = field(default_factory=dict)  #: leases whose GPUs others share from now on, and bytes that each needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ def enact(tx: Transaction, batch: Sequence[Enactment]) -> Sequence[Enacted]:
 
 def _enact(tx: Transaction, one: Enactment) -> Enacted:
     number = one.decision.number or tx.number("decisions")
+    join(tx, one.joined, f"policy:{one.decision.policy}")
     grants, skipped = _possible(tx, one.grants)
     stop(tx, one.stops)
     leases = grant(tx, grants, one.decision.policy, number) if grants else []
@@ -74,18 +76,43 @@ def _possible(tx: Transaction, grants: Sequence[Grant]) -> tuple[list[Grant], di
     if not grants:
         return [], {}
     startable = {row[0] for row in tx.execute("startable", [g.job for g in grants])}
-    free = {row[0] for row in tx.execute("free_gpus", sorted({gpu for g in grants for gpu, _ in g.gpus}))}
+    found = tx.execute("room_on_gpus", sorted({gpu for g in grants for gpu, _ in g.gpus}))
+    rooms = {gpu: _Room(*room) for gpu, *room in found}
     possible, skipped = [], {}
     for given in grants:
-        wanted = {gpu for gpu, _ in given.gpus}
         if given.job not in startable:
             skipped[given.job] = "no longer waits"
-        elif not wanted <= free:
-            skipped[given.job] = "its GPUs are no longer free"
+        elif (lacking := _lacking(given, rooms)) is not None:
+            skipped[given.job] = lacking
         else:
-            free -= wanted
+            for gpu, _ in given.gpus:
+                room = rooms[gpu]
+                room.holders += 1
+                room.alone += given.share == EXCLUSIVE
+                room.taken += given.memory
             possible.append(given)
     return possible, skipped
+
+
+@dataclass(slots=True)
+class _Room:
+    """What there is on a GPU on which something may start."""
+
+    memory: int  #: bytes, 0: not known
+    holders: int
+    alone: int  #: of these, who have it alone
+    taken: int  #: bytes that the others need
+
+
+def _lacking(given: Grant, rooms: Mapping[str, _Room]) -> str | None:
+    """Why a grant is not possible on its GPUs, None: it is."""
+    for gpu, _ in given.gpus:
+        room = rooms.get(gpu)
+        if room is None or (room.holders and (given.share == EXCLUSIVE or room.alone)):
+            return "its GPUs are no longer free"
+        if room.holders and 0 < room.memory < room.taken + given.memory:
+            return f"waits for memory of GPU {gpu}, which those who share it have taken"
+    return None
 
 
 def _write_waiting(tx: Transaction, waiting: Sequence[tuple[int, str, str, bool]], actor: str) -> None:
@@ -108,7 +135,13 @@ def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequen
     started = [g for g in one.grants if g.job not in skipped]
     plan = {
         "starts": [
-            {"job": g.job, "gpus": [gpu for gpu, _ in g.gpus], "lease": lease, **({"profile": True} if g.profile else {})}
+            {
+                "job": g.job,
+                "gpus": [gpu for gpu, _ in g.gpus],
+                "lease": lease,
+                **({"profile": True} if g.profile else {}),
+                **({"share": g.share} if g.share != EXCLUSIVE else {}),
+            }
             for g, lease in zip(started, leases, strict=True)
         ],
         "stops": [{"lease": s.lease, "reason": s.reason, "for": s.for_job} for s in one.stops],

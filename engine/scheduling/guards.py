@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...policies.contract import Allocation, Bools, Floats, Phase, Plan, View
+from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Bools, Floats, Phase, Plan, View
 from .plan_check import holders
 from .rowof import RowOf
 
@@ -55,6 +55,8 @@ class Start(NamedTuple):
     lease_end: float | None
     profile: bool = False  #: a profiling run on fewer GPUs than the gang
     lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
+    share: str = EXCLUSIVE  #: or the kind of its group
+    memory: float = 0.0  #: bytes that it is taken to need of each GPU that it shares, 0: not known
 
 
 class Stop(NamedTuple):
@@ -83,6 +85,7 @@ class Actions:
     stops: list[Stop] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)
+    joined: dict[int, float] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on, and bytes that each needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,7 @@ class _Tick:
         for group in plan.groups:
             for job in group.jobs:
                 self.partners.setdefault(job, set()).update(group.jobs)
+        self.begun: dict[int, list[int]] = {}  # GPUs of groups, and who starts there now
         self.stopped: set[int] = set()
         self.refused: set[int] = set()  # GPUs that a start wants and does not get for now
         self.behind_movers: dict[int, list[int]] = {}  # jobs to be moved, and who holds the GPUs, of whom some are to move themselves
@@ -237,7 +241,10 @@ class _Tick:
         if not holders:
             end = self.lease_end(job, allocation)
             lasts = 0.0 if end is None else self.limits.min_run_time
-            self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
+            if job in self.partners:
+                self._start_beside(job, allocation, end, lasts)
+            else:
+                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
             return
         if (objection := self._make_way(job, holders)) is not None:
             # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
@@ -247,6 +254,23 @@ class _Tick:
                 self._refuse(job, allocation, objection)
             return
         self._defer(job, f"waits for {_jobs(holders)} to stop")
+
+    def _start_beside(self, job: int, allocation: Allocation, end: float | None, lasts: float) -> None:
+        """Start a job of a group, if the memory of its GPUs has room for all who are to be there."""
+        need, joined = float(self.view.jobs.gpu_memory[self.row_of[job]]), {}
+        for gpu in allocation.gpus:
+            held = [other for other in self.holders.get(gpu, ()) if other in self.partners[job]]
+            needs = {other: float(self.view.jobs.gpu_memory[self.row_of[other]]) for other in (*held, *self.begun.get(gpu, ()))}
+            total, wanted = float(self.view.gpus.memory[gpu]), need + sum(needs.values())
+            if needs and 0 < total < wanted:
+                words = f"{wanted / 2**30:.3g} GiB with {_jobs(sorted(needs))}, of {total / 2**30:.3g} GiB"
+                self._defer(job, f"waits for memory of GPU {self.view.gpus.id[gpu]}: it would take {words}")
+                return
+            joined.update({other: needs[other] for other in held})
+        for gpu in allocation.gpus:
+            self.begun.setdefault(gpu, []).append(job)
+        self.actions.joined.update(joined)
+        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, PACKED, need))
 
     def move(self, job: int, allocation: Allocation) -> None:
         """Stop a job that is to go on elsewhere, but only when it can go on at once.

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from ...policies.contract import Ints
+from ...policies.contract import Floats, Ints
 from ...policies.estimate.throughput import Profile, Throughput
 from .query_columns import Array, Columns, Groups, floats
 
 _MOST = 64  #: GPUs up to which a speed is predicted, unless the gang is larger
 
 
-def profiles_of(speeds: Columns, products: Array) -> tuple[tuple[Profile, ...], Ints]:
+def profiles_of(speeds: Columns, products: Array, memory: Floats) -> tuple[tuple[Profile, ...], Ints]:
     """What was measured on GPUs of these products: profiles by ascending signature, and those signatures.
 
-    ``speeds`` as sql/policy/speeds has them, {}: none. Of several products the slowest counts.
+    ``speeds`` as sql/policy/speeds has them, {}: none. Of several products the slowest counts,
+    and the one that is used most. ``memory``: bytes of each GPU, 0 of a slot without its own: all jobs fit there.
     """
     if not speeds:
         return (), np.zeros(0, dtype=np.int64)
     here = np.isin(speeds["product"], products)
+    bytes_of: dict[int, float] = {}
+    for product, size in zip(products.tolist(), memory.tolist(), strict=True):
+        bytes_of[product] = min(size, bytes_of.get(product, size))
+    total = np.array([bytes_of[product] for product in speeds["product"][here].tolist()], dtype=np.float64)
+    filled = np.where(total > 0, floats(speeds["peak_memory"][here]) / np.maximum(total, 1.0), 0.0)
     groups = Groups(speeds["signature"][here])
     gangs, *terms = (
-        groups.most(floats(speeds[name][here])).tolist() for name in ("gang", "compute", "within_node", "across_nodes")
-    )  # fmt: skip
+        groups.most(column).tolist()
+        for column in (*(floats(speeds[name][here]) for name in ("gang", "compute", "within_node", "across_nodes", "utilisation")), filled)
+    )
     models = speeds["model"][here][groups.first].tolist()
     rows = zip(models, gangs, *terms, strict=True)
     return tuple(_profile(model, int(gang), *map(_known, measured)) for model, gang, *measured in rows), groups.keys
+
+
+def slowdowns_of(measured: Columns, profiles: Sequence[Profile], products: Array) -> Floats | None:
+    """How many times longer a model takes beside another: rows and columns as ``profiles``, see `View.slowdowns`; None: no pair is known.
+
+    ``measured`` as sql/policy/slowdowns has it, {}: none. Of several products the one on which it is slowest counts.
+    """
+    here = np.isin(measured["product"], products) if measured else np.zeros(0, dtype=bool)
+    if not here.any():
+        return None
+    rows: dict[str, list[int]] = {}
+    for row, profile in enumerate(profiles):
+        rows.setdefault(profile.name.rpartition(" on ")[0], []).append(row)
+    table = np.full((len(profiles), len(profiles)), np.nan)
+    for model, beside, slowdown in zip(*(measured[name][here].tolist() for name in ("model", "beside", "slowdown")), strict=True):
+        pairs = np.ix_(rows.get(model, []), rows.get(beside, []))
+        table[pairs] = np.fmax(table[pairs], slowdown)
+    return table
 
 
 def _known(seconds: float) -> float | None:
@@ -36,8 +62,11 @@ def _known(seconds: float) -> float | None:
 
 
 @lru_cache(maxsize=4096)
-def _profile(model: str, gang: int, compute: float, within: float | None, across: float | None) -> Profile:
-    return Profile(f"{model} on {gang}", throughput(gang, compute, within, across))
+def _profile(
+    model: str, gang: int, compute: float, within: float | None, across: float | None, utilisation: float | None, memory: float | None
+) -> Profile:
+    used = [math.nan if share is None else share for share in (utilisation, memory)]
+    return Profile(f"{model} on {gang}", throughput(gang, compute, within, across), utilisation=used[0], memory=used[1])
 
 
 def throughput(gang: int, compute: float, within: float | None, across: float | None) -> Throughput:

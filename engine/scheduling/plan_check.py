@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
@@ -53,11 +53,12 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         wake_at=None if plan.wake_at is None else float(plan.wake_at),
         rejected=_ids("rejected", plan.rejected) if plan.rejected else (),
         memory=plan.memory if plan.memory is view.memory else _memory(plan.memory),
+        warm=None if plan.warm is None else _pools(plan.warm, view),
     )
     if plain.preempt or plain.rejected:
         _check_preempt(plain, row_of, view)
     if plain.allocations or plain.groups:
-        _check_sharing(plain, fresh, view)
+        _check_sharing(plain, fresh, row_of, view)
     if plain.waiting or plain.order:
         _check_waiting(plain, view)
     _check_rest(plain)
@@ -66,8 +67,8 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
 
 def check_enacted(plan: Plan) -> Plan:
     """The same plan, or PlanError where it asks for what the simulator does and the daemon does not: nothing is dropped in silence."""
-    for group in plan.groups:
-        raise PlanError(f"groups: jobs {', '.join(map(str, group.jobs))} are to share GPUs; the daemon gives a GPU to one job only")
+    if plan.warm is not None:
+        raise PlanError("warm: pools of warm GPUs are simulated only; the daemon does not keep any")
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
@@ -83,6 +84,19 @@ def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
         if int(jobs.id[row]) not in plan.preempt
     }
     return {**stay, **plan.allocations}
+
+
+def _pools(given: Any, view: View) -> Mapping[str, list[int]]:
+    """Backbones and the GPUs of their pools, of which each is in one."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise PlanError("warm: is not a mapping of backbones to rows of GPUs; None leaves all pools as they are")
+    pool_of: dict[int, str] = {}
+    for name, gpus in given.items():
+        for gpu in _gpus(f"warm: {name}", gpus, view):
+            if gpu in pool_of:
+                raise PlanError(f"warm: GPU {view.gpus.id[gpu]} is in the pools of {pool_of[gpu]} and {name}; it can be in one")
+            pool_of[gpu] = name
+    return {name: sorted(gpu for gpu, of in pool_of.items() if of == name) for name in given}
 
 
 def _memory(given: Any) -> Memory:
@@ -133,17 +147,18 @@ def _lease_end(job: int, end: float | None, now: float) -> float | None:
     return None if end is None else float(end)
 
 
-def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
+def _gpus(job: int | str, given: Iterable[int], view: View) -> tuple[int, ...]:
+    who = f"job {job}" if isinstance(job, int) else job
     try:
         gpus = tuple(operator.index(gpu) for gpu in given)
     except TypeError:
-        raise PlanError(f"job {job}: {given!r} are not rows of the view's GPUs") from None
+        raise PlanError(f"{who}: {given!r} are not rows of the view's GPUs") from None
     count = len(view.gpus)
     for gpu in gpus:
         if not 0 <= gpu < count:
-            raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
+            raise PlanError(f"{who}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
     if len(set(gpus)) != len(gpus):
-        raise PlanError(f"job {job}: has a GPU twice in {gpus}")
+        raise PlanError(f"{who}: has a GPU twice in {gpus}")
     return gpus
 
 
@@ -175,7 +190,7 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
 
-def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
+def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
     partners: dict[int, set[int]] = {}
     for group in plan.groups:
         if group.kind != PACKED:
@@ -183,6 +198,13 @@ def _check_sharing(plan: Plan, fresh: set[int], view: View) -> None:
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            gpus = plan.allocations[job].gpus
+            if view.jobs.share is not None and view.jobs.share[row_of[job]] == EXCLUSIVE:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but asks to have its GPUs alone (share: exclusive)")
+            if len(gpus) < view.jobs.gpus_min[row_of[job]]:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")
+            if len(set(view.gpus.node[list(gpus)].tolist())) > 1:
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its GPUs are on several nodes; those are never shared")
             partners.setdefault(job, set()).update(group.jobs)
     users: dict[int, list[int]] = {}
     _enter_stayers(plan, view, users)

@@ -35,7 +35,7 @@ def fetch(con: duckdb.DuckDBPyConnection, name: str, *parameters: Any) -> Column
     return {name: _plain(column) for name, column in columns.items()}
 
 
-def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Ints) -> Columns:
+def fetch_of(con: duckdb.DuckDBPyConnection, name: str, keys: Array) -> Columns:
     """Columns of ``sql/NAME.sql`` for these keys; without any nothing is asked. Where there is no row there are no columns."""
     columns = fetch(con, name, keys.tolist()) if len(keys) else {}
     return columns if any(map(len, columns.values())) else {}

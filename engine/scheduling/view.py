@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
-from .measured_profiles import profiles_of
+from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
-from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, floats, ints, parsed, rows_of, seconds, words
+from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
 from .work import Work, work_of
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     jobs, lease_id = seen.jobs, ints(seen.jobs["lease_id"])
     gpus, nodes = _gpus(seen.gpus, seen.nodes)
     leases = Beside(lease_id, seen.leases, "id")
-    profiles, known = profiles_of(seen.speeds, seen.gpus["product"])
+    profiles, known = profiles_of(seen.speeds, seen.gpus["product"], floats(seen.gpus["memory"]))
     profile = rows_of(ints(jobs["signature"]), known)
     overhead = overheads.of(pool, jobs["model"], ints(jobs["gpus_min"]))
-    table = _jobs(jobs, seen.work, leases, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
-    view = View(now, pool, table, gpus, nodes, profiles)
+    divided = Beside(lease_id, seen.divided, "lease_id")
+    table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
+    slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
+    view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns)
     return Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
 
 
@@ -62,9 +64,11 @@ class _Read:
     jobs: Columns  #: schedulable ones, in submission order
     work: Work  #: a row a job
     leases: Columns
+    divided: Columns  #: service of the leases that share their GPUs
     held: Columns
     tiers: Columns
     speeds: Columns  #: of the jobs' signatures, on any GPU
+    slowdowns: Columns  #: of pairs of these models
     gpus: Columns
     nodes: Columns
     ineligible: list[tuple[int, str, str]]
@@ -80,13 +84,17 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
     held_leases = lease_id[lease_id > 0]
     speeds = fetch_of(con, "policy/speeds", np.unique(signature[signature > 0]))
     gpus = fetch(con, "policy/gpus", pool)
+    leases = fetch_of(con, "policy/leases", held_leases)
+    shared = ints(leases["id"][leases["shared"]]).tolist() if leases else []
     return _Read(
         jobs,
         work_of(con, jobs, speeds, gpus["product"]),
-        leases=fetch_of(con, "policy/leases", held_leases),
+        leases=leases,
+        divided=fetch(con, "store/divided_service", shared, now) if shared else {},
         held=fetch_of(con, "policy/held", held_leases),
         tiers=fetch(con, "policy/tiers", pool) if jobs["timed"].any() else {},
         speeds=speeds,
+        slowdowns=fetch_of(con, "policy/slowdowns", np.unique(speeds["model"])) if speeds else {},
         gpus=gpus,
         nodes=fetch(con, "policy/nodes"),
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
@@ -113,6 +121,7 @@ def _jobs(
     jobs: Columns,
     work: Work,
     leases: Beside,
+    divided: Beside,
     held: tuple[Ints, Ints],
     tiers: Columns,
     profile: Ints,
@@ -125,6 +134,7 @@ def _jobs(
     trains_since = np.where(leases.floats("profile", 0.0) > 0, np.inf, leases.seconds("started_at", np.inf))
     since_start = np.maximum(now - trains_since, 0.0)  # a runner's clock may be ahead of ours
     run_time = floats(jobs["run_time"]) + since_start
+    service = first_known(divided.floats("service", np.nan), since_start * leases.floats("gpu_count", 0.0))
     remaining = np.maximum(np.where(np.isnan(work.ahead), work.duration - run_time, work.ahead), 0.0)
     most = np.fmax(work.ahead_most, remaining)
     alloc_start, alloc_gpus = csr(lease_id, *held)
@@ -138,7 +148,7 @@ def _jobs(
         priority=ints(jobs["priority"]),
         demand=np.where(jobs["strict"], Demand.STRICT, np.where(jobs["timed"], Demand.SOFT, Demand.BEST_EFFORT)).astype(np.int64),
         deadline=seconds(jobs["deadline"], np.inf),
-        attained=floats(jobs["attained"]) + since_start * leases.floats("gpu_count", 0.0),
+        attained=floats(jobs["attained"]) + service,
         run_time=run_time,
         lease_time=np.maximum(now - leases.seconds("granted_at", np.inf), 0.0),
         remaining=remaining,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .results.recorder import Recorder
 from .run_options import Costs
 from .table import Job, Table
 from .truth import Truth
+from .warm_pools import WarmPools
 
 _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last digits of sums of times
 
@@ -34,23 +35,24 @@ class Training:
         self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
+        self.pools = WarmPools(len(usable), max(costs.cold_start - costs.warm_start, 0.0))
 
     # Leases
 
     def start(self, start: Start) -> None:
-        number, gpus, lease_end, profile, lasts = start
+        number, gpus, lease_end, profile, lasts, *_ = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
-        cost = self._truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
+        cost = self._start_cost(number, gpus, resumed=attempt > 0 and not profile)
         if profile:
             self.profiling.add(number)
-        if cost:
-            self._recorder.lose(number, cost * len(gpus))
         job.phase = Phase.ACTIVE
         job.granted = now
         job.since = now + cost
         self._agenda.void(number)
         self.occupy(job, gpus)
+        if cost:
+            self._recorder.lose(number, cost * job.rate)
         self.pace(job)
         failure = self._truth.time_to_failure(number, len(gpus), attempt, profile=profile)
         if failure < math.inf:
@@ -58,6 +60,22 @@ class Training:
             self._agenda.put(self._fails_at[number], Kind.FAILURE, number)
         if lease_end is not None:
             self.renew(job, max(lease_end, now + lasts))
+
+    def _start_cost(self, number: int, gpus: Sequence[int], *, resumed: bool) -> float:
+        cost = self._truth.start_cost(number, gpus, resumed=resumed)
+        if not self.pools.used or resumed:
+            return cost
+        wait = self.pools.wait(self._backbone(number), gpus, self._agenda.now)
+        return self._costs.cold_start if wait is None else wait + self._costs.warm_start
+
+    def _backbone(self, number: int) -> str:
+        of_all = self._table.workload.backbone
+        return "" if of_all is None else str(of_all[number])
+
+    def change_pools(self, warm: Mapping[str, Collection[int]]) -> None:
+        """GPUs are in these warm pools from now on, and in no others."""
+        loaded = {gpu: self._backbone(jobs[0]) for gpu, jobs in enumerate(self.on) if jobs}
+        self.pools.change(warm, loaded, self._agenda.now)
 
     def renew(self, job: Job, lease_end: float | None) -> None:
         """Its lease lasts until then; None: for ever."""
@@ -89,7 +107,7 @@ class Training:
         if job.number in self.profiling:
             self.profiling.remove(job.number)
         else:
-            self._recorder.lose(job.number, self._costs.suspend * len(job.gpus))
+            self._recorder.lose(job.number, self._costs.suspend * job.rate)
             job.preemptions += 1
         self._release(job)
         return self.unmeasured.get(job.number, math.inf) < _ROUNDING
@@ -124,13 +142,13 @@ class Training:
             if not job.gpus:
                 continue
             if job.phase == Phase.STOPPING:
-                self._recorder.lose(number, (moment - job.since) * len(job.gpus))
+                self._recorder.lose(number, (moment - job.since) * job.rate)
             else:
                 self._spare_start(job, moment)
                 if number in self.profiling:
                     before = sum(seconds for seconds, _ in self._stretches.get(number, ()))
-                    self._recorder.lose(number, (before + max(moment - job.since, 0.0)) * len(job.gpus))
-            self._recorder.cut_short(number, job.granted, moment, job.gpus)
+                    self._recorder.lose(number, (before + max(moment - job.since, 0.0)) * job.rate)
+            self._recorder.cut_short(number, job.granted, moment, job.gpus, job.attained + (moment - job.granted) * job.rate)
 
     # GPUs
 
@@ -138,6 +156,7 @@ class Training:
         """It has these GPUs; whoever is on them too trains at another pace from now on."""
         number = job.number
         job.gpus = list(gpus)
+        job.rate = float(len(gpus))
         self._free.set(gpus, False)
         partners = {other for gpu in gpus for other in self.on[gpu]}
         if partners:
@@ -147,13 +166,20 @@ class Training:
         for other in sorted(partners):
             self._partners.setdefault(number, set()).add(other)
             self._partners.setdefault(other, set()).add(number)
+            self._divide(self._table.of(other))
             self._change_pace(self._table.of(other))
+        if partners:
+            self._divide(job)
+
+    def _divide(self, job: Job) -> None:
+        """The time of its GPUs is divided from now on among all who are on them."""
+        rate = sum(1.0 / len(self.on[gpu]) for gpu in job.gpus)
+        job.attained += (self._agenda.now - job.granted) * (job.rate - rate)
+        job.rate = rate
 
     def _release(self, job: Job) -> None:
         """Its lease is over, and its work is not."""
-        ran = self._agenda.now - job.granted
-        job.attained += ran * len(job.gpus)
-        job.ran += ran
+        job.ran += self._agenda.now - job.granted
         job.lease_end = math.inf
         job.speed = 0.0
         self._vacate(job)
@@ -162,10 +188,12 @@ class Training:
         """Its GPUs are free, but for those that others share."""
         number, gpus = job.number, job.gpus
         job.gpus = []
+        job.attained += (self._agenda.now - job.granted) * job.rate
+        job.rate = 0.0
         self._stretches.pop(number, None)
         self._fails_at.pop(number, None)
         self._agenda.void(number)
-        self._recorder.leave(number, job.granted, self._agenda.now, gpus)
+        self._recorder.leave(number, job.granted, self._agenda.now, gpus, job.attained)
         if number in self._partners:
             self._part(number, gpus)
             return
@@ -190,6 +218,7 @@ class Training:
             self._partners[other].discard(number)
             if not self._partners[other]:
                 del self._partners[other]
+            self._divide(self._table.of(other))
             self._change_pace(self._table.of(other))
 
     # Pace
@@ -255,7 +284,7 @@ class Training:
     def _measure(self, job: Job) -> float:
         """A profiling run is to stop; the seconds that it has measured, which brought nothing else."""
         seconds = sum(seconds for seconds, _ in self._trained(job))
-        self._recorder.lose(job.number, seconds * len(job.gpus))
+        self._recorder.lose(job.number, seconds * job.rate)
         return seconds
 
     def _undo(self, job: Job, stretches: list[tuple[float, float]], seconds: float) -> None:
@@ -263,9 +292,9 @@ class Training:
         for trained, speed in reversed(stretches):
             undone = min(seconds, trained)
             job.left += undone * speed
-            self._recorder.lose(job.number, undone * len(job.gpus))
+            self._recorder.lose(job.number, undone * job.rate)
             seconds -= undone
 
     def _spare_start(self, job: Job, moment: float) -> None:
         """What of its start was still ahead of it has cost nothing."""
-        self._recorder.lose(job.number, -max(0.0, job.since - moment) * len(job.gpus))
+        self._recorder.lose(job.number, -max(0.0, job.since - moment) * job.rate)

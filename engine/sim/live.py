@@ -144,7 +144,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "tier_start": lambda jobs: jobs._tiers[0],
     "tier_deadline": lambda jobs: jobs._tiers[1],
     "tier_reward": lambda jobs: jobs._tiers[2],
-    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._ints[Column.HELD],
+    "attained": lambda jobs: jobs._floats[Column.ATTAINED] + jobs.lease_time * jobs._floats[Column.RATE],
     "run_time": lambda jobs: jobs._floats[Column.RAN] + jobs.lease_time,
     "lease_time": lambda jobs: (jobs._now - jobs._floats[Column.GRANTED]) * (jobs._ints[Column.HELD] > 0),
     "remaining": _remaining,

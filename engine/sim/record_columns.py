@@ -19,12 +19,13 @@ class Column:
     LEFT = 7  #: work left at SINCE
     SPEED = 8  #: work a second, 0: makes no progress
     GRANTED = 9
-    ATTAINED = 10  #: GPU-seconds of earlier leases
+    ATTAINED = 10  #: GPU-seconds that it has had, but for RATE times the time since GRANTED
     RAN = 11  #: seconds of earlier leases
     LEASE_END = 12
     BELIEF = 13  #: believed work over true work, NaN: nothing is believed
     WORK = 14  #: all of it
-    COUNT = 15
+    RATE = 15  #: GPU-seconds a second
+    COUNT = 16
 
 
-FORMAT = "6q9d"  #: the same as `struct` has them
+FORMAT = "6q10d"  #: the same as `struct` has them

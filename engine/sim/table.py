@@ -28,7 +28,7 @@ class Job:
     """A job at hand, with what changes of it. Work is in seconds on ``gpus_min`` GPUs, placed as well as can be."""
 
     __slots__ = (
-        "attained",  #: GPU-seconds of earlier leases
+        "attained",  #: GPU-seconds that it has had, but for ``rate`` times the time since ``granted``
         "belief",  #: believed work over true work, NaN: nothing is believed
         "gpus",  #: rows of the GPUs that it holds
         "granted",  #: when its lease was
@@ -40,6 +40,7 @@ class Job:
         "profile",
         "profile_gpus",  #: of the profiling run that it needs, 0: it has been profiled
         "ran",  #: seconds of earlier leases
+        "rate",  #: GPU-seconds a second: a GPU's time is divided equally among all who are on it
         "since",  #: when it began, or is to begin, to train in its lease
         "speed",  #: work a second, 0: makes no progress
         "work",  #: all of it
@@ -53,7 +54,7 @@ class Job:
         self.phase = Phase.PENDING
         self.gpus: list[int] = []
         self.preemptions = 0
-        self.attained = self.ran = self.speed = 0.0
+        self.attained = self.ran = self.rate = self.speed = 0.0
         self.lease_end = math.inf
 
 
@@ -169,4 +170,5 @@ def _row(job: Job) -> bytes:
         job.lease_end,
         job.belief,
         job.work,
+        job.rate,
     )

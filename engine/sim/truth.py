@@ -109,9 +109,20 @@ class Truth:
         return nodes > 1 and nodes > self._grid.nodes_needed(len(gpus), None)
 
     def _packing(self, job: int, partners: list[int]) -> float:
-        """How many times longer it takes because of who shares its GPUs: unless said, what they use together beyond the whole of a GPU."""
+        """How many times longer it takes because of who shares its GPUs.
+
+        Unless said, as was measured of the pair, else what they use together beyond the whole of a GPU.
+        """
         if self._costs.packing_slowdown is not None:
             return self._costs.packing_slowdown
+        if (
+            self._workload.slowdowns is not None
+            and len(partners) == 1
+            and min(rows := [self._profiles[one] for one in (job, *partners)]) >= 0
+        ):
+            measured = float(self._workload.slowdowns[rows[0], rows[1]])
+            if not math.isnan(measured):
+                return measured
         used = [profile.utilisation if (profile := self._profile(one)) is not None else math.nan for one in (job, *partners)]
         return 1.0 if any(math.isnan(share) for share in used) else max(1.0, sum(used))
 

@@ -45,6 +45,7 @@ class Workload:
     kind: Strings | None = None  #: this and the next two as in `policies.contract.Jobs`
     backbone: Strings | None = None
     share: Strings | None = None
+    slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -80,6 +81,7 @@ def make_workload(
     kind: Sequence[str] | None = None,
     backbone: Sequence[str] | None = None,
     share: Sequence[str] | None = None,
+    slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -141,6 +143,7 @@ def make_workload(
         kind=words("kind", kind),
         backbone=words("backbone", backbone),
         share=words("share", share),
+        slowdowns=slowdowns,
     )
     _check(workload)
     return workload

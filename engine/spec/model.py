@@ -201,6 +201,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"command/{name}@{self.family or command_digest(self.command or ())}"
 
     @property
+    def memory_of_a_gpu(self) -> int:
+        """Bytes, see `jobs.gpu_memory`: what it says that it takes of a GPU that it shares, else what it needs."""
+        return (self.share and self.share.memory) or self.gpu_memory
+
+    @property
     def starts_from(self) -> str | None:
         """Name of the backbone, see `jobs.backbone`: the field, or what a recipe's parameters say of it."""
         spelled = [self.params.get(name) for name in BACKBONES] if self.recipe else []

@@ -1,18 +1,19 @@
 """Two jobs on the same GPUs: how well a job shares, and whom it may join (Lucid, ASPLOS 2023, section 3.3).
 
 Lucid sorts jobs by how fast they go on average beside others: at 95 % of their speed or more, at 85 % or more, slower. The
-sharing scores of two jobs on the same GPUs are added up and held to a limit. Pairs are seldom measured, so here a job's
-utilisation of the GPU alone tells its class.
+sharing scores of two jobs on the same GPUs are added up and held to a limit. Here the speeds of the pair itself tell the class of
+each where they were measured (`View.slowdowns`); pairs seldom were, and then it is told by a job's utilisation of the GPU alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..contract import Bools, Floats, Ints, View
+from ..contract import EXCLUSIVE, Bools, Floats, Ints, View
 from .victims import occupants
 
 TINY, MEDIUM, JUMBO = 0, 1, 2  #: sharing scores
+FAST, FAIR = 0.95, 0.85  #: of their speed alone: from here on jobs beside others are tiny, and from here on medium (section 3.3)
 
 
 def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:
@@ -20,6 +21,14 @@ def sharing_scores(utilisation: Floats, tiny: float, jumbo: float) -> Ints:
     scores = np.full(len(utilisation), JUMBO, dtype=np.int64)
     scores[utilisation < jumbo] = MEDIUM
     scores[utilisation <= min(tiny, jumbo)] = TINY
+    return scores
+
+
+def measured_scores(slowdowns: Floats) -> Floats:
+    """The same of jobs beside one certain other that take so many times longer there, NaN where that is not known."""
+    speeds = 1.0 / slowdowns
+    scores: Floats = np.where(speeds >= FAST, float(TINY), np.where(speeds >= FAIR, float(MEDIUM), float(JUMBO)))
+    scores[np.isnan(slowdowns)] = np.nan
     return scores
 
 
@@ -32,6 +41,12 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
     utilisation = np.array([profile.utilisation for profile in view.profiles] + [np.nan])
     memory = np.array([profile.memory for profile in view.profiles] + [np.nan])
     return utilisation[view.jobs.profile], memory[view.jobs.profile]
+
+
+def may_share(view: View) -> Bools:
+    """Jobs whose submitters do not forbid it."""
+    jobs = view.jobs
+    return np.ones(len(jobs), dtype=bool) if jobs.share is None else (jobs.share != EXCLUSIVE).astype(bool)
 
 
 class Sharing:
@@ -49,7 +64,8 @@ class Sharing:
         self.view, self.scores, self.memory = view, scores, memory
         self.most_score, self.most_memory, self.largest_node = most_score, most_memory, largest_node
         self.gpus: dict[int, tuple[int, ...]] = {}  #: of jobs that the plan starts
-        self.open = occupants(view) & ~barred & (view.jobs.held == view.jobs.gpus_min)
+        self.open = occupants(view) & ~barred & may_share(view) & (view.jobs.held == view.jobs.gpus_min)
+        self.pairs = None if view.slowdowns is None else measured_scores(view.slowdowns) + measured_scores(view.slowdowns).T
         self.bytes = np.full(len(view.jobs), np.inf)  #: of the smallest GPU that the job holds, inf when unknown
         owner = view.jobs.holder
         np.minimum.at(self.bytes, owner, self._bytes(view.jobs.alloc_gpus))
@@ -57,8 +73,12 @@ class Sharing:
 
     def shares(self, rows: Ints) -> Bools:
         """Jobs that could have a partner at all."""
-        able: Bools = (self.scores[rows] <= self.most_score) & (self.memory[rows] < self.most_memory)  # False for NaN
-        able &= self.view.jobs.gpus_min[rows] <= self.largest_node
+        tried = self.scores[rows] <= self.most_score
+        if self.pairs is not None and self.view.jobs.profile is not None:
+            fits = np.append((self.pairs <= self.most_score).any(axis=1), False)  # the last row is that of jobs without a profile
+            tried |= fits[self.view.jobs.profile[rows]]
+        able: Bools = tried & (self.memory[rows] < self.most_memory)  # False for NaN
+        able &= (self.view.jobs.gpus_min[rows] <= self.largest_node) & may_share(self.view)[rows]
         return able
 
     def starts(self, row: int, gpus: tuple[int, ...]) -> None:
@@ -68,14 +88,22 @@ class Sharing:
         self.bytes[row] = self._bytes(np.array(gpus)).min()
 
     def partner(self, row: int, among: Bools) -> int | None:
-        """Of the jobs ``among`` the one with the least sharing score that ``row`` may join, the earliest of equals."""
-        jobs = self.view.jobs
+        """Of the jobs ``among`` the one with the least sum of scores that ``row`` may join, the earliest of equals."""
+        jobs, together = self.view.jobs, self._together(row)
         fits = self.open & among & (jobs.gpus_min == jobs.gpus_min[row])
-        fits &= self.scores + self.scores[row] <= self.most_score
+        fits &= together <= self.most_score
         fits &= self.memory + self.memory[row] <= self.most_memory
         fits &= jobs.gpu_memory + jobs.gpu_memory[row] <= self.bytes
         partners = np.flatnonzero(fits)
-        return int(partners[np.argmin(self.scores[partners])]) if len(partners) else None
+        return int(partners[np.argmin(together[partners])]) if len(partners) else None
+
+    def _together(self, row: int) -> Floats:
+        """The sum of the scores of ``row`` and each job."""
+        together: Floats = (self.scores + self.scores[row]).astype(np.float64)
+        if self.pairs is None or self.view.jobs.profile is None or (own := self.view.jobs.profile[row]) < 0:
+            return together
+        measured = np.append(self.pairs[own], np.nan)[self.view.jobs.profile]
+        return np.where(np.isnan(measured), together, measured)
 
     def join(self, row: int, partner: int) -> tuple[int, ...]:
         """The GPUs of the pair; neither can be joined again."""

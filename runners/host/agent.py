@@ -38,7 +38,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Shares
+from .core_shares import Pins, Shares
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -83,7 +83,8 @@ class Agent:
         self.shutdown: str | None = None
         self.leaving = False
         self._telemetry = Telemetry(devices)
-        self._shares = Shares()
+        self._pins = Pins(devices)
+        self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
         self.warm = WarmStarts(options.warm)
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
@@ -225,7 +226,9 @@ class Agent:
         self.shutdown = answer.shutdown
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
         for lease, assignment in self.desired.items():
-            if lease not in self.runs and (run := self._take_up(assignment)) is not None:
+            if (known := self.runs.get(lease)) is not None:
+                known.adjust(assignment)
+            elif (run := self._take_up(assignment)) is not None:
                 self.runs[lease] = run
 
     def _take_up(self, assignment: Assignment) -> Run | None:
@@ -254,6 +257,8 @@ class Agent:
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
         self._shares.tell(self._running())
+        if self.desired is not None:  # before the first answer nobody knows who shares
+            self._pins.hold(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -307,7 +312,7 @@ class Agent:
         """
         shared = self._occupied()
         asked = int(run.assignment.spec.get("gpu_memory") or 0)
-        needed = asked or run.assignment.gpu_memory  # what earlier jobs of the model were measured to need
+        needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if known.kind == "cuda" and asked > known.memory:
@@ -316,6 +321,11 @@ class Agent:
                 now = self.health.look(gpu)
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
+            beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
+            taken = sum(map(_needed, beside))  # theirs, though they may not have it yet
+            if beside and 0 < known.memory < taken + needed:
+                words = f"its other jobs need {_gib(taken)} of {_gib(known.memory)} and the job {_gib(needed)} (gpu_memory)"
+                return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
             if free is not None and needed > free:
                 return "lost", f"not started, GPU {known.index} has {_gib(free)} free and the job needs {_gib(needed)} (gpu_memory)"
@@ -436,6 +446,12 @@ def _remove_empty(directory: RunDir) -> None:
         if directory.checkpoints.exists():
             directory.checkpoints.rmdir()
         job.rmdir()
+
+
+def _needed(run: Run) -> int:
+    """Bytes of each GPU: as asked for, or what earlier jobs of the model were measured to need; 0: not known."""
+    spec = run.assignment.spec
+    return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
 
 
 def _gib(count: int) -> str:

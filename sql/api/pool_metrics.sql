@@ -2,7 +2,7 @@
 WITH pools AS (
     SELECT 'default' AS pool UNION SELECT pool FROM gpus UNION SELECT pool FROM jobs UNION SELECT pool FROM policy_settings
 ),
-held AS (SELECT DISTINCT g.gpu_id FROM lease_gpus g JOIN leases l ON l.id = g.lease_id WHERE l.state <> 'ended'),
+held AS (SELECT DISTINCT gpu_id FROM live_shares),
 offered AS (
     SELECT g.pool, count(*) AS gpus, count(h.gpu_id) AS busy
     FROM gpus g JOIN nodes n ON n.id = g.node_id AND n.state NOT IN ('gone', 'stopped') LEFT JOIN held h ON h.gpu_id = g.id

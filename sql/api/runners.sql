@@ -2,6 +2,6 @@
 SELECT n.id, n.host, n.state, n.version, n.last_seen, n.pid, n.session, count(g.id) AS gpus, count(h.gpu_id) AS busy
 FROM nodes n
 LEFT JOIN gpus g ON g.node_id = n.id AND g.health <> 'missing'
-LEFT JOIN (SELECT DISTINCT lg.gpu_id FROM lease_gpus lg JOIN leases l ON l.id = lg.lease_id WHERE l.state <> 'ended') h ON h.gpu_id = g.id
+LEFT JOIN (SELECT DISTINCT gpu_id FROM live_shares) h ON h.gpu_id = g.id
 GROUP BY ALL
 ORDER BY n.id

@@ -2,7 +2,7 @@
 WITH firsts AS (
     SELECT l.id, l.job_id, j.model, epoch(l.started_at - l.granted_at) AS worker, l.started_at
     FROM leases l JOIN jobs j ON j.id = l.job_id
-    WHERE j.pool = $1 AND NOT coalesce(l.profile, false)
+    WHERE j.pool = $1 AND NOT coalesce(l.profile, false) AND coalesce(l.share, 'exclusive') = 'exclusive'
     QUALIFY row_number() OVER (PARTITION BY l.job_id ORDER BY l.id) = 1
 ),
 newest AS (

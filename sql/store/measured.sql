@@ -9,6 +9,6 @@ JOIN lease_gpus lg ON lg.lease_id = l.id
 JOIN gpus g ON g.id = lg.gpu_id
 LEFT JOIN progress p ON p.job_id = j.id
 LEFT JOIN profiles o ON o.model = j.model AND o.gpu_name = g.name AND o.gpu_count = l.gpu_count
-WHERE j.id IN (SELECT unnest($1::BIGINT[]))
+WHERE j.id IN (SELECT unnest($1::BIGINT[])) AND coalesce(l.share, 'exclusive') = 'exclusive'
 GROUP BY j.id, j.model
 ORDER BY j.id

@@ -2,11 +2,15 @@
 CREATE OR REPLACE VIEW jobs_now AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 holding AS (
-    SELECT g.lease_id, string_agg(DISTINCT g.node_id, ',' ORDER BY g.node_id) AS nodes, count(*) AS gpus,
+    SELECT g.lease_id, string_agg(DISTINCT g.node, ',' ORDER BY g.node) AS nodes, count(*) AS gpus,
            string_agg(DISTINCT s.id, ',' ORDER BY s.id) AS silent_nodes, min(s.last_seen) AS silent_since
-    FROM lease_gpus g JOIN leases l ON l.id = g.lease_id LEFT JOIN silent_runners s ON s.id = g.node_id
-    WHERE l.state <> 'ended'
+    FROM live_shares g LEFT JOIN silent_runners s ON s.id = g.node
     GROUP BY g.lease_id
+),
+partners AS (
+    SELECT own.lease_id, string_agg(DISTINCT o.job_id || ' ' || j.name, ', ' ORDER BY o.job_id || ' ' || j.name) AS shared_with
+    FROM live_shares own JOIN live_shares o ON o.gpu_id = own.gpu_id AND o.lease_id <> own.lease_id JOIN jobs j ON j.id = o.job_id
+    GROUP BY own.lease_id
 ),
 arrays AS (
     SELECT array_id, count(*) AS size, count(*) FILTER (finished_at IS NOT NULL) AS ended,
@@ -20,7 +24,7 @@ arrays AS (
 timed AS (
     SELECT j.*, c.moment, p.step, p.loss, p.metric, p.seconds_per_step, p.checkpoint_step, p.peak_memory, p.updated_at AS reported_at,
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
-           h.silent_nodes, h.silent_since, i.iterations AS needed,
+           h.silent_nodes, h.silent_since, i.iterations AS needed, r.shared_with,
            w.code, w.reason AS waits, w.position, CASE WHEN j.lease_id IS NULL THEN o.est_start END AS est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
            a.cancelled AS array_cancelled, a.silent AS array_silent, a.over AS array_finished_at,
@@ -31,6 +35,7 @@ timed AS (
     LEFT JOIN progress p ON p.job_id = j.id
     LEFT JOIN leases l ON l.id = j.lease_id
     LEFT JOIN holding h ON h.lease_id = j.lease_id
+    LEFT JOIN partners r ON r.lease_id = j.lease_id
     LEFT JOIN waiting w ON w.job_id = j.id
     LEFT JOIN outlook o ON o.job_id = j.id
     LEFT JOIN iteration_estimates i ON i.job_id = j.id AND j.finished_at IS NULL
@@ -54,7 +59,8 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
        e.array_id, e.array_index, e.array_size, e.array_ended, e.array_active, e.array_failed, e.array_cancelled, e.array_silent,
        e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
-       e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age
+       e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age,
+       e.share, e.shared_with
 FROM timed e;
 COMMENT ON VIEW jobs_now IS 'Every job as it is now, with its progress, where it runs, why it waits and when it should end';
 COMMENT ON COLUMN jobs_now.id IS 'Number of the job';
@@ -114,3 +120,5 @@ COMMENT ON COLUMN jobs_now.submitted_at IS 'When it was accepted (UTC)';
 COMMENT ON COLUMN jobs_now.first_start_at IS 'When it first ran (UTC)';
 COMMENT ON COLUMN jobs_now.finished_at IS 'When it ended (UTC)';
 COMMENT ON COLUMN jobs_now.age IS 'Seconds from its submission until now or its end';
+COMMENT ON COLUMN jobs_now.share IS 'Whether its submitter lets it share its GPUs: exclusive or packed; NULL: not said';
+COMMENT ON COLUMN jobs_now.shared_with IS 'Numbers and names of the jobs that are on its GPUs too, NULL: none';

@@ -1,17 +1,32 @@
 -- Every GPU and CPU slot as it is now: its health, who holds it, and what it last measured.
+-- Where several jobs share it, the first is the one that came first. NVML measures a GPU, whoever is on it; of a slot each lease is measured.
 CREATE OR REPLACE VIEW gpus_now AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 sampled AS (
-    SELECT t.gpu_id, max(t.ts) AS ts, arg_max(t.utilisation, t.ts) AS utilisation, arg_max(t.memory_used, t.ts) AS memory_used,
+    SELECT t.gpu_id, t.lease_id, max(t.ts) AS ts, arg_max(t.utilisation, t.ts) AS utilisation, arg_max(t.memory_used, t.ts) AS memory_used,
            arg_max(t.power, t.ts) AS power, arg_max(t.temperature, t.ts) AS temperature
     FROM telemetry t
     WHERE t.ts > make_timestamp(epoch_us(now())) - INTERVAL 10 MINUTE
-    GROUP BY t.gpu_id
+    GROUP BY t.gpu_id, t.lease_id
+),
+measured AS (
+    SELECT g.id AS gpu_id, max(s.ts) AS ts, arg_max(s.power, s.ts) AS power, arg_max(s.temperature, s.ts) AS temperature,
+           CASE WHEN g.kind = 'cuda' THEN arg_max(s.utilisation, s.ts)
+                ELSE least(sum(s.utilisation) FILTER (h.lease_id IS NOT NULL), 1) END AS utilisation,
+           CASE WHEN g.kind = 'cuda' THEN arg_max(s.memory_used, s.ts)
+                ELSE CAST(sum(s.memory_used) FILTER (h.lease_id IS NOT NULL) AS BIGINT) END AS memory_used
+    FROM gpus g JOIN sampled s ON s.gpu_id = g.id LEFT JOIN live_shares h ON h.gpu_id = s.gpu_id AND h.lease_id = s.lease_id
+    GROUP BY g.id, g.kind
+),
+placed AS (
+    SELECT s.*, j.name, j.owner, row_number() OVER (PARTITION BY s.gpu_id ORDER BY s.lease_id) AS place
+    FROM live_shares s JOIN jobs j ON j.id = s.job_id
 ),
 held AS (
-    SELECT g.gpu_id, l.id AS lease_id, l.job_id, l.state, l.granted_at, j.name, j.owner
-    FROM leases l JOIN lease_gpus g ON g.lease_id = l.id JOIN jobs j ON j.id = l.job_id
-    WHERE l.state <> 'ended'
+    SELECT p.*, o.others FROM placed p LEFT JOIN (
+        SELECT gpu_id, string_agg(job_id || ' ' || name, ', ' ORDER BY lease_id) AS others FROM placed WHERE place > 1 GROUP BY gpu_id
+    ) o USING (gpu_id)
+    WHERE p.place = 1
 )
 SELECT g.id, g.idx, g.node_id AS node, g.pool, g.kind, g.name, g.health, g.note, n.state AS node_state,
        CASE WHEN h.lease_id IS NOT NULL THEN 'busy'
@@ -19,15 +34,14 @@ SELECT g.id, g.idx, g.node_id AS node, g.pool, g.kind, g.name, g.health, g.note,
             WHEN g.health <> 'ok' THEN g.health
             WHEN n.state <> 'up' THEN n.state
             ELSE 'free' END AS state,
-       h.lease_id, h.state AS lease_state, h.job_id, h.name AS job, h.owner, h.granted_at AS held_since,
+       h.lease_id, h.lease_state, h.job_id, h.name AS job, h.owner, h.share, h.others AS shared_with, h.granted_at AS held_since,
        epoch(c.moment - h.granted_at) AS held,
-       CASE WHEN g.kind = 'cuda' OR s.ts > h.granted_at THEN s.utilisation END AS utilisation,  -- nobody measures a slot that is free
-       CASE WHEN g.kind = 'cuda' OR s.ts > h.granted_at THEN s.memory_used END AS memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at
+       s.utilisation, s.memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at
 FROM gpus g
 CROSS JOIN clock c
 JOIN nodes n ON n.id = g.node_id
 LEFT JOIN held h ON h.gpu_id = g.id
-LEFT JOIN sampled s ON s.gpu_id = g.id
+LEFT JOIN measured s ON s.gpu_id = g.id
 ORDER BY g.node_id, g.idx;
 COMMENT ON VIEW gpus_now IS 'Every GPU and CPU slot as it is now: its health, who holds it, and what it last measured';
 COMMENT ON COLUMN gpus_now.id IS 'UUID of the GPU, or node/cpuN of a slot';
@@ -45,6 +59,8 @@ COMMENT ON COLUMN gpus_now.lease_state IS 'State of that lease';
 COMMENT ON COLUMN gpus_now.job_id IS 'Job that holds it';
 COMMENT ON COLUMN gpus_now.job IS 'Name of that job';
 COMMENT ON COLUMN gpus_now.owner IS 'User of that job';
+COMMENT ON COLUMN gpus_now.share IS 'How that job shares it: exclusive or packed';
+COMMENT ON COLUMN gpus_now.shared_with IS 'Numbers and names of other jobs on it; NULL: none';
 COMMENT ON COLUMN gpus_now.held_since IS 'Since when it is held (UTC)';
 COMMENT ON COLUMN gpus_now.held IS 'Seconds since then';
 COMMENT ON COLUMN gpus_now.utilisation IS 'Busy share, 0 to 1, at the last sample; NULL: none in the last 10 minutes';

@@ -43,7 +43,14 @@ PROFILES = (
     Profile("large", utilisation=0.2, memory=0.8),
     Profile("unmeasured"),
 )
-SETTINGS = [{}, {"profiler_capacity": 0}, {"pack_knob": -1}, {"pack_knob": 0, "profiler_capacity": 2}, {"pack_knob": 4}]
+SETTINGS = [
+    {},
+    {"profiler_capacity": 0},
+    {"pack_knob": -1},
+    {"pack_knob": 0, "profiler_capacity": 2},
+    {"pack_knob": 4},
+    {"priority": "time"},
+]
 every_setting = pytest.mark.parametrize("config", SETTINGS, ids=str)
 every_view = views(profiles=PROFILES)
 
@@ -70,6 +77,13 @@ def test_least_estimated_service_first_and_nothing_is_preempted():
     assert reasons(answer) == {2: "resources"}
     jobs[1].gpus = 1
     assert given_gpus(plan(make_view([3], jobs), profiler_capacity=0)) == {1: (0,), 2: (1,), 3: (2,)}
+
+
+def test_by_time_the_gang_that_ends_soonest_goes_first():
+    jobs = [seen(1, held=(0,), remaining=1e6), seen(2, gpus=2), seen(3, remaining=1500), seen(4, remaining=3000)]
+    answer = plan(make_view([3], jobs), profiler_capacity=0, priority="time")
+    assert given_gpus(answer) == {1: (0,), 2: (1, 2)}
+    assert list(answer.order) == [3, 4]
 
 
 def test_an_unknown_job_is_estimated_from_the_history():
@@ -117,6 +131,22 @@ def test_packing_worked_example():
     # Nothing is known of one of them.
     assert not pair(UNMEASURED, TINY_MODEL, pack_knob=4)
     assert not pair(TINY_MODEL, -1, pack_knob=4)
+
+
+def test_what_was_measured_of_a_pair_counts_before_what_each_uses():
+    def pair(first, second, slowed, **config):
+        slowdowns = np.full((len(PROFILES), len(PROFILES)), math.nan)
+        slowdowns[first, second], slowdowns[second, first] = slowed
+        view = make_view([1], [seen(1, profile=first, held=(0,)), seen(2, profile=second)], profiles=PROFILES)
+        return 2 in given_gpus(plan(dataclasses.replace(view, slowdowns=slowdowns), profiler_capacity=0, **config))
+
+    assert not pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.1))  # 0.5 and 0.91 of their speed: 2 + 1, not 0 + 1
+    assert pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.02))  # 2 + 0
+    assert pair(TINY_MODEL, MEDIUM_MODEL, (2.0, 1.1), pack_knob=3)
+    assert pair(JUMBO_MODEL, MEDIUM_MODEL, (1.1, 1.1))  # 1 + 1, not 2 + 1
+    assert pair(JUMBO_MODEL, MEDIUM_MODEL, (1.0, 1.04), pack_knob=0)  # neither would have a partner by what it uses
+    assert not pair(JUMBO_MODEL, MEDIUM_MODEL, (1.0, math.nan))  # half of it is not known
+    assert not pair(LARGE_MODEL, MEDIUM_MODEL, (1.0, 1.0))  # the memory does not fit all the same
 
 
 def test_a_job_is_not_packed_with_another_size_or_a_much_shorter_one():

@@ -24,7 +24,7 @@ from stoker.engine.json_rows import plain
 from stoker.engine.report import Table, read_report, write_report
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.store.reading import read_on
-from stoker.engine.store.sqlfiles import MIGRATIONS
+from stoker.engine.store.sqlfiles import MIGRATIONS, view_files
 from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -88,8 +88,8 @@ class History:
         self.add("metrics", job_id=job, lease_id=lease, rank=0, seq=step, ts=at, step=step, name=name, value=value)
 
     def store(self, con: duckdb.DuckDBPyConnection) -> None:
-        for migration in sorted(MIGRATIONS.glob("*.sql")):
-            con.execute(migration.read_text())
+        for file in (*sorted(MIGRATIONS.glob("*.sql")), *view_files()):
+            con.execute(file.read_text())
         for table, rows in self.rows.items():
             types = dict(con.execute("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [table]).fetchall())
             for first in range(0, len(rows), 200):

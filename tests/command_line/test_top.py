@@ -71,6 +71,14 @@ def drawn(picture: dict[str, Any], width: int, height: int, trouble: str | None 
     return shown
 
 
+def test_who_shares_a_gpu_stands_beside_both_jobs_and_at_the_gpu() -> None:
+    pair = [running(3, name="bert", shared_with="4 vgg"), running(4, name="vgg", shared_with="3 bert")]
+    picture = {**snapshot(), "running": pair, "gpus": [gpu(0, state="busy", job_id=3, job="bert", shared_with="4 vgg")]}
+    lines = [line.rstrip() for line in drawn(picture, 200, 50)]
+    assert sum(line.endswith("3 bert, 4 vgg") for line in lines) == 1
+    assert [line.split("gpu1; ")[1] for line in lines if "gpu1; " in line] == ["beside 4 vgg", "beside 3 bert"]
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_everything_is_there(width: int, height: int) -> None:
     lines = drawn(snapshot(), width, height)

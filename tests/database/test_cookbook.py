@@ -64,7 +64,7 @@ def test_synchronisation_that_was_not_measured_is_not_taken_for_nothing(con: duc
     cursor.execute("DELETE FROM speeds")
     for number, (within, across) in enumerate([(None, None), (0.1, None), (None, 0.2), (0.3, 0.2)]):
         values = [number, f"m{number}", within, across]
-        cursor.execute("INSERT INTO speeds VALUES ($1, 'A100', $2, 1, 1.0, $3, $4, NULL, 3, now())", values)
+        cursor.execute("INSERT INTO speeds VALUES ($1, 'A100', $2, 1, 1.0, $3, $4, NULL, 3, now(), NULL)", values)
     found = {(row[0], row[3]): row[4:] for row in cursor.execute(query).fetchall()}
     cursor.execute("ROLLBACK")
     assert [found[f"m{number}", 1] for number in range(4)] == [(1.0, None)] * 4

@@ -94,6 +94,14 @@ def test_set_is_for_blocks_alone(given: str) -> None:
         load("", given)
 
 
+def test_share_is_an_option_of_submit() -> None:
+    (spec,) = load_text("command: a", "f.yaml", HERE, overrides({"share": "packed", "set": ("share.memory=2GiB",)}))
+    assert spec.share == Share(gpu="packed", memory=2 << 30)
+    assert job_row(spec, 0.0)["gpu_memory"] == 2 << 30, "what it takes of a GPU counts, where it is more than it needs"
+    with pytest.raises(UsageError, match=r"^--share: must be one of exclusive, packed, switched, joined, not 'pakced'"):
+        load_text("command: a", "f.yaml", HERE, overrides({"share": "pakced"}))
+
+
 def test_set_is_an_option_of_submit() -> None:
     from stoker.engine.cli.submit import submit
 

@@ -118,12 +118,11 @@ def test_the_end_of_the_run_cuts_a_profiling_run_off() -> None:
     assert result.fates.gpu_time.tolist() == result.fates.lost.tolist() == [40.0]
 
 
-def test_a_profiling_run_shares_a_gpu() -> None:
-    """Job 1 of 1 GPU shares one with the run from 0: at half speed until the run ends at 30 it has done 15 s, and ends at 65."""
-    policy = ProfilingTimetable({0.0: {0: Allocation((0, 1), 90.0, profile=True), 1: (0,)}, 30.0: {1: (0,)}, 65.0: {0: (0, 1, 2, 3)}})
-    result = run([*GANG, (0.0, 50.0, 1)], policy, "1x4", Costs(profiling=30.0, packing_slowdown=2.0))
-    assert result.fates.ended.tolist() == [165.0, 65.0]
-    assert result.fates.lost.tolist() == [60.0, 0.0]
+def test_a_profiling_run_is_never_shared() -> None:
+    """Beside another job it would measure how fast they are together, where its speed alone is asked for; so live and simulated alike."""
+    policy = ProfilingTimetable({0.0: {0: Allocation((0, 1), 90.0, profile=True), 1: (0,)}})
+    with pytest.raises(SimulationError, match="job 0: is in a group \\(packed\\), but is in a profiling run, which is never shared"):
+        run([*GANG, (0.0, 50.0, 1)], policy, "1x4", Costs(profiling=30.0, packing_slowdown=2.0))
 
 
 def test_a_profiling_run_can_fail() -> None:

@@ -223,7 +223,15 @@ def test_packing() -> None:
     assert result.fates.ended.tolist() == [130.0, 80.0]
     assert result.usage.busy.tolist() == [1, 1, 1, 0]
     assert result.usage.running.tolist() == [1, 2, 1, 0]
-    assert result.fates.gpu_time.tolist() == [130.0, 60.0]
+    # While both are there each has half of the GPU's time.
+    assert result.fates.gpu_time.tolist() == [20.0 + 30.0 + 50.0, 30.0]
+
+
+def test_the_service_that_jobs_have_attained_is_that_of_their_gpus() -> None:
+    """The same two: job 0 has had 20 s when job 1 comes and 50 when that ends, of 80 s in which the GPU was held."""
+    seen: dict[float, list[float]] = {}
+    run(SHARED, PACK, costs=Costs(packing_slowdown=2.0), observer=lambda view, *_: seen.update({view.now: view.jobs.attained.tolist()}))
+    assert [seen[moment] for moment in (0.0, 20.0, 80.0)] == [[0.0], [20.0, 0.0], [50.0]]
 
 
 def test_packing_slows_by_what_both_use_beyond_the_whole() -> None:
@@ -243,6 +251,20 @@ def test_packing_slows_by_what_both_use_beyond_the_whole() -> None:
 )
 def test_what_packing_costs_can_be_said(first: float, second: float, slowdown: float | None, expected: list[float]) -> None:
     assert ends(sharing(first, second), PACK, costs=Costs(packing_slowdown=slowdown)) == expected
+
+
+def test_packing_slows_as_was_measured_of_the_pair() -> None:
+    """Job 1 takes 1.5 times as long beside job 0: 45 s, until 65; job 0, 3 times slower beside it, has done 20 + 15 and ends 65 later."""
+    profiles = [Profile("a", utilisation=0.2), Profile("b", utilisation=0.3)]
+    slowdowns = np.array([[math.nan, 3.0], [1.5, math.nan]])
+    jobs = workload(SHARED, models=["a", "b"], profiles=profiles, slowdowns=slowdowns)
+    assert ends(jobs, PACK) == pytest.approx([130.0, 65.0])
+    assert ends(jobs, PACK, costs=Costs(packing_slowdown=1.0)) == [100.0, 50.0]  # what is said counts first
+    unknown = workload(SHARED, models=["a", "b"], profiles=profiles, slowdowns=np.full((2, 2), math.nan))
+    assert ends(unknown, PACK) == [100.0, 50.0]  # by what they use
+    seen = []
+    run(jobs, PACK, observer=lambda view, *_: seen.append(view.slowdowns is slowdowns))
+    assert seen and all(seen), "the policy sees what was measured"
 
 
 def test_three_on_a_gpu() -> None:

@@ -525,7 +525,7 @@ class TestProfiling:
 
     def test_not_where_its_speed_is_known(self, store: Any) -> None:
         asked = self.ask(store, "unisched")
-        measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now())"
+        measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now(), NULL)"
         store.exclusive(lambda con: con.execute(measured, [asked["signature"]]))
         assert self.ask(store, "unisched")["takes"] == asked["takes"], "measured on other GPUs than the pool has"
         gpu = "INSERT INTO gpus VALUES ('g', 'n', 0, $1, 'cuda', 'A100', 0, 'ok', NULL)"

@@ -1,8 +1,8 @@
 """One scripted history through the daemon's own code path and through the simulator: every view and every decision is the same.
 
 The daemon's side is a store on a file, `Scheduling` with a clock that the test sets, and runners that the test plays by the tables: they
-take up a lease at once, train in virtual time, report steps, and are gone ``suspend`` seconds after they are told to stop. Periodic
-tasks are replaced by what wakes them. The simulator gets the same jobs, cluster, guards and costs.
+take up a lease at once, train in virtual time, slower beside others on their GPUs, report steps, and are gone ``suspend`` seconds after
+they are told to stop. Periodic tasks are replaced by what wakes them. The simulator gets the same jobs, cluster, guards and costs.
 
 Both are asked at the same moments, but for two: the daemon looks again after all that it has done itself, the simulator after stops; and
 the one or the other saves itself the question when nobody waits. Such a look is compared only if it starts or stops somebody.
@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,8 @@ STEPS = 1_000_000  #: in a second of training
 AT_ONCE = 1e-4  #: the tables keep microseconds: what is so near is one moment
 CLOSE = 0.02  #: seconds by which figures may differ for that
 
+BUSY, SLOWDOWN = 0.6, 1.1  #: of a GPU alone, and of two jobs beside each other
+
 LIMITS = Limits(min_run_time=40.0, max_preemptions=2, cooldown=90.0)
 COSTS = Costs(suspend=7.0, resume=11.0, cold_start=5.0, warm_start=5.0)
 FREE = Costs()
@@ -81,7 +83,7 @@ class Decision:
 
     now: float
     view: dict[str, Any]
-    starts: list[tuple[int, list[str]]]
+    starts: list[tuple[int, list[str], str]]
     lease_ends: list[float]
     stops: list[tuple[int, str, int | None]]
     deferred: list[tuple[int, str]]
@@ -101,7 +103,7 @@ def _write_down(view: View, plan: Plan, actions: Actions, epoch: float) -> Decis
     return Decision(
         view.now - epoch,
         _columns(view, epoch),
-        [(start.job, [str(names[gpu]) for gpu in start.gpus]) for start in actions.starts],
+        [(start.job, [str(names[gpu]) for gpu in start.gpus], start.share) for start in actions.starts],
         [math.inf if start.lease_end is None else start.lease_end - epoch for start in actions.starts],
         [tuple(stop) for stop in actions.stops],
         [tuple(deferred) for deferred in actions.deferred],
@@ -147,6 +149,9 @@ def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
         priority=[job.priority for job in everybody],
         demand=[contract.Demand.BEST_EFFORT if job.deadline is None else contract.Demand.STRICT for job in everybody],
         users=[job.user for job in everybody],
+        models=["toy" for _ in everybody],
+        profiles=[contract.Profile("toy", utilisation=BUSY, memory=0.0)],
+        slowdowns=np.array([[SLOWDOWN]]),
         tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 100.0)] for job in everybody],
         kind=["train"] * len(everybody),
     )
@@ -197,17 +202,26 @@ class Work:
 class Lease:
     number: int
     work: Work
+    gpus: list[str]
     nodes: list[str]  #: the first one has rank 0
-    since: float  #: when it begins to train
+    since: float  #: when it begins, or began, to train at its present pace
+    before: float = 0.0  #: work that it has done by then
+    pace: float = 1.0
     stop_at: float = math.inf
     taken: bool = False  #: its worker's start has been reported
     reports: int = 0
 
     def trained(self, now: float) -> float:
-        return max(0.0, min(now, self.stop_at) - self.since)
+        """Seconds of work, as it would be done alone."""
+        return self.before + max(0.0, min(now, self.stop_at) - self.since) * self.pace
+
+    def go_on(self, now: float, pace: float) -> None:
+        """At another pace from now on."""
+        if pace != self.pace:
+            self.before, self.since, self.pace = self.trained(now), max(now, self.since), pace
 
     def over(self, suspend: float) -> float:
-        return self.stop_at + suspend if math.isfinite(self.stop_at) else self.since + self.work.left
+        return self.stop_at + suspend if math.isfinite(self.stop_at) else self.since + (self.work.left - self.before) / self.pace
 
 
 class Live:
@@ -293,16 +307,24 @@ class Live:
     def _take_up(self) -> None:
         """What the tables say of leases, as a poll would tell it."""
         rows = self._rows(
-            "SELECT l.id, l.job_id, l.stop_reason IS NOT NULL, list(g.node_id ORDER BY g.node_id, g.idx) FROM leases l "
-            "JOIN lease_gpus lg ON lg.lease_id = l.id JOIN gpus g ON g.id = lg.gpu_id WHERE l.state <> 'ended' GROUP BY ALL ORDER BY l.id"
+            "SELECT l.id, l.job_id, l.stop_reason IS NOT NULL, list(g.id ORDER BY g.node_id, g.idx), "
+            "list(g.node_id ORDER BY g.node_id, g.idx) FROM leases l JOIN lease_gpus lg ON lg.lease_id = l.id "
+            "JOIN gpus g ON g.id = lg.gpu_id WHERE l.state <> 'ended' GROUP BY ALL ORDER BY l.id"
         )
-        for number, job, stop, nodes in rows:
+        for number, job, stop, gpus, nodes in rows:
             if number not in self.leases:
                 work = self.works[job]
-                self.leases[number] = Lease(number, work, list(dict.fromkeys(nodes)), self.now + self._start_cost(work, len(nodes)))
+                since = self.now + self._start_cost(work, len(gpus))
+                self.leases[number] = Lease(number, work, gpus, list(dict.fromkeys(nodes)), since)
                 work.attempts += 1
             if stop and math.isinf(self.leases[number].stop_at):
                 self.leases[number].stop_at = self.now
+        self._slow_each_other()
+
+    def _slow_each_other(self) -> None:
+        users = Counter(gpu for lease in self.leases.values() for gpu in lease.gpus)
+        for lease in self.leases.values():
+            lease.go_on(self.now, 1.0 / SLOWDOWN if users[lease.gpus[0]] > 1 else 1.0)
 
     def _start_cost(self, work: Work, gpus: int) -> float:
         if work.attempts:
@@ -329,6 +351,7 @@ class Live:
             completed = math.isinf(lease.stop_at)
             lease.work.left = 0.0 if completed else lease.work.left - lease.trained(self.now)
             del self.leases[lease.number]
+        self._slow_each_other()
 
     def _news(self, lease: Lease, *, ended: bool) -> Iterator[WorkerUpdate]:
         if not lease.taken:
@@ -360,8 +383,11 @@ def _know_the_model(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
     rows = [{**known, "gpu_count": gpus} for gpus in range(1, 9)]
     tx.upsert("profiles", ["model", "gpu_name", "gpu_count"], rows)
     speed = {"gpu_name": "slot", "model": "toy", "compute": 1 / STEPS, "within_node": 0.0, "samples": 1, "updated_at": tx.now}
+    speed["utilisation"] = BUSY
     gangs = [JobSpec(name="any", recipe="toy", gpus_min=gpus, gpus_max=gpus) for gpus in range(1, 9)]
     tx.upsert("speeds", ["signature", "gpu_name"], [{**speed, "signature": gang.signature, "gang": gang.gpus_min} for gang in gangs])
+    pair = {"model": "toy", "beside": "toy", "gpu_name": "slot", "slowdown": SLOWDOWN, "samples": 1, "updated_at": tx.now}
+    tx.upsert("slowdowns", ["model", "beside", "gpu_name"], [pair])
     return [None] * len(batch)
 
 
@@ -437,6 +463,8 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "themis": ("themis", {"lease_term": 60.0}),
     "genie": ("genie", {}),
     "hydra": ("hydra", {}),
+    "lucid": ("lucid", {"profiler_capacity": 0}),
+    "lucid-profiled": ("lucid", {"profiler_capacity": 2, "profile_time": 30.0}),
     "unisched": ("unisched", {"be_lease": 50.0, "overhead": 8.0, "placement": "consolidated"}),
     "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
@@ -452,6 +480,13 @@ def check(name: str, limits: Limits, costs: Costs, template: Path) -> None:
 
 def test_the_simulator_decides_as_the_daemon_does(template: Path) -> None:
     check("priority", LIMITS, COSTS, template)
+
+
+def test_pairs_on_a_gpu_are_decided_alike(template: Path) -> None:
+    """Two GPUs for singles and gangs of two, of about one length: most start beside another, and some beside one that a third has left."""
+    jobs = [Job(7 * number, 100 + 13 * (number % 4), gpus=2 if number in (2, 3, 8, 9) else 1) for number in range(12)]
+    decisions = compare(jobs, Case("lucid", {"profiler_capacity": 0}, NO_LIMITS, COSTS, cluster="1x2"), template)
+    assert sum(share == "packed" for decision in decisions for *_, share in decision.starts) >= 5, "few were packed"
 
 
 @pytest.mark.slow

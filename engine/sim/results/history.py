@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ....policies.contract import Demand
+from ....policies.contract import Demand, Floats, Profile
 from ..cluster import Cluster
 from ..study import Choice, Outcome, Run, Source
 from ..workload import Workload, make_workload
@@ -32,10 +33,13 @@ class History:
     stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
     nodes: Sequence[int]  #: GPUs of each node of the pool now
     left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, and ``held_before`` the first of ``jobs`` came
+    models: Sequence[Mapping[str, Any]] = ()  #: what models use of a GPU, where that was measured
+    slowdowns: Sequence[Mapping[str, Any]] = ()  #: how they slow each other on a GPU
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> History:
-        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], answer["left_out"])
+        more = (answer.get(name, ()) for name in ("models", "slowdowns"))
+        return cls(answer["pool"], answer["jobs"], answer["stays"], answer["nodes"], answer["left_out"], *more)
 
     @property
     def begin(self) -> float:
@@ -52,13 +56,14 @@ class History:
     def workload(self) -> Workload:
         """Each job takes what it took: its GPU-time, start-up not counted, on the GPUs that it needs at least.
 
+        What it was slowed by others on its GPUs is not counted: whom it shares them with is for the policy of the replay to say.
         It is submitted when it could first run: what it waited for before, other jobs or a person, no policy would have changed.
         """
         jobs = self.jobs
         return make_workload(
             f"history of {self.pool}",
             [job["submitted"] - self.begin for job in jobs],
-            [job["attained"] / job["gpus_min"] for job in jobs],
+            [job.get("work", job["attained"]) / job["gpus_min"] for job in jobs],
             [job["gpus_min"] for job in jobs],
             key=[f"{job['name']} #{job['id']}" for job in jobs],
             gpus_max=[job["gpus_max"] for job in jobs],
@@ -69,7 +74,18 @@ class History:
             tiers=[self._tiers(job) for job in jobs],
             estimate=[np.nan if job["estimate"] is None else job["estimate"] for job in jobs],
             gpu_memory=[job["gpu_memory"] for job in jobs],
+            profiles=[Profile(row["model"], utilisation=_known(row["utilisation"]), memory=_known(row["memory"])) for row in self.models],
+            slowdowns=self._slowdowns(),
+            share=[job.get("share", "") for job in jobs],
         )
+
+    def _slowdowns(self) -> Floats | None:
+        row_of = {row["model"]: number for number, row in enumerate(self.models)}
+        table = np.full((len(row_of), len(row_of)), np.nan)
+        for pair in self.slowdowns:
+            if pair["model"] in row_of and pair["beside"] in row_of:
+                table[row_of[pair["model"]], row_of[pair["beside"]]] = pair["slowdown"]
+        return None if np.isnan(table).all() else table
 
     def _tiers(self, job: Mapping[str, Any]) -> list[tuple[float, float]]:
         """Rewards as they were submitted: policies weigh jobs by them. Jobs older than their limit may have asked for more."""
@@ -90,7 +106,8 @@ class History:
         begins, ends = begins - self.begin, np.maximum(ends, begins) - self.begin
         held, gpu_time = np.zeros(len(place)), np.zeros(len(place))
         np.add.at(held, owner, ends - begins)
-        np.add.at(gpu_time, owner, (ends - begins) * gpus)
+        divided = np.array([_known(stay.get("gpu_seconds")) for stay in stays], dtype=np.float64)
+        np.add.at(gpu_time, owner, np.where(np.isnan(divided), (ends - begins) * gpus, divided))
         attained = np.array([job["attained"] for job in self.jobs], dtype=np.float64)
         fates = Fates(
             started=np.array([job["started"] - self.begin for job in self.jobs]),
@@ -105,18 +122,45 @@ class History:
         bars = Bars(owner, begins, ends, np.array([min(stay["gpus"], default=0) for stay in stays], dtype=np.int64), gpus)
         # A GPU that has left the pool since has no place in the chart.
         apart = {row: some for row, stay in enumerate(stays) if len(some := stay["gpus"]) < gpus[row] or not are_neighbours(some)}
-        result = Result(fates, self._usage(fates, bars), bars.split(apart), events=0, decisions=0, plan_seconds=0.0, wall_seconds=0.0)
+        result = Result(
+            fates,
+            self._usage(fates, bars, list(self._overlaps(stays))),
+            bars.split(apart),
+            events=0,
+            decisions=0,
+            plan_seconds=0.0,
+            wall_seconds=0.0,
+        )
         return Outcome(Run(-1, Choice(AS_IT_WAS, AS_IT_WAS, {}), 0), result)
 
-    def _usage(self, fates: Fates, stays: Bars) -> Usage:
+    def _overlaps(self, stays: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, int]]:
+        """When a GPU is held once more, or, negative, once less, by somebody besides others."""
+        changes: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for stay in stays:
+            for gpu in stay["gpus"] if stay.get("gpu_seconds") is not None else ():
+                changes[gpu] += [(stay["begins"] - self.begin, 1), (max(stay["ends"], stay["begins"]) - self.begin, -1)]
+        for of_gpu in changes.values():
+            held = 0
+            for moment, change in sorted(of_gpu):
+                held += change
+                if held + (change < 0) > 1:
+                    yield moment, change
+
+    def _usage(self, fates: Fates, stays: Bars, overlaps: Sequence[tuple[float, int]]) -> Usage:
         """State of the pool after each change, as far as these jobs made it."""
+        moments, more = np.array(overlaps, dtype=np.float64).reshape(-1, 2).T
         submitted = np.array([job["submitted"] - self.begin for job in self.jobs])[~fates.dropped]
         state = usage(
             [
                 (stays.begins, stays.gpus, 1, 0),
+                (moments, -more, 0, 0),
                 (stays.ends, -stays.gpus, -1, 0),
                 (submitted, 0, 0, 1),
                 (fates.ended[~fates.dropped], 0, 0, -1),
             ]
         )
         return dataclasses.replace(state, waiting=np.maximum(state.waiting, 0))  # a lease may end a moment after its job
+
+
+def _known(value: float | None) -> float:
+    return np.nan if value is None else value

@@ -36,6 +36,7 @@ class Recorder:
         self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
         self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
         self._service: Floats | None = None
+        self.warm_idle = 0.0  #: see `Result`
 
     @property
     def over(self) -> int:
@@ -58,16 +59,16 @@ class Recorder:
     def lose(self, job: int, gpu_seconds: float) -> None:
         self.lost[job] += gpu_seconds
 
-    def leave(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
-        """A stay on GPUs ends."""
+    def leave(self, job: int, granted: float, now: float, gpus: Sequence[int], gpu_time: float) -> None:
+        """A stay on GPUs ends; ``gpu_time``: GPU-seconds of all its stays, that of a shared GPU divided."""
         if not are_neighbours(gpus):
             self._apart[len(self._stays) // _COLUMNS] = sorted(gpus)
-        self.gpu_time[job] += (now - granted) * len(gpus)
+        self.gpu_time[job] = gpu_time
         self._stays.frombytes(_STAY.pack(job, granted, now, min(gpus), len(gpus)))
 
-    def cut_short(self, job: int, granted: float, now: float, gpus: Sequence[int]) -> None:
+    def cut_short(self, job: int, granted: float, now: float, gpus: Sequence[int], gpu_time: float) -> None:
         """The same of a job that would have gone on: nothing leaves any more after that."""
-        self.leave(job, granted, now, gpus)
+        self.leave(job, granted, now, gpus, gpu_time)
         self._cut_short += 1
 
     def share(self, now: float, gpus: int) -> None:
@@ -105,6 +106,7 @@ class Recorder:
             decisions=decisions,
             plan_seconds=plan_seconds,
             wall_seconds=wall_seconds,
+            warm_idle=self.warm_idle,
         )
 
     def _usage(self, stays: Bars, *, begun: bool) -> Usage:

@@ -6,17 +6,25 @@ leased AS (
            sum(epoch(least(t.until, s.bucket + INTERVAL 5 MINUTE) - greatest(t.since, s.bucket)))
                / epoch(least(s.bucket + INTERVAL 5 MINUTE, any_value(c.moment)) - s.bucket) AS share
     FROM clock c
-    JOIN gpu_time t ON t.until > c.horizon
+    JOIN gpu_leased t ON t.until > c.horizon
     CROSS JOIN generate_series(time_bucket(INTERVAL 5 MINUTE, greatest(t.since, c.horizon)), t.until, INTERVAL 5 MINUTE) s(bucket)
     WHERE t.until > s.bucket
     GROUP BY s.bucket, t.gpu_id
 ),
-measured AS (
-    SELECT time_bucket(INTERVAL 5 MINUTE, t.ts) AS bucket, t.gpu_id, any_value(t.node_id) AS node, avg(t.utilisation) AS utilisation,
-           max(t.memory_used) AS memory_used, avg(t.power) AS power
-    FROM telemetry t
+sampled AS (  -- of a GPU that is shared each lease shows the whole; of a slot each lease is measured
+    SELECT t.ts, t.gpu_id, any_value(t.node_id) AS node,
+           CASE WHEN any_value(g.kind) = 'cpu' THEN least(sum(t.utilisation), 1) ELSE max(t.utilisation) END AS utilisation,
+           CASE WHEN any_value(g.kind) = 'cpu' THEN CAST(sum(t.memory_used) AS BIGINT) ELSE max(t.memory_used) END AS memory_used,
+           max(t.power) AS power
+    FROM telemetry t LEFT JOIN gpus g ON g.id = t.gpu_id
     WHERE t.ts > make_timestamp(epoch_us(now())) - INTERVAL 7 DAY
-    GROUP BY 1, t.gpu_id
+    GROUP BY t.ts, t.gpu_id
+),
+measured AS (
+    SELECT time_bucket(INTERVAL 5 MINUTE, ts) AS bucket, gpu_id, any_value(node) AS node, avg(utilisation) AS utilisation,
+           max(memory_used) AS memory_used, avg(power) AS power
+    FROM sampled
+    GROUP BY 1, gpu_id
 )
 SELECT bucket, gpu_id, coalesce(m.node, l.node) AS node, coalesce(l.share, 0) AS leased, m.utilisation, m.memory_used, m.power
 FROM measured m FULL JOIN leased l USING (bucket, gpu_id)
