@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "release": Lazy("hold_cancel:release", "Let held jobs be scheduled again."),
         "priority": Lazy("hold_cancel:priority", "Change the priority of jobs."),
         "schedule": Lazy("schedule:schedule", "Recurring jobs."),
+        "swap": Lazy("swap:swap", "Train in less device memory than the model needs."),
     },
     "Looking": {
         "status": Lazy("listing:status", "Show the daemon, its runners and pools."),

@@ -161,6 +161,8 @@ BAD: list[tuple[list[str], int, str]] = [
     (["ps", "--limit", "0"], 2, "--limit"),
     (["submit"], 2, "nothing to run"),
     (["submit", "--"], 2, "nothing follows '--'"),
+    (["swap", "plan", "job.yml", "--cap", "1MiB"], 3, "no such file"),
+    (["swap", "plan", "job.yml", "--cap", "0"], 2, "a cap of 0"),
     (["submit", "train.py"], 3, "stoker submit -- train.py"),
     (["submit", "job.yml"], 3, "no such file"),
     (["submit", "--gpus", "x", "--", "true"], 2, "--gpus"),

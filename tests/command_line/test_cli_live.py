@@ -101,7 +101,7 @@ STUDIES = [
 ELSEWHERE = {
     "pipeline", "down",
     "submit", "cancel", "hold", "release", "priority", "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
-    "policy set", "tune", "token create", "token revoke", "backup", "compact", "demo",
+    "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
     "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup",
 }  # fmt: skip
 

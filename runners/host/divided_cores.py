@@ -36,27 +36,27 @@ def divide(cores: float, held: Mapping[int, Collection[str]], pinned: Collection
     return {lease: round(part * (a_gpu if lease in pinned else rest), 3) for lease, part in parts.items()}
 
 
-class Shares:
-    """Writes each lease's share of the cores into its run directory, when it has changed."""
+class DividedCores:
+    """Writes each lease's part of the cores into its run directory, when it has changed."""
 
     def __init__(self, cores: Callable[[], float] = usable, is_pinned: Callable[[Assignment], bool] = lambda assignment: False):
         self._is_pinned, self._cores = is_pinned, cores
         self._told: dict[int, float] = {}
 
     def tell(self, runs: Iterable[Run]) -> dict[int, float]:
-        """Divide the cores over these leases, all that run or are about to; answers with the share of each."""
+        """Divide the cores over these leases, all that run or are about to; answers with those of each."""
         running = list(runs)
         pinned = [run.lease for run in running if self._is_pinned(run.assignment)]
-        shares = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, pinned) if running else {}
+        parts = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, pinned) if running else {}
         told: dict[int, float] = {}
         for run in running:
-            share = shares[run.lease]
+            part = parts[run.lease]
             with run.isolated():  # tried again at the next look
-                if self._told.get(run.lease) != share:
-                    run.dir.replace(CPUS, {"cpus": share})
-                told[run.lease] = share
+                if self._told.get(run.lease) != part:
+                    run.dir.replace(CPUS, {"cpus": part})
+                told[run.lease] = part
         self._told = told
-        return shares
+        return parts
 
 
 def own_cores() -> Sequence[int]:
