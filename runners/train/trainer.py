@@ -118,6 +118,8 @@ class Trainer:
             self._train_step(parts)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
+        if self.task.finish is not None and self.ranks.first:
+            self.task.finish(self.model, self.checkpoints.path)
         log.info("finished at step %d%s", self.step, self._verdict())
         return True
 

@@ -134,7 +134,7 @@ def build(spec: JobSpec) -> Task:
         from ..recipes import find
 
         recipe = find(spec.recipe)
-        return recipe.load()(**recipe.resolve(spec.params))
+        return recipe.load()(**recipe.resolve(spec.params, spec.backbone))
     if spec.entrypoint is None:
         raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
     function = _entrypoint(spec.entrypoint)
