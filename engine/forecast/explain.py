@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import format as fmt
 from ..jobs.leases import PACKED
+from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
 from ..scheduling.held_back import HeldBack
@@ -31,7 +32,7 @@ def explain(
     """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/waiting", job)
-    waiting = found[0] if found else None
+    waiting = found[0] if found and row["state"] in WAITING else None  # it may have ended, and wait anew, since the line above
     held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
     if held is not None and waiting is not None and math.isfinite(held.until):
         waiting["est_start"] = max(held.until, waiting["est_start"] or 0.0)
