@@ -231,7 +231,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     interval = asked.interval if asked.interval is not None else _interval(call, asked.pool)
     try:
         with registry.anew(asked.policy) as loaded:
-            notes += _on_trial(call, asked, registry.create(asked.policy, asked.config))
+            notes += _on_trial(call, asked, registry.create(asked.policy, asked.config), loaded.code)
             config = make_config(loaded.policy.Config, asked.config)
             # What was given, as the policy will read it, so that what is shown is what is in force.
             given = {key: getattr(config, key) for key in asked.config}
@@ -244,9 +244,9 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     return {**row, "modules": list(loaded.modules), "code_before": code_before, "notes": notes + _about_leases(call, given)}
 
 
-def _on_trial(call: Call, asked: PolicyChange, policy: Policy) -> list[str]:
+def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> list[str]:
     """Ask a policy once, before it is in force, for a plan of what the pool holds now."""
-    why = call.daemon.scheduling.would_fail(asked.pool, policy)
+    why = call.daemon.scheduling.would_fail(asked.pool, policy, asked.policy, code)
     if why is None:
         return []
     fails = f"policy: {asked.policy} fails on what pool {asked.pool} holds now: {why}"

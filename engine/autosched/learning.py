@@ -19,14 +19,14 @@ from ..sim.run_options import Options
 from ..sim.simulation_error import SimulationError
 from ..sim.workload import Workload
 from .moment_of_trace import situation_of, stand_at
-from .situation import Situation, aggregated, features_of, measure
+from .situation import Situation, aggregated, bound_of, features_of, measure
 
 MOMENTS = 10
 CONFIGURATIONS = 16  #: at each
 SECONDS = 40.0  #: real time after which no other simulation begins
 FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
-TIMES_AS_LONG = 8.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
-LEAST_SECONDS = 0.3
+TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
+LEAST_SECONDS = 1.0
 EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
 
 
@@ -74,7 +74,7 @@ def _measured_at(
         return rows
     began = time.thread_time()
     reference = measure(situation, registry.create(policy, in_force), FIRST_SECONDS)
-    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS)
+    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS), bound_of(reference)
     if reference.queueing <= 0.0:
         return rows
     encoder, features = Encoder(space), features_of(situation)
@@ -83,7 +83,7 @@ def _measured_at(
             break
         config = random_configuration(space, dict(in_force), rng)
         try:
-            figures = measure(situation, registry.create(policy, config), bound)
+            figures = measure(situation, registry.create(policy, config), *bound)
         except (OutOfTime, SimulationError):
             continue
         rows.append(encoder.sample(config, features, objective, reference, figures))

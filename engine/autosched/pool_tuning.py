@@ -20,7 +20,7 @@ import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR
-from ...policies.autosched.causal_model import CausalModel, NoModel
+from ...policies.autosched.causal_model import NoModel
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
 from ...policies.contract import Floats, View
@@ -41,6 +41,7 @@ from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
+from .stored_models import StoredModel, keep_model, stored_model
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
 from .summary import summary_of
 
@@ -73,7 +74,6 @@ class PoolTuning:
         self._busy: str | None = None  #: the pool that is searched for
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
-        self._models: dict[tuple[str, str, str], CausalModel] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
 
     # Searches
@@ -110,9 +110,10 @@ class PoolTuning:
         ruled = Options(limits=rules.limits), rules.evictions, rules.memory
         situation = Situation(seen.view, left, coming, rules.name, *ruled, period=asked.period)
         request = Request(situation, setting["config"], asked.objective, asked.trials, seed=asked.seed, only=asked.only)
-        request = replace(request, ranges=asked.ranges or {}, model=self._models.get((asked.pool, rules.name, asked.objective)))
+        request = replace(request, ranges=asked.ranges or {})
         _check(request)
-        return request, words
+        space = space_of(registry.load(rules.name).Config, _whole(rules.name, setting["config"]))
+        return replace(request, model=stored_model(self._store, asked.pool, rules.name, asked.objective, space)), words
 
     def _left(self, pool: str, view: View) -> Floats:
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
@@ -151,16 +152,16 @@ class PoolTuning:
 
     def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
         """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
-        key = (asked.pool, request.situation.policy, asked.objective)
+        policy, model = request.situation.policy, answer.model
         try:
-            if answer.model is not None:
-                self._models[key] = answer.model if answer.measured is None else answer.model.relearnt(answer.measured)
-            elif asked.by == NAME:
-                past = self._past(asked.pool, request.situation.view)
-                if past is not None:
-                    learnt = find_apart(replace(request, learn=past, trials=1))
-                    if learnt.model is not None:
-                        self._models[key] = learnt.model
+            if model is not None:
+                if answer.measured is None:
+                    return
+                model = model.relearnt(answer.measured)
+            elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view)) is not None:
+                model = find_apart(replace(request, learn=past, trials=1)).model
+            if model is not None:
+                self._store.write(keep_model, StoredModel(asked.pool, policy, model))
         except (SearchFailed, NoModel, ValueError) as error:
             log.info("pool %s: no causal model: %s", asked.pool, error)
 

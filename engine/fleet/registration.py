@@ -11,11 +11,12 @@ import msgspec
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.leases import EXCLUSIVE, Stop, end, stop
+from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, Hello, PartTimes, Record, Records, Report, Sample, WorkerUpdate
 from ..store.transaction import Transaction
 from .offers import require_free
 
@@ -154,6 +155,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     latest: dict[int, _Latest] = {}
     speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
+    profiles: list[PartTimes] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -166,7 +168,9 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
             moved[key] = record.seq
             if record.speed is not None:
                 speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
-            if record.speed is not None or part.lease.profile:
+            if record.part_times is not None:
+                profiles.append(record.part_times)
+            if record.speed is not None or record.part_times is not None or part.lease.profile:
                 continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
             if record.pipeline is not None:
@@ -181,6 +185,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
     learn_speeds(tx, speeds)
+    keep_part_times(tx, profiles)
     return stale
 
 

@@ -39,6 +39,7 @@ class Figures:
     fragmentation: float  #: share of the GPU-time that is free while jobs wait
     seconds: float = 0.0  #: processor time
     soon: float = 0.0  #: mean seconds of the period ahead that the jobs at hand take
+    decisions: int = 0  #: that the trial took
 
 
 class NotMeasured(Exception):

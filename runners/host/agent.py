@@ -38,7 +38,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Pins, Shares
+from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -84,7 +84,7 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
-        self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
+        self._cores = DividedCores(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
         self.warm = WarmStarts(options.warm)
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
@@ -256,10 +256,9 @@ class Agent:
             for run in self.runs.values():
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
-        self._shares.tell(self._running())
-        for run in self._running() if self.desired is not None else ():  # before the first answer nobody knows who shares
-            with run.isolated():
-                self._pins.hold(run)
+        self._cores.tell(self._running())
+        if self.desired is not None:  # before the first answer nobody knows who shares
+            self._pins.hold(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -293,8 +292,8 @@ class Agent:
             return
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
-            share = self._shares.tell([*self._running(), run]).get(run.lease)
-            launch = prepare(run.dir, run.assignment, cuda, cpus=share)
+            cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             run.start(launch, self.warm.start(run.dir, run.assignment, launch))
         except CannotStart as error:
             run.fail("start-failed", str(error))
@@ -316,7 +315,7 @@ class Agent:
         needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if known.kind == "cuda" and asked > known.memory:
+            if asked > known.memory and (known.memory or known.kind == "cuda"):
                 return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
@@ -474,6 +473,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
     parser.add_argument("--pool", default="default")
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
+    parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
     parser.add_argument("--warm", choices=("auto", "off"), default="off", help="auto: jobs of recipes and entrypoints start by fork")
@@ -484,7 +484,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_names(given.node, given.pool, home)
         options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm == "auto")
-        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
+        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
         agent.run()

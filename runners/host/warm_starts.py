@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...engine.protocol import Assignment
+from ..recipes import RECIPES
 from ..worker.fork_server import LENGTH, TAG_PLACE
 from .rundir import ENV_TAG, RunDir
 from .supervisor import Launch
@@ -231,7 +232,7 @@ _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 def _recipe(assignment: Assignment) -> str | None:
     recipe = assignment.spec.get("recipe")
-    return str(recipe) if recipe else None
+    return str(recipe) if recipe in RECIPES else None  # an internal one imports nothing of its own
 
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:

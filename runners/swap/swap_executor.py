@@ -234,7 +234,6 @@ class SwapExecutor:
                 loss = tail(c, self.chain.answer(values))
                 roots, gradients = [loss], [None]
             else:
-                self._restore(after)
                 # A value that goes on to later parts brings their gradient first, in the order in which one backward would add them.
                 for node in (*self.made[k], *entered):
                     gradient = batch.gradients.pop(node, None)
@@ -244,6 +243,8 @@ class SwapExecutor:
                         gradients.append(gradient)
             if roots:
                 torch.autograd.backward(roots, gradients)
+            if tail is None:  # not before: the backward of BatchNorm refuses statistics that have changed since
+                self._restore(after)
             for node, leaf in leaves.items():
                 if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
                     batch.gradients[node] = leaf.grad

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ..train.task import Task
 
+SWAP_PLAN = "swap-plan"  #: an internal recipe: it plans the job in its parameters
 ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
 
 
@@ -78,6 +79,10 @@ def _train(spec: JobSpec, profile: bool) -> int:
     import torch
 
     torch.set_num_threads(_threads())
+    if spec.recipe == SWAP_PLAN:
+        _plan_swapping(spec.params)
+        script.done()
+        return 0
     from ..train import rng
     from ..train.batches import Interrupted
     from ..train.profiling_run import Profiling
@@ -108,6 +113,17 @@ def _train(spec: JobSpec, profile: bool) -> int:
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()
+
+
+def _plan_swapping(params: dict[str, Any]) -> None:
+    """The internal recipe of 'stoker swap plan': what it is to plan is a job in itself."""
+    from ..swap import planning
+    from ..train import rng
+
+    spec = msgspec.convert(params["job"], JobSpec)
+    seed = spec.params.get("seed", 0)
+    rng.seed_all(seed if isinstance(seed, int) else 0)
+    planning.run(spec, build(spec), params["cap"], params["accumulate"], _device())
 
 
 def build(spec: JobSpec) -> Task:

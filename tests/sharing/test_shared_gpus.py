@@ -159,6 +159,26 @@ def test_beside_others_nothing_is_learnt_of_a_job_and_alone_its_use_of_the_gpu_i
     assert host.rows("SELECT DISTINCT model FROM profiles WHERE samples > 0") == [("toy/alone",)]
 
 
+def test_memory_of_a_slot_is_what_jobs_were_seen_to_take_alone(store: Store) -> None:
+    host = Host(store, memory=4 << 30)
+    host.submit("alone"), host.submit("left"), host.submit("right")
+    host.tick({1: ON_0, 2: Allocation((1,)), 3: Allocation((1,))}, groups=packed(2, 3))
+    host.runs(1, 2, 3)
+    now = time.time()
+    timed(host, 1, 0.5, at=1.0)
+    for taken in (1, 3, 2):
+        now += 1.0
+        host.report(samples=[Sample(ts=now, gpu=f"n1/cpu{slot}", lease=host.lease(job), utilisation=0.5, memory_used=taken << 29)
+                             for job, slot in ((1, 0), (2, 1), (3, 1))])  # fmt: skip
+    Estimating(host.store, lambda found: None, lambda: now).look()
+    assert host.rows("SELECT model, peak_memory FROM speeds") == [("toy/alone", 3 << 29)]
+    with host.store.read() as con:
+        view = snapshot(con, "default", now).view
+    assert view.jobs.profile is not None
+    row = view.jobs.id.tolist().index(1)
+    assert view.profiles[view.jobs.profile[row]].memory == 0.375 and view.jobs.gpu_memory[row] == 3 << 29
+
+
 def timed(host: Host, job: int, seconds: float, *, at: float, steps: int = 10) -> None:
     """A job reports that each of its last steps took so long, the last one ``at`` seconds from now."""
     seq = int(host.rows(f"SELECT coalesce(max(seq), 0) FROM report_marks WHERE lease_id = {host.lease(job)}")[0][0]) + 1

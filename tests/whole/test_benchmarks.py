@@ -26,6 +26,7 @@ TINY = {
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
     "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
+    "packing": ["--jobs", "waits", "--seconds", "3"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
@@ -70,8 +71,9 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-#: More than a tiny run takes: what they attack with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py.
-NIGHTLY = ("hostile",)
+#: More than a tiny run takes: what hostile attacks with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py, and
+#: packing is what test_shared_slot.py does, until a slot's use has been measured.
+NIGHTLY = ("hostile", "packing")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])

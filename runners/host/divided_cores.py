@@ -36,27 +36,27 @@ def divide(cores: float, held: Mapping[int, Collection[str]], pinned: Collection
     return {lease: round(part * (a_gpu if lease in pinned else rest), 3) for lease, part in parts.items()}
 
 
-class Shares:
-    """Writes each lease's share of the cores into its run directory, when it has changed."""
+class DividedCores:
+    """Writes each lease's part of the cores into its run directory, when it has changed."""
 
     def __init__(self, cores: Callable[[], float] = usable, is_pinned: Callable[[Assignment], bool] = lambda assignment: False):
         self._is_pinned, self._cores = is_pinned, cores
         self._told: dict[int, float] = {}
 
     def tell(self, runs: Iterable[Run]) -> dict[int, float]:
-        """Divide the cores over these leases, all that run or are about to; answers with the share of each."""
+        """Divide the cores over these leases, all that run or are about to; answers with those of each."""
         running = list(runs)
         pinned = [run.lease for run in running if self._is_pinned(run.assignment)]
-        shares = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, pinned) if running else {}
+        parts = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, pinned) if running else {}
         told: dict[int, float] = {}
         for run in running:
-            share = shares[run.lease]
+            part = parts[run.lease]
             with run.isolated():  # tried again at the next look
-                if self._told.get(run.lease) != share:
-                    run.dir.replace(CPUS, {"cpus": share})
-                told[run.lease] = share
+                if self._told.get(run.lease) != part:
+                    run.dir.replace(CPUS, {"cpus": part})
+                told[run.lease] = part
         self._told = told
-        return shares
+        return parts
 
 
 def own_cores() -> Sequence[int]:
@@ -69,6 +69,7 @@ class Pins:
 
     def __init__(self, devices: Devices, cores: Callable[[], Sequence[int]] = own_cores):
         self._devices, self._cores = devices, cores
+        self._held: dict[int, frozenset[int]] = {}  #: cores of leases that are pinned
 
     def of(self, assignment: Assignment) -> frozenset[int] | None:
         """Cores to which a job is to be pinned, None: it is not. A slot is the core at its place on the node."""
@@ -78,23 +79,35 @@ class Pins:
         cores = self._cores()
         return frozenset(cores[gpu.index % len(cores)] for gpu in gpus)
 
-    def hold(self, run: Run) -> None:
-        """Pin a job that runs as its share has it now, or let it go. Costs two calls of the system when it is so already."""
-        if run.identity is None:
-            return
-        wanted = self.of(run.assignment) or frozenset(self._cores())
+    def hold(self, runs: Iterable[Run]) -> None:
+        """Pin the jobs that run as their shares have it now, and let go those that were. Costs a call of the system when it is so."""
+        held: dict[int, frozenset[int]] = {}
+        for run in runs:
+            with run.isolated():  # tried again at the next look
+                if run.identity is not None and (cores := self._held_by(run.lease, run.assignment, run.identity.pid)) is not None:
+                    held[run.lease] = cores
+        self._held = held
+
+    def _held_by(self, lease: int, assignment: Assignment, root: int) -> frozenset[int] | None:
+        """Cores that the tree of ``root`` is held to from now on, None: it was never pinned, or is gone."""
+        pinned = self.of(assignment)
+        wanted = pinned or frozenset(self._cores())
         with contextlib.suppress(ProcessLookupError):
-            if os.sched_getaffinity(run.identity.pid) != wanted:
-                _pin(run.identity.pid, wanted)
+            there = os.sched_getaffinity(root)
+            # Of whom this agent knows nothing yet, another one may have begun to pin.
+            if there != wanted or (pinned is not None and self._held.get(lease) != wanted):
+                _pin(root, wanted)
+            return wanted if pinned is not None else None
+        return None
 
 
 def _pin(root: int, cores: Collection[int]) -> None:
-    """All threads of the tree of ``root``, itself last: as long as it differs there is something left to do."""
+    """All threads of the tree of ``root``, itself first: what it starts meanwhile is where it is, and what others do, in a later pass."""
+    _pin_threads(root, cores)
     for _ in range(_PASSES):
         tree = [found.pid for found in processes.descendants(root, processes.table())]
         if not sum(_pin_threads(pid, cores) for pid in tree):
             break
-    _pin_threads(root, cores)
 
 
 def _pin_threads(pid: int, cores: Collection[int]) -> int:
