@@ -44,6 +44,7 @@ def explain(
         "summary": _summary(row, waiting)
         + _guard(waiting, held)
         + (_partners(partners) or _alone(store, row))
+        + _bank(store, row)
         + _start(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
@@ -94,6 +95,18 @@ def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
 def _partners(partners: list[dict[str, Any]]) -> str:
     names = [f"job {one['job']} ({one['name']})" for one in partners]
     return f"; shares its GPUs with {', '.join(names)}" if names else ""
+
+
+def _bank(store: Store, row: dict[str, Any]) -> str:
+    """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
+    found = objects(store, "api/bank_use", row["id"]) if row["kind"] == "prompt" else []
+    if not found:
+        return ""
+    (use,) = found
+    if use["used"]:
+        return f"; the prompt bank was used: {fmt.counted(use['scores'], 'score')} in {fmt.duration(use['seconds'])}"
+    longest, budget = fmt.duration(use["longest"]), fmt.duration(max(0.0, use["budget"]))
+    return f"; the prompt bank was not used: a lookup may take {longest}, more than 20 % of the time until the deadline ({budget})"
 
 
 def _alone(store: Store, row: dict[str, Any]) -> str:
