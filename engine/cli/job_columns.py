@@ -113,6 +113,11 @@ def _reason(row: Row, now: float) -> str:
     return "; ".join(filter(None, (row["reason"], beside(row), silence)))
 
 
+def start(row: Row) -> str:
+    """Whether its worker was forked from a process that had loaded what it imports (docs/warm.md)."""
+    return "" if row.get("warm") is None else "warm" if row["warm"] else "cold"
+
+
 def beside(row: Row) -> str:
     """Who shares its GPUs."""
     return f"beside {row['shared_with']}" if row.get("shared_with") else ""
@@ -131,6 +136,7 @@ def listed(now: float) -> list[Column]:
         Column("STATE", state, style=_state_style),
         Column("GPUS", gpus, right=True, rank=2),
         Column("PROGRESS", progress, rank=3, share=done),
+        Column("START", start, rank=10),
         Column("RAN", _ran, right=True, rank=5),
         Column("WHEN", lambda row: _ends(row, now), rank=1),
         Column("DEADLINE", lambda row: _deadline(row, now), style=risk_style, rank=6),

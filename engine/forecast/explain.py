@@ -31,6 +31,7 @@ def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lam
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
         + (_partners(partners) or _alone(store, row))
+        + _start(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "decisions": decisions,
@@ -57,6 +58,18 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+
+
+def _start(store: Store, row: dict[str, Any]) -> str:
+    """Of a job that has started: whether its worker was forked, and why not."""
+    found = store.rows("api/last_start", row["id"])
+    if not found:
+        return ""
+    ((warm, because),) = found
+    return f"; {STARTED[warm]}" + (f": {because}" if because else "")
+
+
+STARTED = {True: "started warm", False: "started cold"}
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import Gathered, UsageError, nearest
@@ -54,6 +55,9 @@ class Recipe:
     target: str  #: module:function below this package, called with all params by keyword; returns a Task
     params: Mapping[str, Param] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
+    #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks get by `backbones.held.take`. A
+    #: parameter `backbone` with choices need not be repeated here.
+    pretrained: tuple[str, ...] = ()
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
@@ -70,15 +74,35 @@ class Recipe:
         return found
 
     def load(self) -> Callable[..., Task]:
-        module, _, function = self.target.partition(":")
-        loaded: Callable[..., Task] = getattr(importlib.import_module(f".{module}", __name__), function)
+        loaded: Callable[..., Task] = getattr(self.module(), self.target.partition(":")[2])
         return loaded
+
+    def module(self) -> ModuleType:
+        return importlib.import_module(f".{self.target.partition(':')[0]}", __name__)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Pre-trained models that it can start from; the first is the one that it takes where nothing else is said."""
+        param = self.params.get("backbone")
+        if param is None or not param.choices:
+            return self.pretrained
+        return (str(param.default), *(name for name in param.choices if name != param.default))
+
+    def backbone(self, spec: Mapping[str, Any]) -> str | None:
+        """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
+        said = (spec.get("params") or {}).get("backbone") or spec.get("backbone")
+        return said if said in self.backbones else next(iter(self.backbones), None) if said is None else None
 
 
 def find(name: str) -> Recipe:
     if name not in RECIPES:
         raise UsageError(f"recipe: there is no {name!r}{nearest(name, RECIPES)}; there are {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def starting_from(backbone: str) -> Recipe | None:
+    """The recipe whose jobs start from a backbone."""
+    return next((recipe for recipe in RECIPES.values() if backbone in recipe.backbones), None)
 
 
 TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
@@ -107,6 +131,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            ("minilm",),
         ),
         Recipe(
             "digits-cnn",

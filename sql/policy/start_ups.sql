@@ -1,8 +1,9 @@
--- What first starts took in a pool, by model, means of the newest 20: until the worker lived, from then to the first step. $1: pool.
+-- What first starts in fresh processes took in a pool, by model, means of the newest 20: until the worker lived, from then to the first step. $1: pool.
 WITH firsts AS (
     SELECT l.id, l.job_id, j.model, epoch(l.started_at - l.granted_at) AS worker, l.started_at
     FROM leases l JOIN jobs j ON j.id = l.job_id
     WHERE j.pool = $1 AND NOT coalesce(l.profile, false) AND coalesce(l.share, 'exclusive') = 'exclusive'
+      AND NOT coalesce(l.warm, false)
     QUALIFY row_number() OVER (PARTITION BY l.job_id ORDER BY l.id) = 1
 ),
 newest AS (
