@@ -159,7 +159,9 @@ async def show(call: Call) -> dict[str, Any]:
 
 async def explain(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
-    return await call.read(explain_job, call.daemon.store, job, call.daemon.scheduling.deadlines_first)
+    scheduling = call.daemon.scheduling
+    # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
+    return await call.run(Kind.REPORT, explain_job, call.daemon.store, job, scheduling.deadlines_first, scheduling.held_back)
 
 
 async def pipeline(call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from .. import format as fmt
 from ..jobs.leases import PACKED
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
+from ..scheduling.held_back import HeldBack
 from ..store.store import Store
 from .deadline_watch import verdict
 
@@ -16,24 +18,35 @@ from .deadline_watch import verdict
 _IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
 
 
-def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lambda pool: False) -> dict[str, Any]:
+def explain(
+    store: Store,
+    job: int,
+    deadlines_first: Callable[[str], bool] = lambda pool: False,
+    held_back: Callable[[str, int], HeldBack | None] = lambda pool, job: None,
+) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
+    ``held_back``: the guard that a job of a pool waits for.
     """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/waiting", job)
     waiting = found[0] if found else None
+    held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
+    if held is not None and waiting is not None and math.isfinite(held.until):
+        waiting["est_start"] = max(held.until, waiting["est_start"] or 0.0)
     decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
     partners = objects(store, "api/shared_with", job)
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
+        + _guard(waiting, held)
         + (_partners(partners) or _alone(store, row))
         + _start(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
+        "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
@@ -70,6 +83,11 @@ def _start(store: Store, row: dict[str, Any]) -> str:
 
 
 STARTED = {True: "started warm", False: "started cold"}
+
+
+def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
+    """Which guard, and which victim, unless the reason says it."""
+    return f"; {held.text}" if held is not None and waiting is not None and held.text not in waiting["reason"] else ""
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:

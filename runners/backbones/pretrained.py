@@ -55,7 +55,10 @@ class Llm:
 
 @functools.cache
 def load_llm(name: str) -> Llm:
-    """The language model of that name, which all that ask in one process share. NotFound: there is none; Unreachable, StokerError: its package or a library is not to be had."""
+    """The language model of that name, which all that ask in one process share.
+
+    NotFound: there is none; Unreachable, StokerError: its package or a library is not to be had.
+    """
     known = {"smollm2-135m": _smollm2, "tiny": _tiny}
     if name not in known:
         raise NotFound(f"backbone: there is no LLM {name!r}{nearest(name, known)}; there are {', '.join(known)}")

@@ -15,7 +15,7 @@ SAMPLES = 16  #: as 4.4.3.2 has it
 
 
 def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: Sequence[int], tokens: int) -> list[float]:
-    """Mean loss of the LLM on the samples, the same for all prompts, after each prompt as the tuning would begin with it; less is better."""
+    """Mean loss of the LLM on the samples, the same for all prompts, after each as the tuning would begin with it; less is better."""
     batch = batch_of(samples)
     tokens_, last, labels = (part.to(llm.device) for part in batch)
     found = []
