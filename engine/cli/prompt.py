@@ -146,6 +146,7 @@ def _tuned(app: App, job: Mapping[str, Any]) -> dict[str, Any]:
 def _show_tuned(value: Mapping[str, Any]) -> None:
     job, reached, about = value["job"], value["progress"], value["prompt"] or {}
     started = about.get("started_from", {})
+    elsewhere = f"not on this host: 'stoker logs {job['id']}' says where it is"
     print_facts([
         ("job", f"{job['id']} {fmt.clean(job['name'])}: {job['state']} after {fmt.duration(job['run_time'])}"),
         ("steps", fmt.number(reached["step"])),
@@ -154,5 +155,5 @@ def _show_tuned(value: Mapping[str, Any]) -> None:
         ("began with", fmt.clean(str(started.get("text") or started.get("init", "")))),
         ("bank", fmt.clean(str(started.get("bank", "")))),
         ("nearest tokens", fmt.clean(str(about.get("nearest_tokens", "")))),
-        ("prompt", value["path"] or f"not on this host: 'stoker logs {job['id']}' says where it is"),
+        ("prompt", value["path"] or (elsewhere if job["state"] == "completed" else "")),
     ])  # fmt: skip
