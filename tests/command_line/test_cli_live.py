@@ -388,7 +388,8 @@ def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert json.loads(stoker("runner", "list", "--json")[1])[0]["state"] in ("draining", "drained")
     assert stoker("runner", "resume", "here")[0] == 0
     code, _, err = stoker("runner", "forget", "here")
-    assert code == 4 and err.count("\n") == 1
+    assert code == 4 and err.startswith("stoker: error: runner here was heard less than ") and err.count("\n") == 1
+    assert err.endswith("ago, or the daemon has just started: stop it with 'stoker runner stop here', or wait until it is silent\n")
     assert stoker("drain", "nowhere")[0] == 3
 
 
