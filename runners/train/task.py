@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,9 @@ class Task:
     seed: int = 0
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
+
+    whole: Sequence[str] = ()
+    """Names of modules that stay whole where the model is cut into parts, such as one whose forward cannot be traced."""
 
     def steps(self, stop: Stop, accumulate: int = 1) -> int:
         """Steps in all, of ``accumulate`` batches each."""
