@@ -191,7 +191,17 @@ def features_of(situation: Situation) -> Floats:
     return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
 
 
-def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf) -> Figures:
+TIMES_AS_MANY = 4  #: decisions of a trial, of those that what is in force takes
+LEAST_DECISIONS = 200  #: and so many in any case
+
+
+def bound_of(reference: Figures) -> int:
+    """Decisions after which a trial is cut off. Of decisions, as they do not depend on what else the machine does, so that a search finds
+    the same again; jobs that change places all the time are what makes a trial long."""
+    return TIMES_AS_MANY * reference.decisions + LEAST_DECISIONS
+
+
+def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> Figures:
     """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Errors are those of `ongoing.drained`."""
     view = situation.view
     if type(view.jobs) is not Jobs:
@@ -200,7 +210,7 @@ def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf)
     options = dataclasses.replace(situation.options, until=until)
     workload, result = drained(
         view, situation.left, situation.coming, policy, options,  # type: ignore[arg-type]
-        evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds,
+        evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds, most_decisions=most_decisions,
     )  # fmt: skip
     weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
     return figures_of(workload, result, view, weight, until, situation.period)
@@ -238,4 +248,5 @@ def figures_of(workload: Workload, result: Result, view: View, weight: Floats, u
         preemptions=float((fates.preemptions * weight).sum()) / jobs,
         fragmentation=float((spans * np.maximum(total - usage.busy, 0) * (usage.waiting > 0)).sum()) / (total * whole),
         soon=float((taken * weight[here]).sum() / max(weight[here].sum(), 1.0)),
+        decisions=result.decisions,
     )

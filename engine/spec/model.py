@@ -220,6 +220,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     share: Share | None = None  #: None: nothing is said of it
     memory: Memory | None = None  #: None: all of the model is on its GPUs, and a step is one batch
     backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
+    warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
 
     @property
     def model(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class Task:
 
     whole: Sequence[str] = ()
     """Names of modules that stay whole where the model is cut into parts, such as one whose forward cannot be traced."""
+    finish: Callable[[nn.Module, Path], None] | None = None
+    """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
 
     def steps(self, stop: Stop, accumulate: int = 1) -> int:
         """Steps in all, of ``accumulate`` batches each."""
