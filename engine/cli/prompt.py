@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from .. import format as fmt
-from ..errors import StokerError
+from ..errors import StokerError, UsageError
 from .command import App, Command, Group, Lazy, examples, pass_app, unless_ended
+from .jobref import job_path
 from .output import Answer, Column, json_option, print_facts, print_table, write
 from .prompt_bank import LLM, progress, ranked
 from .prompt_work import answers, has_daemon, here_option
+
+RECIPE = "prompt-tune"
 
 
 class _PromptGroup(Group):
@@ -72,7 +76,7 @@ def lookup(app: App, llm: str, data: str, texts: tuple[str, ...], samples: int, 
                 bank, todo = answer["bank"], answer["todo"]
             elif "scored" in answer:
                 scored = answer["scored"]
-                progress(scored, max(todo, scored), "candidates")
+                progress(scored, max(todo, scored), "candidates", 1)
             else:
                 last = answer
     if not last:
@@ -99,3 +103,57 @@ _CANDIDATES = [
     Column("ID", lambda row: str(row.get("id", "")), right=True, rank=2),
     Column("TEXT", "text", flexible=True, least=30),
 ]
+
+
+@prompt.command(cls=Command)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+@pass_app
+@examples("stoker prompt tune prompt.yaml", "stoker prompt tune prompt.yaml --json")
+def tune(app: App, file: Path) -> Answer:
+    """Submit a prompt-tuning job from a YAML file, wait for it, and show what it has reached and where its prompt is.
+
+    What else the job says stands in its log; 'stoker submit' does the same without waiting.
+    """
+    from .submit import submit_and_wait
+
+    ended, failures = submit_and_wait(app, file, _require_tuning)
+    value = _tuned(app, ended[0])
+    return Answer(value, lambda: _show_tuned(value), failures)
+
+
+def _require_tuning(jobs: Sequence[Any]) -> None:
+    if len(jobs) != 1 or jobs[0].recipe != RECIPE:
+        raise UsageError(f"recipe: a file for 'stoker prompt tune' has one job, of recipe {RECIPE}; 'stoker submit' takes any")
+
+
+def _tuned(app: App, job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job, its metrics, and what it says of its prompt where that is on this host."""
+    folder = app.home.path / "jobs" / str(job["id"]) / "checkpoints" / "prompt"
+    try:
+        about = json.loads((folder / "prompt.json").read_bytes())
+    except (OSError, ValueError):
+        about = None
+    progress = app.client.get(job_path(str(job["id"])))["progress"] or {}
+    return {
+        "job": {name: job[name] for name in ("id", "name", "state", "state_reason", "run_time")},
+        "progress": {name: progress.get(name) for name in ("step", "loss", "metric")},
+        "prompt": about,
+        "path": None if about is None else str(folder),
+    }
+
+
+def _show_tuned(value: Mapping[str, Any]) -> None:
+    job, reached, about = value["job"], value["progress"], value["prompt"] or {}
+    started = about.get("started_from", {})
+    elsewhere = f"not on this host: 'stoker logs {job['id']}' says where it is"
+    print_facts([
+        ("job", f"{job['id']} {fmt.clean(job['name'])}: {job['state']} after {fmt.duration(job['run_time'])}"),
+        ("steps", fmt.number(reached["step"])),
+        ("loss", fmt.number(reached["loss"])),
+        ("metric", fmt.number(reached["metric"])),
+        ("began with", fmt.clean(str(started.get("text") or started.get("init", "")))),
+        ("bank", fmt.clean(str(started.get("bank", "")))),
+        ("nearest tokens", fmt.clean(str(about.get("nearest_tokens", "")))),
+        ("prompt", value["path"] or (elsewhere if job["state"] == "completed" else "")),
+    ])  # fmt: skip

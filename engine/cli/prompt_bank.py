@@ -161,18 +161,18 @@ def _store(app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], h
                 told["added"] += stored["added"]
                 told["replaced"] += stored["replaced"]
             done += len(answer["texts"])
-            progress(done, todo, "prompts")
+            progress(done, todo, "prompts", len(answer["texts"]))
     if which is None:
         raise StokerError("the work on the bank has ended without an answer; see the log of its job")
     return which, told
 
 
-def progress(done: int, total: int, what: str) -> None:
-    """On a terminal a line that is written over; else a line a tenth."""
+def progress(done: int, total: int, what: str, step: int) -> None:
+    """On a terminal a line that is written over; else a line a tenth. ``step``: how many came since the last call."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{done} of {total} {what}\x1b[K" + ("\r\x1b[K" if done == total else ""))
         sys.stderr.flush()
-    elif done == total or done * 10 // total > (done - AT_ONCE) * 10 // total:
+    elif done == total or done * 10 // total > max(0, done - step) * 10 // total:
         note(f"{done} of {total} {what}")
 
 

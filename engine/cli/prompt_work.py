@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +31,8 @@ class _Work(Protocol):
     def ended(self) -> StokerError | bool:
         """False while it goes on, True when it has ended well, else what went wrong."""
 
-    def stop(self) -> None:
-        """End it, if it has not ended."""
+    def leave(self, done: bool) -> None:
+        """Let it end when it is done, else end it."""
 
 
 @contextlib.contextmanager
@@ -45,17 +46,18 @@ def answers(app: App, request: Mapping[str, Any], *, job: bool) -> Iterator[Iter
     (folder / "request.json").write_text(json.dumps({**request, "home": str(app.home.path)}))
     argv = [*WORKER, str(folder)]
     work: _Work | None = None
+    done = threading.Event()
     try:
         work = _Job(app, argv, str(request["llm"])) if job and _has_runner(app) else _Child(argv)
-        yield _follow(folder / "answer.jsonl", work.ended)
+        yield _follow(folder / "answer.jsonl", work.ended, done)
     finally:
         if work is not None:
-            work.stop()
+            work.leave(done.is_set())
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _follow(path: Path, ended: Callable[[], StokerError | bool]) -> Iterator[Mapping[str, Any]]:
-    """Lines of the file until one says that it is done. Raises what went wrong, after the answers before it."""
+def _follow(path: Path, ended: Callable[[], StokerError | bool], done: threading.Event) -> Iterator[Mapping[str, Any]]:
+    """Lines of the file until one says that it is done, which is noted. Raises what went wrong, after the answers before it."""
     place = 0
     while True:
         over = ended()
@@ -68,6 +70,7 @@ def _follow(path: Path, ended: Callable[[], StokerError | bool]) -> Iterator[Map
             for line in whole.splitlines():
                 answer = json.loads(line)
                 if answer.get("done"):
+                    done.set()
                     return
                 yield answer
         if isinstance(over, StokerError):
@@ -100,13 +103,13 @@ class _Child:
         error.exit_code = code if 0 < code < 128 else 1  # type: ignore[misc]
         return error
 
-    def stop(self) -> None:
-        if self._process.poll() is None:
+    def leave(self, done: bool) -> None:
+        if not done:
             self._process.terminate()
-            try:
-                self._process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         self._process.communicate()
 
 
@@ -136,8 +139,8 @@ class _Job:
             error.exit_code = code  # type: ignore[misc]
         return error
 
-    def stop(self) -> None:
-        if not self.ended():
+    def leave(self, done: bool) -> None:
+        if not done and not self.ended():
             with contextlib.suppress(StokerError):
                 self._client.post(f"{job_path(str(self.id))}/cancel", {})
 

@@ -11,7 +11,6 @@ The last line is ``{"done": true}``; without it, the process says on stderr in o
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
@@ -24,7 +23,7 @@ import msgspec
 from ...engine.errors import Conflict, NotFound, StokerError, UsageError
 from ...engine.home import Home
 from ..worker import script
-from .lookup import lookup
+from .lookup import lookup, most_scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,8 +93,6 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
 
 
 def _lookup(request: Request, model: Model, answers: Answers) -> None:
-    import numpy as np
-
     began = time.monotonic()
     bank = _load_bank(request, model)
     score = model.scorer(request.data, request.samples, request.seed)
@@ -110,7 +107,7 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
             answers.tell(scored=scored)
         return found
 
-    answers.tell(bank=_bank(request, model), todo=len(np.unique(bank["medoid"])) + len(request.texts))
+    answers.tell(bank=_bank(request, model), todo=most_scores(bank["medoid"]) + len(request.texts))
     given = [{"text": text, "score": value, "layer": 0} for text, value in zip(request.texts, told(request.texts), strict=True)]
     found = lookup(bank["medoid"], lambda rows: told([prompts[row] for row in rows]))
     rows = [{"text": prompts[one.row], "id": int(bank["ids"][one.row]), "score": one.score, "layer": one.layer} for one in found]
@@ -157,4 +154,6 @@ def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], importlib.import_module(".bank_llm", __package__).load))
+    from .bank_llm import load
+
+    sys.exit(main(sys.argv[1:], load))

@@ -102,7 +102,7 @@ ELSEWHERE = {
     "pipeline", "down",
     "submit", "cancel", "hold", "release", "priority", "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
-    "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup",
+    "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip
 
 
