@@ -21,6 +21,7 @@ from .api.thread_pools import MOST_LARGE, Kind, Pools
 from .api.uploads import Uploads
 from .autosched.pool_tuning import PoolTuning
 from .config import Config
+from .disk_room import LOOKS, DiskWatch
 from .errors import StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
@@ -121,6 +122,7 @@ class Services:
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
+        self.tasks.every("disk watch", LOOKS, DiskWatch(self.home.path, self._tell).look, soon=True)
         self.tasks.every("retention", 3600.0, self._retain)
         self.tasks.every("prompt banks", 3600.0, self.bank_files.refresh, soon=True)
         if self.config.backup.cron:
