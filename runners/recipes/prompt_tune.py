@@ -66,6 +66,11 @@ def build(
     )
 
 
+def load_backbone(name: str) -> Llm:
+    """For fork servers: `load_llm` keeps it for a process and its forks."""
+    return load_llm(name)
+
+
 def _deadline() -> float | None:
     """Of the job that this process is a worker of, seconds since the epoch."""
     run_dir = os.environ.get(ENV_RUN_DIR)

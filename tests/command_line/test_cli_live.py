@@ -83,7 +83,8 @@ def jobs(live: Path) -> dict[str, int]:
 
 
 LISTINGS = [
-    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "policy list", "policy show fifo", "schedule list",
+    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default",
+    "policy list", "policy show fifo", "schedule list",
     "token list", "schema", "schema jobs_now", "top", "doctor", "sql SELECT\u00a01",
 ]  # fmt: skip
 
