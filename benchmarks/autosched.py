@@ -1,16 +1,19 @@
-"""AutoSched beside what it competes with, simulated: mean completion time over that of the hourly oracle (002 ch. 6.6).
+"""AutoSched beside what it competes with, simulated: completion times and rho over those of the hourly oracle (002 ch. 6.6).
 
     python benchmarks/autosched.py --trace FILE [--policy tiresias] [--nodes 6x8] [--windows 5] [--trials 40] [--jobs 2] [--results FILE]
 
-Each window is a day of the trace behind a day before it, thinned so that the cluster is asked for ``--load`` times what it has; jobs larger
-than it are left out. All start from the same state, at the beginning of the window, and count the jobs that are submitted within it:
+Each window is a day of the trace behind a day before it, thinned so that the jobs ask within these two days for ``--load`` times what the
+cluster has; jobs larger than half of it are left out, and days with too few jobs. All ways start at the beginning of the window from the
+same state, with the default in force, and count the jobs that are submitted within it:
 
-- default; best constant in hindsight, of ``--trials`` random configurations, by simulating the window itself; the constant that was best
-  on the day before;
-- SelfTune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster;
+- default; hindsight: the best constant of ``--trials`` random ones, by simulating the window itself; past: the one best on the day before;
+- selftune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster; selftune+: the same from the present state;
 - random: as many random configurations each hour, from the present state with expected arrivals;
-- AutoSched, and AutoSched without the causal model;
-- oracle: AutoSched's search, each hour, that knows the arrivals of the next hour. It is no upper bound.
+- autosched, with the causal model learnt from the day before; no causal: without it; shuffled: its labels shuffled before it is learnt;
+- oracle: the search without causal model, each hour, that knows the arrivals of the next hour. It is no upper bound.
+
+Then, at moments of the default's run, what each part of a search is worth at equal trials (``--parts``, moments a window), beside the
+best of an exhaustive grid.
 
 ``--results`` keeps each run as a line of JSON, and leaves out what is there: a run that was ended goes on. Intervals are 95 % of means
 over windows (bootstrap). Estimates of durations are exact unless ``--unknown`` says which share is not known.
@@ -20,7 +23,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+import math
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
@@ -29,35 +34,47 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
-from stoker.engine.autosched.moment_of_trace import history_of, situation_of
-from stoker.engine.autosched.search_process import Answer, Request
+from stoker.engine.autosched.learning import Past, learnt_from
+from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
+from stoker.engine.autosched.search_process import Answer, Request, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import Situation, aggregated, measure
+from stoker.engine.autosched.situation import TIMES_AS_MANY, Situation, aggregated, bound_of, measure
 from stoker.engine.cli.trace_source import read_file
 from stoker.engine.forecast.ongoing import OutOfTime
 from stoker.engine.sim.cluster import Cluster
+from stoker.engine.sim.results.figures import rho_of
+from stoker.engine.sim.results.result import Result
 from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulation_error import SimulationError
 from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
-from stoker.policies.autosched.causal_model import random_configuration
+from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
 from stoker.policies.autosched.search import Found, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
-WAYS = ("default", "hindsight", "past", "selftune", "random", "autosched", "no causal", "oracle")
+WAYS = ("default", "oracle", "autosched", "no causal", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
+LEAST_JOBS = 120  #: on the day that is measured, before it is thinned
+#: Of the exhaustive grid.
+VALUES = 4
+LARGEST_GRID = 300
 
 
 def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[Workload]:
     """Two days each, spread over the trace, thinned to the load by one seed."""
-    last = float(whole.submitted[-1]) - 2 * DAY
+    able = (whole.gpus_min <= cluster.total // 2) & (whole.duration > 0)
+    days = np.arange(max(int((whole.submitted[-1] - whole.submitted[0]) // DAY), 2)) * DAY + whole.submitted[0]
+    arrivals = [int((able & (whole.submitted >= day + DAY) & (whole.submitted < day + 2 * DAY)).sum()) for day in days.tolist()]
+    busy = days[np.array(arrivals) >= LEAST_JOBS]
+    busy = busy if len(busy) else days[:1]
+    begins = busy[np.unique(np.linspace(0, len(busy) - 1, min(count, len(busy))).round().astype(int))]
     found = []
-    for number, begin in enumerate(np.linspace(0.0, max(last, 0.0), count).tolist()):
-        rows = np.flatnonzero((whole.submitted >= begin) & (whole.submitted < begin + 2 * DAY) & (whole.gpus_min <= cluster.total // 2))
-        rows = rows[whole.duration[rows] > 0]
-        asked = float((whole.duration[rows] * whole.gpus_min[rows]).sum()) / (cluster.total * 2 * DAY)
+    for number, begin in enumerate(begins.tolist()):
+        rows = np.flatnonzero(able & (whole.submitted >= begin) & (whole.submitted < begin + 2 * DAY))
+        within = np.minimum(whole.duration[rows], begin + 2 * DAY - whole.submitted[rows])  # of days-long jobs the rest plays no part here
+        asked = float((within * whole.gpus_min[rows]).sum()) / (cluster.total * 2 * DAY)
         kept = rows[np.random.default_rng([7, number]).random(len(rows)) < min(load / max(asked, 1e-9), 1.0)]
         users = [whole.users[code] for code in whole.user[kept].tolist()]
         found.append(
@@ -76,17 +93,24 @@ def oracle(simulation: Simulation, policy: str, options: Options) -> Situation:
 
 
 def last_hour(simulation: Simulation, policy: str, options: Options) -> Situation:
-    """The arrivals of the hour that has passed, on an empty cluster: what SelfTune searches on."""
+    """The present state, and the arrivals of the hour that has passed come again."""
     situation, history, now = situation_of(simulation, policy, options)[0], history_of(simulation), simulation.now
     rows = np.flatnonzero(history.submitted > now - HOUR)
     durations = np.maximum(simulation.workload.duration[: len(history)][rows], 1.0)
     users = [history.user[row] for row in rows.tolist()]
-    coming = make_workload("past", history.submitted[rows] + HOUR, durations, history.gpus[rows], users=users)
+    return dataclasses.replace(
+        situation, coming=make_workload("past", history.submitted[rows] + HOUR, durations, history.gpus[rows], users=users)
+    )
+
+
+def replayed(simulation: Simulation, policy: str, options: Options) -> Situation:
+    """The same on an empty cluster: what SelfTune searches on."""
+    situation = last_hour(simulation, policy, options)
     empty = Simulation(make_workload("", [], [], [], users=[]), Cluster(tuple(np.bincount(situation.view.gpus.node).tolist())),
                        registry.create(policy, {}), options, None)  # fmt: skip
-    empty.agenda.now = now
+    empty.agenda.now = simulation.now
     view = dataclasses.replace(situation.view, jobs=empty.view().jobs.plain())
-    return dataclasses.replace(situation, view=view, left=np.zeros(0), coming=coming, memory=None)
+    return dataclasses.replace(situation, view=view, left=np.zeros(0), memory=None)
 
 
 def at_random(request: Request) -> Answer:
@@ -100,7 +124,7 @@ def at_random(request: Request) -> Answer:
     for _ in range(1, request.trials):
         config = random_configuration(space, in_force, rng)
         try:
-            figures = measure(tried, registry.create(policy, config), 2.0)
+            figures = measure(tried, registry.create(policy, config), most_decisions=bound_of(reference))
         except (OutOfTime, SimulationError):
             continue
         reward = reward_of(request.objective, reference, figures)
@@ -111,54 +135,155 @@ def at_random(request: Request) -> Answer:
     return Answer(found, None, None, "")
 
 
-def completion(workload: Workload, ended: np.ndarray, begin: float, end: float) -> float:
-    """Mean completion time of the jobs that were submitted in between."""
+def figures_of(workload: Workload, cluster: Cluster, result: Result, begin: float, end: float) -> tuple[float, float]:
+    """Mean completion time and mean rho of the jobs that were submitted in between."""
+    ended = result.fates.ended
     rows = (workload.submitted >= begin) & (workload.submitted < end) & ~np.isnan(ended)
-    return float((ended - workload.submitted)[rows].mean())
+    rho = rho_of(workload, result.fates, cluster)[rows]
+    return float((ended - workload.submitted)[rows].mean()), float(np.nanmean(rho))
 
 
-def constant(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options, begin: float, end: float) -> float:
-    """JCT of the window under the random configuration that is best between ``begin`` and ``end``."""
+def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options) -> dict[str, tuple[float, float]]:
+    """Figures of the window under the random configuration that is best in it, and under the one that is best on the day before."""
     kind = registry.load(asked.policy).Config
     in_force = dataclasses.asdict(kind())
     space, rng = space_of(kind, in_force), np.random.default_rng(3)
-    tried = [in_force, *(random_configuration(space, in_force, rng) for _ in range(asked.trials - 1))]
-    found = []
-    for config in tried:
+    most = math.inf
+    found: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    for number in range(asked.trials):
+        config = random_configuration(space, in_force, rng) if number else in_force
         try:
-            ended = simulate(workload, cluster, registry.create(asked.policy, config), options).fates.ended
-            found.append((completion(workload, ended, begin, end), completion(workload, ended, DAY, 2 * DAY)))
-        except SimulationError:
+            result = simulate(workload, cluster, registry.create(asked.policy, config), options, control=Bound(most))
+        except (SimulationError, OutOfTime):
             continue
-    return min(found)[1]
+        most = most if number else TIMES_AS_MANY * result.decisions  # the first is the default
+        found.append((figures_of(workload, cluster, result, 0.0, DAY), figures_of(workload, cluster, result, DAY, 2 * DAY)))
+    return {"past": min(found)[1], "hindsight": min(found, key=lambda pair: pair[1])[1]}
+
+
+class Bound:
+    """Ends a simulation whose jobs change places all the time."""
+
+    def __init__(self, most: float) -> None:
+        self.most, self.next_at = most, HOUR
+
+    def act(self, simulation: Simulation) -> None:
+        self.next_at = simulation.now + HOUR
+        if simulation.decisions > self.most:
+            raise OutOfTime
+
+
+def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options, *, shuffled: bool) -> CausalModel | None:
+    """From the day before; ``shuffled``: with what came of each configuration shuffled."""
+    past = Past(workload, cluster, DAY)
+    try:
+        model = learnt_from(past, asked.policy, dataclasses.asdict(registry.load(asked.policy).Config()), options, "jct")
+        if not shuffled:
+            return model
+        rows, samples = np.random.default_rng(1).permutation(len(model.samples)), model.samples
+        return CausalModel.learnt(
+            model.encoder.space, "jct", dataclasses.replace(samples, metrics=samples.metrics[rows], target=samples.target[rows])
+        )
+    except NoModel as error:
+        progress(f"no causal model: {error}")
+        return None
+
+
+class WithinWindow(SimulatedTuning):
+    """Searches no more when the window is over: what is in force then stays until its last job has ended, which may take weeks."""
+
+    def act(self, simulation: Simulation) -> None:
+        if simulation.now < 2 * DAY:
+            super().act(simulation)
+        else:
+            self.next_at = math.inf
 
 
 def run(task: tuple[int, str, Workload, argparse.Namespace]) -> Mapping[str, Any]:
     number, way, workload, asked = task
     cluster, options = Cluster.parse(asked.nodes), Options(errors=Errors(unknown=asked.unknown))
-    began, cpu = time.monotonic(), time.process_time()
+    began, cpu, learning = time.monotonic(), time.process_time(), 0.0
     turns: list[Any] = []
+    if way.startswith("parts"):
+        return {"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}
     if way in ("hindsight", "past"):
-        jct = constant(workload, cluster, asked, options, *((DAY, 2 * DAY) if way == "hindsight" else (0.0, DAY)))
+        jct, rho = constants(workload, cluster, asked, options)[way]
     else:
         control = None
         if way != "default":
-            control = SimulatedTuning(asked.policy, {}, options, trials=asked.trials, next_at=DAY, bursts=way in ("autosched", "no causal"),
-                                      causal=way in ("autosched", "oracle"))  # fmt: skip
-            if way in ("oracle", "selftune"):
-                look = oracle if way == "oracle" else last_hour
-                control.looks = lambda simulation: look(simulation, asked.policy, options)
+            causal = way in ("autosched", "shuffled")
+            control = WithinWindow(asked.policy, {}, options, trials=asked.trials, next_at=DAY, causal=causal,
+                                      bursts=way in ("autosched", "no causal", "shuffled"))  # fmt: skip
+            if causal:
+                control.model = learnt(workload, cluster, asked, options, shuffled=way == "shuffled")
+                learning = time.monotonic() - began
+            if way in LOOKS:
+                control.looks = lambda simulation: LOOKS[way](simulation, asked.policy, options)
             if way == "random":
                 control.searches = at_random
             turns = control.turns
         result = simulate(workload, cluster, registry.create(asked.policy, {}), options, control=control)
-        jct = completion(workload, result.fates.ended, DAY, 2 * DAY)
+        jct, rho = figures_of(workload, cluster, result, DAY, 2 * DAY)
     return {
-        "window": number, "way": way, "jct": jct, "jobs": len(workload), "searches": len(turns),
+        "window": number, "way": way, "jct": jct, "rho": rho, "jobs": len(workload), "searches": len(turns),
         "simulated": sum(turn.simulated for turn in turns), "rejected": sum(turn.rejected for turn in turns),
-        "search seconds": sum(turn.seconds for turn in turns), "cpu": time.process_time() - cpu, "seconds": time.monotonic() - began,
-        "trials": asked.trials, "policy": asked.policy, "nodes": asked.nodes, "load": asked.load,
+        "search seconds": sum(turn.seconds for turn in turns), "learning": learning, "cpu": time.process_time() - cpu,
+        "seconds": time.monotonic() - began,
     }  # fmt: skip
+
+
+LOOKS = {"oracle": oracle, "selftune": replayed, "selftune+": last_hour}
+
+
+def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options) -> list[Mapping[str, Any]]:
+    """At moments of the window in the default's run: what searches with and without each part find and take, and an exhaustive grid."""
+    model = learnt(workload, cluster, asked, options, shuffled=False)
+    found: list[Mapping[str, Any]] = []
+    for moment in (DAY + (np.arange(asked.parts) + 0.5) * DAY / max(asked.parts, 1)).tolist():
+        situation = situation_of(stand_at(workload, cluster, asked.policy, {}, options, moment), asked.policy, options)[0]
+        if not len(situation.view.jobs):
+            continue
+        request = Request(situation, {}, trials=asked.trials, seconds=math.inf)
+        whole = dataclasses.replace(request, aggregate=False)
+        for name, one in (
+            ("both", dataclasses.replace(request, model=model)), ("no causal", request),
+            ("no aggregator", dataclasses.replace(whole, model=model)), ("neither", whole),
+        ):  # fmt: skip
+            cpu, answer = time.process_time(), find(one)
+            spent = time.process_time() - cpu
+            # What it found is measured on the jobs themselves, so that all are compared on the same.
+            gain = true_gain(situation, asked.policy, answer.found)
+            found.append({"moment": moment, "part": name, "cpu": spent, "gain": gain, "simulated": answer.found.count("simulated")})
+        found.append({"moment": moment, "part": "grid", **grid(situation, asked.policy)})
+    return found
+
+
+def true_gain(situation: Situation, policy: str, found: Found) -> float:
+    before, after = (measure(situation, registry.create(policy, config)) for config in (found.in_force, found.best))
+    return before.jct / after.jct
+
+
+def grid(situation: Situation, policy: str) -> Mapping[str, Any]:
+    """The best of all combinations of `VALUES` values a key, as far as there are no more than `LARGEST_GRID`; else of every so many."""
+    kind = registry.load(policy).Config
+    in_force = dataclasses.asdict(kind())
+    space = space_of(kind, in_force)
+    values = [sorted({one.value(unit) for unit in np.linspace(0.1, 0.9, VALUES)}) for one in space.numbers]
+    choices = [list(one.choices) for one in space.categories]
+    names = [one.name for one in (*space.numbers, *space.categories)]
+    unlike = {}
+    for combination in itertools.product(*values, *choices):
+        config = space.project({**in_force, **dict(zip(names, combination, strict=True))}, otherwise=in_force)
+        unlike.setdefault(tuple(str(config[name]) for name in names), config)
+    tried = list(unlike.values())[:: math.ceil(len(unlike) / LARGEST_GRID)]
+    cpu, reference, best = time.process_time(), measure(situation, registry.create(policy, in_force)), 1.0
+    for config in tried:
+        try:
+            figures = measure(situation, registry.create(policy, config), most_decisions=bound_of(reference))
+        except (OutOfTime, SimulationError):
+            continue
+        best = max(best, reference.jct / figures.jct)
+    return {"cpu": time.process_time() - cpu, "gain": best, "simulated": len(tried)}
 
 
 def interval(values: np.ndarray) -> str:
@@ -169,17 +294,36 @@ def interval(values: np.ndarray) -> str:
 
 
 def table(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A row a way: JCT over the oracle's of the same window."""
-    best = {row["window"]: row["jct"] for row in rows if row["way"] == "oracle"}
+    """A row a way: JCT and rho over the oracle's of the same window."""
+    best = {row["window"]: row for row in rows if row["way"] == "oracle"}
     shown = []
     for way in WAYS:
         own = [row for row in rows if row["way"] == way and row["window"] in best]
         if own:
-            ratio = np.array([row["jct"] / best[row["window"]] for row in own])
+            ratio, rho = (np.array([row[name] / best[row["window"]][name] for row in own]) for name in ("jct", "rho"))
             shown.append({
-                "way": way, "JCT / oracle": interval(ratio), "range": f"{ratio.min():.3f} to {ratio.max():.3f}", "windows": len(own),
+                "way": way, "JCT / oracle": interval(ratio), "range": f"{ratio.min():.3f} to {ratio.max():.3f}",
+                "rho / oracle": interval(rho), "windows": len(own), "searches": sum(row["searches"] for row in own),
                 "simulated": sum(row["simulated"] for row in own), "rejected": sum(row["rejected"] for row in own),
                 "search s": round(sum(row["search seconds"] for row in own), 1),
+                "learning s": round(sum(row["learning"] for row in own), 1),
+            })  # fmt: skip
+    return shown
+
+
+def parts_table(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A row a part: gain on the jobs themselves, and what a search takes beside one with neither part."""
+    found = [one for row in rows for one in row.get("parts", [])]
+    neither = sum(one["cpu"] for one in found if one["part"] == "neither")
+    shown = []
+    for part in ("both", "no causal", "no aggregator", "neither", "grid"):
+        own = [one for one in found if one["part"] == part]
+        if own:
+            cpu = sum(one["cpu"] for one in own)
+            shown.append({
+                "search": part, "gain": interval(np.array([one["gain"] for one in own])), "moments": len(own),
+                "simulated": sum(one["simulated"] for one in own),
+                "CPU s": round(cpu, 1), "neither / it": round(neither / max(cpu, 1e-9), 2),
             })  # fmt: skip
     return shown
 
@@ -189,10 +333,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--trace", help="a trace file, such as Philly's; default: one that is made, of --windows x 2 days")
     parser.add_argument("--policy", default="tiresias")
     parser.add_argument("--nodes", default="6x8")
-    parser.add_argument("--load", type=float, default=1.1)
+    parser.add_argument("--load", type=float, default=1.2)
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--unknown", type=float, default=0.0)
+    parser.add_argument("--parts", type=int, default=2, help="moments a window at which parts of the search are compared; 0: none")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--results", type=Path)
@@ -200,21 +345,34 @@ def main(given: Sequence[str] | None = None) -> None:
     began = machine()
     whole = to_workload(read_file(Path(asked.trace)), ()) if asked.trace else made(asked.windows)
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []
-    done = {(row["window"], row["way"]) for row in rows}
+    told = [row for row in rows if row["setting"] == setting(asked)]
+    done = {(row["window"], row["way"]) for row in told}
     tasks = [
         (number, way, window, asked)
         for number, window in enumerate(windows(whole, Cluster.parse(asked.nodes), asked.windows, asked.load))
-        for way in asked.ways
+        for way in (*asked.ways, *(["parts"] if asked.parts else []))
         if (number, way) not in done
     ]
     with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        for row in pool.imap_unordered(run, tasks):
-            progress(f"window {row['window']}, {row['way']}: JCT {row['jct']:.0f} s, took {row['seconds']:.0f} s")
-            rows.append(row)
+        for number, row in enumerate(pool.imap_unordered(run, tasks), 1):
+            words = f"JCT {row['jct']:.0f} s" if "jct" in row else f"{len(row['parts'])} searches"
+            progress(f"{number} of {len(tasks)}: window {row['window']}, {row['way']}: {words}, took {row['seconds']:.0f} s")
+            told.append({**row, "setting": setting(asked)})
             if asked.results:
                 with asked.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    show(asked, began, {f"{asked.policy} on {asked.nodes}, simulated; T = {asked.trials}": table(rows), "runs": rows})
+                    file.write(json.dumps(told[-1]) + "\n")
+    runs = [row for row in told if "jct" in row]
+    title = f"{asked.policy} on {asked.nodes}, simulated; T = {asked.trials}, load {asked.load:g}"
+    show(asked, began, {title: table(runs), "parts of a search, simulated": parts_table(told), "runs": [_brief(row) for row in runs]})
+
+
+def setting(asked: argparse.Namespace) -> list[Any]:
+    """What runs have to have in common to stand in one table."""
+    return [asked.policy, asked.nodes, asked.load, asked.trials, asked.unknown, asked.windows, asked.trace and Path(asked.trace).name]
+
+
+def _brief(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items() if name != "setting"}
 
 
 def made(count: int) -> Workload:

@@ -26,7 +26,8 @@ class Lucid:
 
     Lucid (ASPLOS 2023) in its three parts, whose two knobs 002 ch. 6.6.5 tunes. Admission: some GPUs are set aside
     (the profiler capacity), and a job that has never run is run there first, for ``profile_time`` seconds, the smallest gang
-    first; a short job ends in it. Jobs that are larger than that go straight on. Order: the estimated service of what is left.
+    first; a short job ends in it. Jobs that are larger than that go straight on. Order: the estimated service of what is left, or its
+    time alone (``priority``; 002 table 6.1 names the key and not its values, which are those of Tiresias and Themis).
     Placement: where no free GPUs suffice, a job joins a running job of the same gang size, of one node at most, when the sharing
     scores (0 to 2 each, by how fast the two were beside each other, or else by GPU utilisation) of both add up to ``pack_knob`` at
     most and their memory fits. At most two share, and a job without a profile shares with nobody. Jobs that fit may overtake one that
@@ -42,6 +43,8 @@ class Lucid:
         profiler_capacity: int = tunable(
             8, "GPUs set aside to profile new jobs, a quarter of the pool at most; 0: none is profiled", low=0, high=128
         )
+        priority: str = tunable("service", "least first: GPUs times seconds that a job still needs, or its seconds alone",
+                                choices=("service", "time"))  # fmt: skip
         profile_time: float = tunable(200.0, "seconds for which a new job is profiled at most", low=10.0, high=3600.0)
         pack_knob: int = tunable(
             2, "most that the sharing scores of two packed jobs may add up to; -1: jobs are not packed", low=-1, high=4
@@ -73,6 +76,8 @@ class _Tick:
     def __init__(self, view: View, config: Lucid.Config) -> None:
         self.view, self.jobs, self.config = view, view.jobs, config
         self.service = estimated_service(view, config.unknown)
+        #: What is served first has least of it.
+        self.urgency = self.service if config.priority == "service" else self.service / np.maximum(view.jobs.gpus_min, 1)
         capacity = min(config.profiler_capacity, len(view.gpus) // LARGEST_PROFILER)
         self.set_aside = np.arange(len(view.gpus)) >= len(view.gpus) - capacity
         everywhere = Placement(view)
@@ -106,9 +111,9 @@ class _Tick:
             self.given[row] = Allocation(gpus, lease_end=end)
 
     def serve(self) -> None:
-        """Start profiled jobs alone or in pairs, the least service first; what failed for one job fails for all alike."""
+        """Start profiled jobs alone or in pairs, the most urgent first; what failed for one job fails for all alike."""
         jobs = self.jobs
-        queue = self.queue[np.argsort(self.service[self.queue], kind="stable")]
+        queue = self.queue[np.argsort(self.urgency[self.queue], kind="stable")]
         utilisation, memory = utilisation_and_memory(self.view)
         scores = sharing_scores(utilisation, self.config.tiny, self.config.jumbo)
         limits = self.config.pack_knob, self.config.pack_memory, self.main.largest_node()
@@ -191,7 +196,7 @@ class _Tick:
 
     def _unserved(self, rows: Ints) -> Ints:
         rows = np.array([row for row in rows.tolist() if row not in self.given], dtype=np.int64)
-        return rows[np.argsort(self.service[rows], kind="stable")]
+        return rows[np.argsort(self.urgency[rows], kind="stable")]
 
 
 def estimated_service(view: View, unknown: float) -> Floats:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Floats, Phase, Plan, View, tunable
 from .placement.skew import spreadable
-from .queues.levels import Queues, Standing, ranks, waking
+from .queues.entry import Entry, entry
+from .queues.levels import Queues, Standing, ranks, ranks_of, waking
 from .queues.serving import Ranking, serve
 
 
@@ -17,10 +18,11 @@ class Tiresias:
     """Jobs start in the highest of a few queues and sink as they are served; a higher queue goes first and displaces a lower one.
 
     What is compared with the thresholds is the job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or its
-    seconds alone (``time``: LAS). Within a queue jobs go in the order of their submission, with ``gittins`` in that of their index,
-    and nobody is displaced, but for one case: a job that sinks takes its place among those that wait in its new queue. A job that
-    does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes to the highest queue.
-    A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
+    seconds alone (``time``: LAS). Within a queue jobs go in the order in which they came to it, as in the published program, or in
+    that of their submission (``within``), with ``gittins`` in that of their index; nobody is displaced, but for one case: a job that
+    sinks takes its place among those that wait in its new queue. A job that does not fit is passed over. A job that has waited
+    ``starve_limit`` times as long as it has run goes to the highest queue. A job is spread over more nodes than it needs only if its
+    model's skew is known and within ``pack_limit``.
 
     Gu et al., sec. 3; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
     with the paper.
@@ -30,6 +32,8 @@ class Tiresias:
     class Config:
         priority: str = tunable("service", "what sinks a job: GPU-time, time, or GPU-time with Gittins indices within a queue",
                                 choices=("service", "time", "gittins"))  # fmt: skip
+        within: str = tunable("entered", "order of the jobs of a queue: as they came to it, or as they were submitted",
+                              choices=("entered", "submitted"))  # fmt: skip
         queues: int = tunable(3, "number of queues; so many thresholds less one are in use, in ascending order", low=1, high=5)
         threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7,
                                      log=True, needs=("queues", 2))  # fmt: skip
@@ -60,11 +64,12 @@ class Tiresias:
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
         if not (jobs.phase == Phase.PENDING).any():
-            return Plan({})
+            return Plan({}, memory=view.memory)
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
+        came = entry(jobs, view.now, standing, self.queues.floor, view.memory) if self.config.within == "entered" else None
         # Of a queue's width the upper half is for those who run there and are not displaced by their equals; the lower half for
         # those who wait, and for who sinks among them. As in a list: who runs stands before who waits, who comes goes to the end.
-        rank = self._rank(view, standing) / (2 * len(jobs))
+        rank = self._rank(view, standing, came) / (2 * len(jobs))
         place = standing.queue + 0.5 + rank
         ranking = Ranking(
             key=place,
@@ -74,13 +79,17 @@ class Tiresias:
             relaxed=spreadable(view, self.config.pack_limit),
         )
         plan = serve(view, ranking)
+        if came is not None:
+            plan = replace(plan, memory=came.memory(jobs, standing, plan.preempt, view.memory))
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
-    def _rank(self, view: View, standing: Standing) -> Floats:
-        """Position of each job among all, by which those of one queue are ordered; in the order of submission where nothing tells more."""
+    def _rank(self, view: View, standing: Standing, came: Entry | None) -> Floats:
+        """Position of each job among all, by which those of one queue are ordered."""
+        order = np.arange(len(view.jobs), dtype=np.float64) if came is None else ranks(came.at)
         if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
-            return np.arange(len(view.jobs), dtype=np.float64)
-        return ranks(-gittins_index(view.finished_service, standing.level, self.queues.room(standing)))
+            return order
+        index = gittins_index(view.finished_service, standing.level, self.queues.room(standing))
+        return ranks_of(np.lexsort((order, -index)))
 
 
 def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:

@@ -96,6 +96,7 @@ async def top(call: Call) -> Encoded:
             "running": objects(store, "api/top_running"),
             "queue": objects(store, "api/top_queue"),
             "counts": dict(store.rows("api/job_counts")),
+            "warm": objects(store, "api/warm_now"),
         }
 
     return await call.snapshot(Kind.LISTING, "top", read)

@@ -19,14 +19,14 @@ from ..sim.run_options import Options
 from ..sim.simulation_error import SimulationError
 from ..sim.workload import Workload
 from .moment_of_trace import situation_of, stand_at
-from .situation import Situation, aggregated, features_of, measure
+from .situation import Situation, aggregated, bound_of, features_of, measure
 
 MOMENTS = 10
 CONFIGURATIONS = 16  #: at each
-SECONDS = 40.0  #: real time after which no other simulation begins
+SECONDS = 40.0
 FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
-TIMES_AS_LONG = 8.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
-LEAST_SECONDS = 0.3
+TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
+LEAST_SECONDS = 1.0
 EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
 
 
@@ -37,6 +37,7 @@ class Past:
     workload: Workload
     cluster: Cluster
     until: float
+    seconds: float = SECONDS  #: real time after which no other simulation begins
 
 
 def learnt_from(past: Past, policy: str, in_force: Configuration, options: Options, objective: str, seed: int = 0) -> CausalModel:
@@ -46,12 +47,12 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
     rows: list[tuple[Floats, Floats, float]] = []
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
     for share in rng.permutation(np.linspace(EARLIEST, 1.0, MOMENTS)).tolist():
-        if time.monotonic() - began > SECONDS:
+        if time.monotonic() - began > past.seconds:
             break
         try:
             simulation = stand_at(past.workload, past.cluster, policy, in_force, options, first + share * (past.until - first))
             situation = aggregated(situation_of(simulation, policy, options)[0])
-            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + SECONDS)
+            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + past.seconds)
         except (SimulationError, OutOfTime):
             continue
     samples = samples_of(rows)
@@ -74,7 +75,7 @@ def _measured_at(
         return rows
     began = time.thread_time()
     reference = measure(situation, registry.create(policy, in_force), FIRST_SECONDS)
-    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS)
+    bound = max(TIMES_AS_LONG * (time.thread_time() - began), LEAST_SECONDS), bound_of(reference)
     if reference.queueing <= 0.0:
         return rows
     encoder, features = Encoder(space), features_of(situation)
@@ -83,7 +84,7 @@ def _measured_at(
             break
         config = random_configuration(space, dict(in_force), rng)
         try:
-            figures = measure(situation, registry.create(policy, config), bound)
+            figures = measure(situation, registry.create(policy, config), *bound)
         except (OutOfTime, SimulationError):
             continue
         rows.append(encoder.sample(config, features, objective, reference, figures))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -22,12 +23,12 @@ from ...policies.contract import Floats
 from ..forecast.ongoing import OutOfTime
 from ..sim.simulation_error import SimulationError
 from .learning import Past, learnt_from
-from .situation import Situation, aggregated, features_of, measure
+from .situation import Situation, aggregated, bound_of, features_of, measure
 
 SECONDS = 60.0  #: real time after which no other trial begins (a decision is to take no longer)
 FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
-TIMES_AS_LONG = 8.0  #: a trial may take so many times as long as that one
-LEAST_SECONDS = 1.0  #: and so long in any case
+TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
+LEAST_SECONDS = 2.0  #: and so long in any case
 GRACE = 15.0  #: seconds beyond all that, after which the process is ended
 NICE = 15
 LEAST_NEW = 5  #: samples of a search that are worth fitting the model anew
@@ -79,25 +80,28 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     if not tried.jobs:
         raise SearchFailed("no job is there or expected, so all configurations are alike")
     model, unlearnt = request.model, ""
-    if model is None and request.learn is not None:
-        try:
+    try:
+        if model is not None:
+            model.fit()
+        elif request.learn is not None:
             model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
-        except NoModel as error:
-            unlearnt = str(error)
+    except NoModel as error:
+        model, unlearnt = None, str(error)
     features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
-    at_work = None if model is None else model.on(features)
+    at_work = None if model is None else model.on(features, in_force)
     rows: list[tuple[Floats, Floats, float]] = []
     references: list[Figures] = []
     spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
         bound = max(TIMES_AS_LONG * spent[0], LEAST_SECONDS) if spent else FIRST_SECONDS
+        decisions = bound_of(references[0]) if references else math.inf
         began = time.thread_time()
         try:
             with _bounded(3.0 * bound + LEAST_SECONDS):
-                figures = measure(tried, registry.create(policy, config), bound)
+                figures = measure(tried, registry.create(policy, config), bound, decisions)
         except (OutOfTime, _CutOff):
-            raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
+            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time") from None
         except (SimulationError, ValueError) as error:
             raise NotMeasured(str(error)) from None
         spent.append(time.thread_time() - began)
@@ -152,7 +156,7 @@ def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda num
             if isinstance(said, Answer):
                 return said
             told(*said)
-            silent = FIRST_SECONDS * TIMES_AS_LONG + GRACE
+            silent = FIRST_SECONDS * 8 + GRACE
         raise SearchFailed("the search did not answer, and was ended")
     except (EOFError, OSError):
         process.join(1.0)

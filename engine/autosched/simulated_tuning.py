@@ -18,7 +18,7 @@ from ..sim.study import Choice
 from .moment_of_trace import history_of, situation_of
 from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .search_process import Answer, Request, SearchFailed, find
-from .situation import LEAST_JOBS, Situation
+from .situation import LEAST_JOBS, DailyPredictor, Situation
 
 PERIOD = 3600.0
 LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
@@ -57,9 +57,10 @@ class SimulatedTuning:
     searches: Callable[[Request], Answer] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
+    _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
     _samples: Samples | None = None
-    _model: CausalModel | None = None
+    model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
 
     def act(self, simulation: Simulation) -> None:
         """Its turn: search if a period is over or a burst has come."""
@@ -68,13 +69,15 @@ class SimulatedTuning:
         if len(history) < LEAST_JOBS or not len(simulation.table):
             return
         due = simulation.now >= self._searched + self.period - 1e-6
-        if not due and not is_burst(history, simulation.now, self.period / HOUR):
+        if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
             return
         self._searched = simulation.now
-        situation = situation_of(simulation, self.policy, self.options)[0] if self.looks is None else self.looks(simulation)
+        # Where nothing is unknown there is nothing to predict.
+        predictor = self._predictor if self.options.errors.unknown > 0 else None
+        situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
         request = Request(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
-            seed=len(self.turns), aggregate=self.aggregate, model=self._model if self.causal else None,
+            seed=len(self.turns), aggregate=self.aggregate, model=self.model if self.causal else None,
         )  # fmt: skip
         try:
             answer = self.searches(request)
@@ -98,13 +101,13 @@ class SimulatedTuning:
             return
         self._samples = answer.measured if self._samples is None else self._samples.plus(answer.measured)
         try:
-            if self._model is not None:
-                self._model = self._model.relearnt(answer.measured)
+            if self.model is not None:
+                self.model = self.model.relearnt(answer.measured)
             elif len(self._samples) >= LEARNT_FROM:
                 space = space_of(registry.load(self.policy).Config, self.config)
-                self._model = CausalModel.learnt(space, self.objective, self._samples)
+                self.model = CausalModel.learnt(space, self.objective, self._samples)
         except NoModel:
-            self._model = None
+            self.model = None
 
 
 def make_control(choice: Choice, options: Options) -> SimulatedTuning:

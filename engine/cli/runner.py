@@ -58,18 +58,23 @@ def list_(app: App) -> Answer:
 @click.option(
     "--warm",
     type=click.Choice(["auto", "off"]),
-    default="off",
-    show_default=True,
-    help="auto: jobs of recipes and entrypoints start by fork (docs/warm.md).",
+    help="off: each job in a fresh process (docs/warm.md; default: as the daemon's config.toml says, auto unless changed).",
 )
 @pass_app
 @examples(
     "stoker runner start --slots 4 --pool cpu",
-    "stoker runner start --warm auto",
+    "stoker runner start --warm off",
     "stoker --url http://gpu1:7465 runner start --address 10.0.0.2",
 )
 def start(
-    app: App, node: str | None, slots: int | None, slot_memory: int | None, pool: str, gpus: str | None, address: str | None, warm: str
+    app: App,
+    node: str | None,
+    slots: int | None,
+    slot_memory: int | None,
+    pool: str,
+    gpus: str | None,
+    address: str | None,
+    warm: str | None,
 ) -> None:
     """Run an agent in the foreground; Ctrl-C ends it, its jobs go on."""
     home = app.home.create()

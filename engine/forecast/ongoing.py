@@ -29,7 +29,7 @@ STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (0
 
 
 class OutOfTime(Exception):
-    """The simulation has used up its processor time."""
+    """The simulation has used up its processor time, or its decisions."""
 
 
 class _Known(Exception):
@@ -92,14 +92,17 @@ def drained(
     evictions: Evictions,
     memory: PolicyMemory = None,
     cpu_seconds: float = math.inf,
+    most_decisions: float = math.inf,
 ) -> tuple[Workload, Result]:
     """The pool until all have ended, or until ``options.until``, with the jobs that are to come: first those of the view, then ``coming``.
 
-    The other arguments and errors are those of `ends_from`. Of jobs at hand the result counts preemptions from now on only.
+    The other arguments and errors are those of `ends_from`; OutOfTime is raised after ``most_decisions`` too. Of jobs at hand the
+    result counts preemptions from now on only.
     """
     watched = Watched(np.ones(len(left), dtype=bool), np.zeros(len(left), dtype=bool))
     until = time.thread_time() + cpu_seconds
     simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, until, None, coming)
+    simulation.most_decisions = most_decisions
     simulation.run(None)
     result = simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, 0.0)
     return simulation.workload, result
@@ -139,6 +142,7 @@ class _Ongoing(Simulation):
         super().__init__(workload, _Pool(gpus_of, (view.nodes, view.gpus)), policy, options, None, truth)
         self._watched = watched
         self._cpu_until = cpu_until
+        self.most_decisions = math.inf
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
         self.agenda.now = view.now
         self.evictions, self.memory = evictions, memory
@@ -235,7 +239,7 @@ class _Ongoing(Simulation):
     def _decide(self) -> None:
         if self._is_known():
             raise _Known
-        if time.thread_time() > self._cpu_until:
+        if self.decisions >= self.most_decisions or time.thread_time() > self._cpu_until:
             raise OutOfTime
         super()._decide()
 

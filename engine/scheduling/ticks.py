@@ -41,6 +41,7 @@ from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
 from .view import Snapshot, snapshot
+from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
@@ -321,7 +322,8 @@ class Scheduling:
         stops += over.stops
         state.spared = over.spared
         joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
-        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined)
+        warm = changed_pools({} if plan.warm is None and state.inherited else plan.warm, view.gpus)
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined, warm)
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
@@ -340,9 +342,9 @@ class Scheduling:
 
     def _carry_out(self, state: _Pool, enactment: Enactment) -> None:
         decision = enactment.decision
-        if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
+        acted = bool(enactment.grants or enactment.stops or enactment.renewals or enactment.warm)
+        if acted or enactment.waiting:
             self._flush(state)
-            acted = enactment.grants or enactment.stops or enactment.renewals
             if decision.error is None:
                 decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:

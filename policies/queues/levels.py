@@ -33,6 +33,7 @@ class Standing:
     queue: Ints  #: 0 is the highest
     entering: Bools  #: has just sunk into its queue
     starving: Bools  #: has waited too long for what it was given, so it is in the highest queue
+    lifted: Bools  #: is in a higher queue than all that it was given would have it
 
 
 class Queues:
@@ -51,13 +52,13 @@ class Queues:
     def __init__(self, thresholds: Sequence[float], starve_limit: float = 0.0) -> None:
         self.thresholds = np.sort(np.asarray(thresholds, dtype=np.float64))
         self.starve_limit = starve_limit
-        self._floor = np.concatenate(([-np.inf], self.thresholds))
+        self.floor: Floats = np.concatenate(([-np.inf], self.thresholds))  #: the level at which each queue begins
         self._ceiling = np.concatenate((self.thresholds, [np.inf]))
 
     def standing(self, jobs: Jobs, now: float, *, by_service: bool) -> Standing:
         """``by_service``: levels are GPU-seconds, else seconds."""
         rate = service_rate(jobs) if by_service else np.ones(len(jobs))
-        level = jobs.attained if by_service else jobs.run_time
+        level = given = jobs.attained if by_service else jobs.run_time
         starving = np.zeros(len(jobs), dtype=bool)
         if self.starve_limit > 0:
             waited = now - jobs.submitted_at - jobs.run_time + AT_ONCE
@@ -69,7 +70,8 @@ class Queues:
         reached = np.searchsorted(self.thresholds, level + AT_ONCE * rate, side="right")
         # A running job that would starve the moment it was stopped is not let sink: it would come back at once.
         queue = np.where(starving, 0, reached)
-        return Standing(level, rate, queue, level < self._floor[queue] + ENTERING * rate, starving)
+        lifted = starving if self.starve_limit <= 0 else queue < np.searchsorted(self.thresholds, given + AT_ONCE * rate, side="right")
+        return Standing(level, rate, queue, level < self.floor[queue] + ENTERING * rate, starving, lifted)
 
     def room(self, standing: Standing) -> Floats:
         """How much service is left to each job until it sinks, inf in the last queue."""
@@ -114,6 +116,11 @@ def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
 
 def ranks(values: Floats) -> Floats:
     """Position of each value in ascending order, from 0; equals in the order in which they stand."""
-    rank = np.empty(len(values))
-    rank[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks_of(np.argsort(values, kind="stable"))
+
+
+def ranks_of(order: Ints) -> Floats:
+    """Position of each row in an order of the rows."""
+    rank = np.empty(len(order))
+    rank[order] = np.arange(len(order))
     return rank

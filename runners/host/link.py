@@ -19,6 +19,7 @@ from ...engine.protocol import (
     REPORT,
     Ack,
     Assignments,
+    ForkServer,
     GpuInfo,
     Hello,
     LogRequest,
@@ -145,6 +146,7 @@ class Outbox:
         self._records_at = 0.0  #: monotonic time before which records alone are not sent
         self.samples: list[Sample] = []
         self.gpus: dict[str, GpuInfo] = {}  #: changes of health
+        self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
 
     @property
     def waiting(self) -> bool:
@@ -181,7 +183,7 @@ class Outbox:
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
-        if report.workers or report.gpus:
+        if report.workers or report.gpus or report.servers is not None:
             return True
         if report.records:
             full = sum(len(one.records) for one in report.records) >= _RECORDS
@@ -217,6 +219,7 @@ class Outbox:
             samples=list(self.samples),
             gpus=list(self.gpus.values()),
             left=left,
+            servers=self.servers,
         )
         return report, offsets
 
@@ -225,6 +228,8 @@ class Outbox:
         for gpu in report.gpus:
             if self.gpus.get(gpu.id) is gpu:
                 del self.gpus[gpu.id]
+        if self.servers is report.servers:
+            self.servers = None
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset
@@ -286,6 +291,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
                 pid_started=run.identity.started,
                 boot_id=run.boot_id,
                 run_dir=str(run.dir.path),
+                warm=run.warm,
+                cold_because=run.cold_because,
             )
         )
     if ended and "exited" not in known and run.exit is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Telemetry:
         samples, quiet = [], set()
         workers = list(workers)
         table = processes.table() if workers else {}
-        unused = set(self._devices.gpus)
+        unused, users = set(self._devices.gpus), Counter(gpu for worker in workers for gpu in worker.gpus)
         for worker in workers:
             unused -= set(worker.gpus)
             used, memory = self._tree(worker, table, clock)
@@ -43,7 +44,8 @@ class Telemetry:
             for gpu, reading in readings.items():
                 shown = reading or _of_slot(used, memory, len(worker.gpus))
                 samples.append(_sample(ts, gpu, worker.lease, shown))
-            if used is not None and is_quiet([r for r in readings.values() if r], used):
+            # A GPU that others share tells nothing of this one.
+            if used is not None and is_quiet([reading for gpu, reading in readings.items() if reading and users[gpu] == 1], used):
                 quiet.add(worker.lease)
         for gpu in sorted(unused):
             if reading := self._devices.read(gpu):

@@ -71,6 +71,7 @@ class Trainer:
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
         self.saved = 0  #: the step of the newest checkpoint
+        self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
@@ -118,6 +119,8 @@ class Trainer:
             self._train_step(parts)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
+        if self.task.finish is not None and self.ranks.first:
+            self.task.finish(self.model, self.checkpoints.path)
         log.info("finished at step %d%s", self.step, self._verdict())
         return True
 
@@ -150,7 +153,7 @@ class Trainer:
         if self.reusing is not None:
             values |= self.reusing.trained(self.step, part.fresh)
         samples = self.step * self.work.accumulate * self.task.batch_size
-        self._report({"loss": mean, "samples": float(samples), **values})
+        self._report({"loss": mean, "samples": float(samples), **values, **self.work.values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
@@ -206,6 +209,7 @@ class Trainer:
         if name is None or target is None:
             return
         if name in metrics:
+            self.last = metrics[name]
             self.reached = metrics[name] >= target if self.stop.mode == "max" else metrics[name] <= target
         elif strict and name != "loss":
             known = sorted({*metrics, "loss"})
@@ -214,7 +218,9 @@ class Trainer:
     def _verdict(self) -> str:
         if self.stop.metric is None:
             return ""
-        return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        if self.reached or self.last is None:
+            return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        return f": {self.stop.metric} did not reach {self.stop.target}; it ended at {self.last:.4g}"
 
     # ---- from reuse to no reuse ----
 

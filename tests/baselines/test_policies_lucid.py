@@ -43,7 +43,14 @@ PROFILES = (
     Profile("large", utilisation=0.2, memory=0.8),
     Profile("unmeasured"),
 )
-SETTINGS = [{}, {"profiler_capacity": 0}, {"pack_knob": -1}, {"pack_knob": 0, "profiler_capacity": 2}, {"pack_knob": 4}]
+SETTINGS = [
+    {},
+    {"profiler_capacity": 0},
+    {"pack_knob": -1},
+    {"pack_knob": 0, "profiler_capacity": 2},
+    {"pack_knob": 4},
+    {"priority": "time"},
+]
 every_setting = pytest.mark.parametrize("config", SETTINGS, ids=str)
 every_view = views(profiles=PROFILES)
 
@@ -70,6 +77,13 @@ def test_least_estimated_service_first_and_nothing_is_preempted():
     assert reasons(answer) == {2: "resources"}
     jobs[1].gpus = 1
     assert given_gpus(plan(make_view([3], jobs), profiler_capacity=0)) == {1: (0,), 2: (1,), 3: (2,)}
+
+
+def test_by_time_the_gang_that_ends_soonest_goes_first():
+    jobs = [seen(1, held=(0,), remaining=1e6), seen(2, gpus=2), seen(3, remaining=1500), seen(4, remaining=3000)]
+    answer = plan(make_view([3], jobs), profiler_capacity=0, priority="time")
+    assert given_gpus(answer) == {1: (0,), 2: (1, 2)}
+    assert list(answer.order) == [3, 4]
 
 
 def test_an_unknown_job_is_estimated_from_the_history():

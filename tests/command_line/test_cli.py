@@ -161,6 +161,8 @@ BAD: list[tuple[list[str], int, str]] = [
     (["ps", "--limit", "0"], 2, "--limit"),
     (["submit"], 2, "nothing to run"),
     (["submit", "--"], 2, "nothing follows '--'"),
+    (["swap", "plan", "job.yml", "--cap", "1MiB"], 3, "no such file"),
+    (["swap", "plan", "job.yml", "--cap", "0"], 2, "a cap of 0"),
     (["submit", "train.py"], 3, "stoker submit -- train.py"),
     (["submit", "job.yml"], 3, "no such file"),
     (["submit", "--gpus", "x", "--", "true"], 2, "--gpus"),
@@ -228,9 +230,11 @@ NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
-    "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "token create a --role read", "token list",
+    "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",
+    "token create a --role read", "token list",
     "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
-    "trace export a", "simulate week -p fifo -n 1x2",
+    "trace export a", "simulate week -p fifo -n 1x2", "prompt bank stats", "prompt bank search a", "prompt bank show 1",
+    "prompt bank build", "prompt bank add --text a",
     "replay -p fifo",
 ]  # fmt: skip
 

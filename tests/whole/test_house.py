@@ -59,8 +59,10 @@ MAY_IMPORT = {
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
         "engine.autosched.learning", "engine.autosched.simulated_tuning",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
+        "engine.prompts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 
