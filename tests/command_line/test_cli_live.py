@@ -119,6 +119,7 @@ def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) 
     json.loads(out, parse_constant=_no_json)
 
 
+@pytest.mark.slow
 def test_json_of_every_study_is_strict(stoker: Stoker, jobs: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "three.csv").write_text("job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n")
     for line in STUDIES:
