@@ -64,7 +64,7 @@ def measure(chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callab
         coarse = _profiled(chain, shape.cuts[step - 1 :: step], begin, tail, device)
         told(f"profiled {len(coarse.parts)} parts")
     part_forward, part_backward = _overheads(fine, coarse)
-    masters = {id(chain.parameters.get(name, chain.buffers.get(name))): n for n, name in enumerate((*chain.parameters, *chain.buffers))}
+    masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
     pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
     pieces = tuple(_less(piece, part_forward, part_backward, frozen=k < fine.bottom) for k, piece in enumerate(pieces))
     return Measured(
@@ -95,7 +95,8 @@ class Shape:
     def _walk(self, values: Values) -> None:
         chain = self.chain
         spans: dict[fx.Node, int] = {}  #: of live values, where their storage is in `_spans`; -1: inputs
-        weights = {value.untyped_storage()._cdata for value in (*chain.parameters.values(), *chain.buffers.values())}
+        held = (*chain.parameters.values(), *chain.buffers.values(), *chain.constants.values())
+        weights = {value.untyped_storage()._cdata for value in held}
         with torch.no_grad():
             for index, node in enumerate(chain.nodes):
                 live = {other: [leaf._version for leaf in tensors(value)] for other, value in values.items()}
@@ -278,7 +279,7 @@ def _piece(fine: Profiler, k: int, masters: dict[int, int], shape: Shape) -> Pie
     if k < fine.bottom:  # it goes back in no part of its own, but perhaps in one with others
         seen.again_work, seen.kept = seen.forward_work, made
     names = chain.names(start, stop)
-    held = [(name, chain.parameters[name] if name in chain.parameters else chain.buffers[name]) for name in names]
+    held = [(name, chain.attribute(name)) for name in names]
     node = chain.nodes[start]
     return Piece(
         name=str(node.target) if node.op == "call_module" else node.name,
