@@ -38,7 +38,7 @@ from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
 from stoker.engine.autosched.search_process import Answer, Request, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import Situation, aggregated, bound_of, measure
+from stoker.engine.autosched.situation import TIMES_AS_MANY, Situation, aggregated, bound_of, measure
 from stoker.engine.cli.trace_source import read_file
 from stoker.engine.forecast.ongoing import OutOfTime
 from stoker.engine.sim.cluster import Cluster
@@ -60,7 +60,6 @@ LEAST_JOBS = 120  #: on the day that is measured, before it is thinned
 #: Of the exhaustive grid.
 VALUES = 4
 LARGEST_GRID = 300
-LONGEST = 20.0  #: CPU seconds of the simulation of a window under a constant
 
 
 def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[Workload]:
@@ -144,38 +143,34 @@ def figures_of(workload: Workload, cluster: Cluster, result: Result, begin: floa
     return float((ended - workload.submitted)[rows].mean()), float(np.nanmean(rho))
 
 
-def constant(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options, begin: float, end: float) -> Any:
-    """Figures of the window under the random configuration that is best between ``begin`` and ``end``."""
+def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options) -> dict[str, tuple[float, float]]:
+    """Figures of the window under the random configuration that is best in it, and under the one that is best on the day before."""
     kind = registry.load(asked.policy).Config
     in_force = dataclasses.asdict(kind())
     space, rng = space_of(kind, in_force), np.random.default_rng(3)
-    tried = [in_force, *(random_configuration(space, in_force, rng) for _ in range(asked.trials - 1))]
-    found = []
-    for config in tried:
+    most = math.inf
+    found: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    for number in range(asked.trials):
+        config = random_configuration(space, in_force, rng) if number else in_force
         try:
-            result = bounded(workload, cluster, registry.create(asked.policy, config), options)
+            result = simulate(workload, cluster, registry.create(asked.policy, config), options, control=Bound(most))
         except (SimulationError, OutOfTime):
             continue
-        found.append((figures_of(workload, cluster, result, begin, end), figures_of(workload, cluster, result, DAY, 2 * DAY)))
-    return min(found)[1]
+        most = most if number else TIMES_AS_MANY * result.decisions  # the first is the default
+        found.append((figures_of(workload, cluster, result, 0.0, DAY), figures_of(workload, cluster, result, DAY, 2 * DAY)))
+    return {"past": min(found)[1], "hindsight": min(found, key=lambda pair: pair[1])[1]}
 
 
 class Bound:
-    """Ends a simulation that takes too long: jobs that change places all the time."""
+    """Ends a simulation whose jobs change places all the time."""
 
-    next_at = DAY / 4
-
-    def __init__(self) -> None:
-        self.until = time.process_time() + LONGEST
+    def __init__(self, most: float) -> None:
+        self.most, self.next_at = most, HOUR
 
     def act(self, simulation: Simulation) -> None:
-        self.next_at = simulation.now + DAY / 4
-        if time.process_time() > self.until:
+        self.next_at = simulation.now + HOUR
+        if simulation.decisions > self.most:
             raise OutOfTime
-
-
-def bounded(workload: Workload, cluster: Cluster, policy: Any, options: Options) -> Result:
-    return simulate(workload, cluster, policy, options, control=Bound())
 
 
 def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options, *, shuffled: bool) -> CausalModel | None:
@@ -212,7 +207,7 @@ def run(task: tuple[int, str, Workload, argparse.Namespace]) -> Mapping[str, Any
     if way.startswith("parts"):
         return {"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}
     if way in ("hindsight", "past"):
-        jct, rho = constant(workload, cluster, asked, options, *((DAY, 2 * DAY) if way == "hindsight" else (0.0, DAY)))
+        jct, rho = constants(workload, cluster, asked, options)[way]
     else:
         control = None
         if way != "default":

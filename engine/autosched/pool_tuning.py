@@ -20,7 +20,7 @@ import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR
-from ...policies.autosched.causal_model import CausalModel, NoModel
+from ...policies.autosched.causal_model import NoModel
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
 from ...policies.contract import Floats, View
@@ -36,11 +36,12 @@ from ..sim.run_options import Options
 from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
-from .learning import Past
+from .learning import SECONDS, Past
 from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
+from .stored_models import StoredModel, keep_model, stored_model
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
 from .summary import summary_of
 
@@ -70,10 +71,10 @@ class PoolTuning:
     def __init__(self, store: Store, scheduling: Scheduling, tasks: Tasks, clock: Callable[[], float] = time.time) -> None:
         self._store, self._scheduling, self._tasks, self._clock = store, scheduling, tasks, clock
         self._lock = threading.Lock()
+        self._learning = threading.Lock()  #: held while a causal model learns
         self._busy: str | None = None  #: the pool that is searched for
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
-        self._models: dict[tuple[str, str, str], CausalModel] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
 
     # Searches
@@ -110,9 +111,10 @@ class PoolTuning:
         ruled = Options(limits=rules.limits), rules.evictions, rules.memory
         situation = Situation(seen.view, left, coming, rules.name, *ruled, period=asked.period)
         request = Request(situation, setting["config"], asked.objective, asked.trials, seed=asked.seed, only=asked.only)
-        request = replace(request, ranges=asked.ranges or {}, model=self._models.get((asked.pool, rules.name, asked.objective)))
+        request = replace(request, ranges=asked.ranges or {})
         _check(request)
-        return request, words
+        space = space_of(registry.load(rules.name).Config, _whole(rules.name, setting["config"]))
+        return replace(request, model=stored_model(self._store, asked.pool, rules.name, asked.objective, space)), words
 
     def _left(self, pool: str, view: View) -> Floats:
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
@@ -134,11 +136,11 @@ class PoolTuning:
         def told(number: int, _trial: Trial) -> None:
             self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": number + 1}
 
+        answer = None
         try:
             answer = find_apart(request, told)
             summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
             self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
-            self._keep(asked, request, answer)
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
             self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{error}; the configuration in force stays"}
@@ -148,23 +150,30 @@ class PoolTuning:
         finally:
             with self._lock:
                 self._busy = None
+        if answer is not None and self._learning.acquire(
+            blocking=False
+        ):  # what is learnt is for the next search, which it does not hold up
+            try:
+                self._keep(asked, request, answer)
+            finally:
+                self._learning.release()
 
     def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
         """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
-        key = (asked.pool, request.situation.policy, asked.objective)
+        policy, model = request.situation.policy, answer.model
         try:
-            if answer.model is not None:
-                self._models[key] = answer.model if answer.measured is None else answer.model.relearnt(answer.measured)
-            elif asked.by == NAME:
-                past = self._past(asked.pool, request.situation.view)
-                if past is not None:
-                    learnt = find_apart(replace(request, learn=past, trials=1))
-                    if learnt.model is not None:
-                        self._models[key] = learnt.model
-        except (SearchFailed, NoModel, ValueError) as error:
+            if model is not None:
+                if answer.measured is None:
+                    return
+                model = model.relearnt(answer.measured)
+            elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view, asked.period)) is not None:
+                model = find_apart(replace(request, learn=past, trials=1)).model
+            if model is not None:
+                self._store.write(keep_model, StoredModel(asked.pool, policy, model))
+        except (SearchFailed, NoModel, StokerError, ValueError) as error:
             log.info("pool %s: no causal model: %s", asked.pool, error)
 
-    def _past(self, pool: str, view: View) -> Past | None:
+    def _past(self, pool: str, view: View, period: float) -> Past | None:
         """The jobs of the pool that have ended, on the GPUs that it has now."""
         history = self._history(pool, view.now)
         rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
@@ -175,7 +184,9 @@ class PoolTuning:
         workload = make_workload(
             pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
         )
-        return Past(workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]))
+        return Past(
+            workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]), min(SECONDS, period / HOUR)
+        )
 
     def _decide(self, asked: Asked, summary: dict[str, Any]) -> dict[str, Any]:
         """Put the best in force if it is worth it and nothing was set meanwhile, and write down what was found."""
@@ -245,7 +256,7 @@ class PoolTuning:
             return
         since = max(self._searched.get(pool, -math.inf), self._store.rows("policy/last_tuning", pool)[0][0] or -math.inf)
         due = now >= since + auto["period"]
-        burst = not due and is_burst(history, now, auto["period"] / HOUR)
+        burst = not due and is_burst(history, now, auto["period"] / HOUR, self._searched.get(pool, -math.inf))
         if not due and not burst:
             return
         self._searched[pool] = now

@@ -80,13 +80,15 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     if not tried.jobs:
         raise SearchFailed("no job is there or expected, so all configurations are alike")
     model, unlearnt = request.model, ""
-    if model is None and request.learn is not None:
-        try:
+    try:
+        if model is not None:
+            model.fit()
+        elif request.learn is not None:
             model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
-        except NoModel as error:
-            unlearnt = str(error)
+    except NoModel as error:
+        model, unlearnt = None, str(error)
     features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
-    at_work = None if model is None else model.on(features)
+    at_work = None if model is None else model.on(features, in_force)
     rows: list[tuple[Floats, Floats, float]] = []
     references: list[Figures] = []
     spent: list[float] = []

@@ -115,6 +115,7 @@ class Report:
     queue: dict[str, Steps]  #: blocked, waiting, running
     curves: list[dict[str, Any]]
     pipeline: list[dict[str, Any]]  #: steps of the tuner that told last
+    causes: list[dict[str, Any]]  #: edges of the causal models of pools
     truncated: bool
 
     @property
@@ -245,5 +246,6 @@ def collect(query: Query, scope: Scope) -> Report:
         queue=_queue(reader, begin, end),
         curves=reader.read("curves", most=MOST_CURVES, points=CURVE_POINTS).records(),
         pipeline=reader.read("pipeline", points=PIPELINE_POINTS).records(),
+        causes=reader.read("causes").records(),
         truncated=reader.truncated,
     )

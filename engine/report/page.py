@@ -18,6 +18,7 @@ SECTIONS = {
     "queue": ("Queue length", "Jobs that wait and jobs that hold {devices}, over time.", "There is no job to show."),
     "loss": ("Loss", "", "No job has reported a loss."),
     "pipeline": ("Data pipeline", "", "No job has told of a data pipeline that sizes itself."),
+    "causes": ("What tuning has learnt", "Keys and workload on the left, what explains, and the objective: causes by simulation.", ""),
 }
 
 
@@ -61,6 +62,8 @@ def _tiles(report: Report) -> str:
 
 def _figure(report: Report, name: str, image: bytes | None) -> str:
     heading, caption, nothing = SECTIONS[name]
+    if image is None and not nothing:
+        return ""  # few pools are tuned
     words = {"device": report.device, "devices": report.device + "s"}
     heading = heading.format(**words)
     caption = caption.format(**words) or _caption(report, name)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .. import format as fmt
-from . import gantt, pipeline_plot
+from . import causes_plot, gantt, pipeline_plot
 from .data import ONE_BY_ONE, Report
 from .style import (
     BLUE,
@@ -236,6 +236,7 @@ FIGURES: Mapping[str, Callable[[Report], Figure | None]] = {
     "queue": queue,
     "loss": loss,
     "pipeline": lambda report: pipeline_plot.draw(report.pipeline),
+    "causes": lambda report: causes_plot.draw(report.causes),
 }
 
 

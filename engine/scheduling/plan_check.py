@@ -67,8 +67,6 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
 
 def check_enacted(plan: Plan) -> Plan:
     """The same plan, or PlanError where it asks for what the simulator does and the daemon does not: nothing is dropped in silence."""
-    if plan.warm is not None:
-        raise PlanError("warm: pools of warm GPUs are simulated only; the daemon does not keep any")
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")

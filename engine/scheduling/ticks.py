@@ -35,11 +35,13 @@ from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
 from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
+from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
 from .view import Snapshot, snapshot
+from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
@@ -320,7 +322,8 @@ class Scheduling:
         stops += over.stops
         state.spared = over.spared
         joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
-        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined)
+        warm = changed_pools({} if plan.warm is None and state.inherited else plan.warm, view.gpus)
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined, warm)
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
@@ -339,9 +342,9 @@ class Scheduling:
 
     def _carry_out(self, state: _Pool, enactment: Enactment) -> None:
         decision = enactment.decision
-        if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
+        acted = bool(enactment.grants or enactment.stops or enactment.renewals or enactment.warm)
+        if acted or enactment.waiting:
             self._flush(state)
-            acted = enactment.grants or enactment.stops or enactment.renewals
             if decision.error is None:
                 decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:
@@ -419,6 +422,16 @@ class Scheduling:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
         return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory)
+
+    def held_back(self, pool: str, job: int) -> HeldBack | None:
+        """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        try:
+            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+        except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+            return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""

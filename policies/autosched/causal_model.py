@@ -32,6 +32,7 @@ WORKLOAD = ("jobs", "load", "length", "arrivals")  #: features of a workload, se
 NEAR = 0.15  #: width of the kernel of the correction, root mean square of units
 DOUBT = 1.0  #: samples that the prediction counts as, beside what was measured near
 TREES = 40
+MOST_SAMPLES = 1200  #: that a model keeps, the newest
 
 
 class NoModel(Exception):
@@ -63,6 +64,9 @@ class Samples:
 
     def plus(self, other: Samples) -> Samples:
         return Samples(*(np.concatenate((getattr(self, name), getattr(other, name))) for name in ("first", "metrics", "target")))
+
+    def newest(self, count: int) -> Samples:
+        return Samples(self.first[-count:], self.metrics[-count:], self.target[-count:])
 
 
 @dataclass(frozen=True)
@@ -211,16 +215,32 @@ class CausalModel:
     def learnt(cls, space: Space, objective: str, samples: Samples) -> CausalModel:
         encoder = Encoder(space)
         model = cls(encoder, objective, samples, learn_graph(samples, [*encoder.names, *WORKLOAD]))
-        model._fit()
+        model.fit()
         return model
 
     def relearnt(self, more: Samples) -> CausalModel:
         """With what was measured since: the same structure, regressors fitted anew."""
-        model = CausalModel(self.encoder, self.objective, self.samples.plus(more), self.graph)
-        model._fit()
-        return model
+        return CausalModel(self.encoder, self.objective, self.samples.plus(more).newest(MOST_SAMPLES), self.graph)
 
-    def _fit(self) -> None:
+    def plain(self) -> dict[str, Any]:
+        """What it is made of, as JSON has it; `of_plain` makes it again."""
+        samples = {name: np.round(getattr(self.samples, name), 9).tolist() for name in ("first", "metrics", "target")}
+        return {"samples": samples, "of_metric": self.graph.of_metric, "of_objective": self.graph.of_objective}
+
+    @classmethod
+    def of_plain(cls, space: Space, objective: str, plain: Mapping[str, Any]) -> CausalModel:
+        samples = Samples(*(np.array(plain["samples"][name], dtype=np.float64) for name in ("first", "metrics", "target")))
+        of_metric = {name: (tuple(columns), tuple(others)) for name, (columns, others) in plain["of_metric"].items()}
+        return cls(Encoder(space), objective, samples, Graph(of_metric, tuple(plain["of_objective"])))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Regressors are fitted where they are used: from the same samples they are the same."""
+        return {**self.__dict__, "regressors": {}}
+
+    def fit(self) -> None:
+        """Fit the regressors, unless they are. Raises NoModel where the extra is not installed."""
+        if self.regressors:
+            return
         try:
             from sklearn.ensemble import ExtraTreesRegressor
         except ImportError:
@@ -240,6 +260,7 @@ class CausalModel:
 
     def rewards(self, first: Floats) -> Floats:
         """Predicted logarithms of rewards: each metric from its parents, the objective from its own."""
+        self.fit()
         metrics = np.zeros((len(first), len(METRICS)))
         for name in self._order():
             metrics[:, METRICS.index(name)] = _predicted(self.regressors[name], self._above(name, first, metrics))
@@ -260,8 +281,12 @@ class CausalModel:
         pairs += [(other, name) for name, (_, others) in self.graph.of_metric.items() for other in others]
         return list(dict.fromkeys([*pairs, *((name, self.objective) for name in self.graph.of_objective)]))
 
-    def on(self, features: Floats) -> OnWorkload:
-        return OnWorkload(self, features)
+    def on(self, features: Floats, in_force: Configuration | None = None) -> OnWorkload:
+        """At work in one search. ``in_force``: the configuration whose reward is 1 by definition; predictions are relative to its own."""
+        at_work = OnWorkload(self, features)
+        if in_force is not None:
+            at_work.base = float(self.rewards(at_work.row(in_force)[None, :])[0])
+        return at_work
 
 
 @dataclass
@@ -272,13 +297,14 @@ class OnWorkload:
     features: Floats
     seen: list[Floats] = field(default_factory=list)
     wrong: list[float] = field(default_factory=list)  #: measured less predicted, logarithms
+    base: float = 0.0  #: what the model says of what is in force, which a mean over unlike configurations puts too low
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        rows = np.array([self._row(config) for config in configs])
-        predicted = self.model.rewards(rows) + np.array([self._correction(row) for row in rows])
+        rows = np.array([self.row(config) for config in configs])
+        predicted = self.model.rewards(rows) - self.base + np.array([self._correction(row) for row in rows])
         return [float(one) for one in np.exp(predicted)]
 
-    def _row(self, config: Configuration) -> Floats:
+    def row(self, config: Configuration) -> Floats:
         return np.concatenate((self.model.encoder.row(config), self.features))
 
     def _correction(self, row: Floats) -> float:
@@ -292,7 +318,7 @@ class OnWorkload:
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         """Line 12 of algorithm 3."""
         row, _, target = self.model.encoder.sample(config, self.features, self.model.objective, reference, figures)
-        self.wrong.append(target - float(self.model.rewards(row[None, :])[0]))
+        self.wrong.append(target + self.base - float(self.model.rewards(row[None, :])[0]))
         self.seen.append(row)
 
     def __str__(self) -> str:

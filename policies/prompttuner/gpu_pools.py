@@ -20,7 +20,7 @@ class GpuPools:
     def __init__(self, view: View, loading: float) -> None:
         jobs, gpus, count = view.jobs, view.gpus, len(view.gpus)
         self._view, self._loading = view, loading
-        self.backbone: Strings = np.full(count, "", dtype=object) if jobs.backbone is None else jobs.backbone
+        self.backbone: Strings = np.full(len(jobs), "", dtype=object) if jobs.backbone is None else jobs.backbone  #: of each job
         self.of: Strings = np.full(count, "", dtype=object) if gpus.warm is None else gpus.warm.copy()  #: backbone, '': cold
         self._ready_at: Floats = np.full(count, -np.inf) if gpus.warm_at is None else gpus.warm_at.copy()
         self._holder: Ints = np.full(count, -1, dtype=np.int64)
@@ -100,6 +100,8 @@ class GpuPools:
 
     def join(self, backbone: str, gpus: Sequence[int]) -> None:
         """Cold GPUs begin to load the LLM, and are in its pool."""
+        if not len(gpus):
+            return
         rows = list(gpus)
         self.of[rows] = backbone
         self._ready_at[rows] = self._view.now + self._loading
@@ -128,3 +130,23 @@ class GpuPools:
         idle = np.where(self._spare(booked), self._idle_since, np.inf)
         loads = self._ready_at[(self.of != "") & (self._ready_at > self._view.now)]
         return float(min((idle + window).min(initial=np.inf), loads.min(initial=np.inf) if waits else np.inf))
+
+
+def reused(pools: GpuPools, held: Ints, given: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """The same numbers of GPUs, for jobs that start now on those that are warm for them first, then on cold ones, which load.
+
+    ``held``: how many GPUs each job holds.
+    """
+    starts = [job for job, gpus in given.items() if held[job] == 0 and pools.free[list(gpus)].all()]
+    others = [gpu for job, gpus in given.items() if job not in starts for gpu in gpus]
+    pools.free[others] = False
+    found = dict(given)
+    for job in starts:
+        name, count = str(pools.backbone[job]), len(given[job])
+        ready, able = pools.ready(name, job) if name else pools.cold(job), pools.able(job)
+        warm = pools.take(ready, min(count, int(ready.sum())))
+        cold = pools.take(pools.cold(job), min(count - len(warm), int(pools.cold(job).sum())))
+        rest = pools.take(pools.free & able, count - len(warm) - len(cold))  # warm for another backbone
+        pools.join(name, [*cold, *rest])
+        found[job] = tuple(sorted([*warm, *cold, *rest]))
+    return found

@@ -81,8 +81,8 @@ class _Reports:
                 sys.stderr.write(f"stoker: {message}\n")
 
 
-class _Share:
-    """The job's share of the node's cores, read again only when the agent has put a new file in place."""
+class _GivenCores:
+    """The job's part of the node's cores, read again only when the agent has put a new file in place."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -106,7 +106,7 @@ class _State:
     def __init__(self) -> None:
         self.run_dir = Path(given) if (given := os.environ.get(ENV_RUN_DIR)) else None
         self.stop_file = f"{given}/stop.json"
-        self.share = _Share(f"{given}/{CPUS}")
+        self.cores = _GivenCores(f"{given}/{CPUS}")
         self.stop = False
         self.listening = False
         self.seen = False
@@ -208,14 +208,14 @@ def report_part_times(model: str, signature: int, device: str, emulated: bool, r
         reports.append({"seq": 0, "ts": time.time(), "step": 0, "part_times": part_times})
 
 
-def cpu_share() -> float | None:
+def given_cores() -> float | None:
     """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
 
     The runner divides the cores over the jobs that run, by the GPUs that they hold, and does so again whenever one starts or
     ends. Ranks that share a node divide the job's part.
     """
     state = _state
-    cpus = state.share.cpus() if state.run_dir is not None else None
+    cpus = state.cores.cpus() if state.run_dir is not None else None
     return None if cpus is None else cpus / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 

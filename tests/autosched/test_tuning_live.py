@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
+from stoker.engine.autosched.stored_models import StoredModel, keep_model
 from stoker.engine.home import Home
+from stoker.engine.store.store import Store
+from stoker.engine.store.transaction import Transaction
+from stoker.policies import registry
+from stoker.policies.autosched.causal_model import CausalModel, Encoder, Samples
+from stoker.policies.autosched.search_space import Space, space_of
 
 
 @pytest.fixture
@@ -46,3 +53,54 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
     time.sleep(3.0)
     assert pool.sql("SELECT count(*) FROM tunings")[0][0] - count <= 1  # one may have been under way
     assert pool.sql("SELECT policy FROM policy_history ORDER BY id DESC LIMIT 1") == [("fifo",)]
+
+
+def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    """A search is applied and its model stored; killed, and told that jobs were to be much faster, the next daemon takes it back."""
+    pytest.importorskip("causallearn")
+    daemon = start_daemon()
+    jobs = Jobs(daemon.client())
+    start_runner("here", 2)
+    # One slot is busy, and the first that waits wants both: without backfilling all others wait for it.
+    jobs.submit_all(
+        {"name": "long", "command": ["sleep", "600"], "estimate": 1000},
+        {"name": "wide", "command": ["sleep", "600"], "estimate": 100, "gpus_min": 2, "gpus_max": 2},
+        *[{"name": f"j{n}", "command": ["sleep", "600"], "estimate": 30 + n} for n in range(38)],
+    )
+    assert command(home, "policy", "set", "fifo", "backfill=false", "--auto", "--every", "12s").code == 0
+    ((applied,),) = until(
+        lambda: jobs.sql("SELECT id FROM tunings WHERE outcome = 'applied'"), 60, says=lambda: jobs.sql("SELECT outcome, why FROM tunings")
+    )
+    daemon.kill()
+
+    store = Store.open(home.database)
+    space = space_of(registry.load("fifo").Config, {"backfill": False})
+    samples = made_samples(space)
+    store.write(keep_model, StoredModel("default", "fifo", CausalModel.learnt(space, "jct", samples)))
+    store.write(expect_less, applied)
+    store.close()
+
+    jobs = Jobs(start_daemon().client())
+    until(lambda: jobs.sql("SELECT id FROM tunings WHERE outcome = 'rolled back' AND measured_gain < 0.9"), 60)
+    assert json.loads(jobs.sql("SELECT config FROM policy_history ORDER BY id DESC LIMIT 1")[0][0])["backfill"] is False
+    assert jobs.sql("SELECT samples >= 60 FROM causal_models WHERE policy = 'fifo'") == [(True,)]
+    assert command(home, "policy", "set", "fifo", "backfill=false").code == 0
+    ask = ("tune", "default", "--dry-run", "--trials", "6", "--json")
+    found = json.loads(until(lambda: command(home, *ask).out, 60))  # one of its own may be under way
+    assert not found["model"].startswith("none") and found["causes"]
+
+
+def expect_less(tx: Transaction, batch: Sequence[int]) -> Sequence[None]:
+    """The prediction of a search is made wrong: jobs were to take half a second of the period."""
+    tx.update("tunings", ["id"], [{"id": number, "expected": 0.5} for number in batch])
+    return [None] * len(batch)
+
+
+def made_samples(space: Space) -> Samples:
+    """Of queueing that grows with the first key, and a reward that falls with it."""
+    rng = np.random.default_rng(0)
+    first = np.column_stack((rng.random((120, len(Encoder(space).names))), rng.random((120, 4))))
+    metrics = np.column_stack((first[:, 0], *(rng.random((120, 3)).T)))
+    return Samples(first, metrics, -metrics[:, 0] + 0.01 * rng.random(120))

@@ -258,6 +258,12 @@ def test_slots(nvml: FakeNvml) -> None:
     assert list(devices.find("n1", slots=2, nvml=nvml).gpus) == ["n1/cpu0", "n1/cpu1"]
     with pytest.raises(UsageError, match="--slots 0"):
         devices.find("n1", slots=0)
+    assert {gpu.memory for gpu in devices.find("n1", slots=2, nvml=nvml).gpus.values()} == {0}, "not known"
+    assert {gpu.memory for gpu in devices.find("n1", slots=2, nvml=nvml, slot_memory=5).gpus.values()} == {5}
+    with pytest.raises(UsageError, match="--slot-memory: this runner offers GPUs"):
+        devices.find("n1", nvml=nvml, slot_memory=5)
+    with pytest.raises(UsageError, match="--slot-memory 0"):
+        devices.find("n1", slots=2, slot_memory=0)
 
 
 def test_hyperthreads_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

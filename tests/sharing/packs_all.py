@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from stoker.policies.contract import PACKED, Allocation, Group, Phase, Plan, Reason, View, Waiting
+from stoker.policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Jobs, Phase, Plan, Reason, View, Waiting
+
+
+def shares(jobs: Jobs, row: int) -> bool:
+    return jobs.share is None or jobs.share[row] != EXCLUSIVE
 
 
 class PacksAll:
@@ -27,7 +31,8 @@ class PacksAll:
         given: dict[int, Allocation] = {}
         for row in order.tolist():
             held = jobs.allocation(row).tolist()
-            room = [gpu for gpu in held or users if gpu in users and len(users[gpu]) < 2]
+            room = [gpu for gpu in held or users if gpu in users and all(shares(jobs, one) for one in (*users[gpu], row) if users[gpu])]
+            room = [gpu for gpu in room if len(users[gpu]) < 2]
             if not room:
                 continue
             gpu = room[0] if held else min(room, key=lambda gpu: len(users[gpu]))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import DaemonProcess, Jobs, RunnerProcess, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
 from stoker.runners.host import processes
 
@@ -125,10 +125,6 @@ def kill_supervisor(pair: Pair) -> None:
     os.kill(pair.supervisor(pair.left), signal.SIGKILL)
 
 
-def out_of_memory(pair: Pair) -> None:
-    (pair.folder / "left.oom").touch()
-
-
 def hold(pair: Pair) -> None:
     pair.jobs.act("hold", pair.left)
     until(lambda: pair.jobs.show(pair.left)["lease_id"] is None)
@@ -146,7 +142,7 @@ def preempt(pair: Pair) -> None:
     pair.jobs.ended(third)
 
 
-ONE = {kill_worker: "failed", kill_supervisor: "lost", out_of_memory: "oom", hold: "preempted", preempt: "preempted"}
+ONE = {kill_worker: "failed", kill_supervisor: "lost", hold: "preempted", preempt: "preempted"}
 
 
 @pytest.mark.parametrize("act", ONE, ids=lambda act: act.__name__)
@@ -170,12 +166,30 @@ def nothing_is_lost_or_done_twice(pair: Pair) -> None:
             assert next_step == step + 1 or (later != process and next_step == step), (name, process, step, later, next_step)
 
 
+def test_one_that_runs_out_of_memory_beside_the_other_goes_on_alone(pair: Pair) -> None:
+    """It is no failure of its own, and they are not put together again."""
+    other, (before, _) = pair.goes_on("right")[0], pair.goes_on("left")
+    (pair.folder / "left.oom").touch()
+    until(lambda: pair.jobs.sql("SELECT before, after FROM events WHERE kind = 'job.share'") == [(None, "exclusive")])
+    until(lambda: pair.jobs.waits(pair.left) is not None)
+    left = pair.jobs.show(pair.left)
+    assert (left["state"], left["failures"], left["share"]) == ("pending", 0, "exclusive")
+    assert pair.goes_on("right")[0] == other
+    (pair.folder / "right.done").touch()
+    pair.jobs.ended(pair.right)
+    until(lambda: pair.counted("left")[-1][0] != before)
+    pair.goes_on("left")
+    assert pair.jobs.sql("SELECT outcome, share FROM leases WHERE job_id = 1 ORDER BY id") == [("oom", "packed"), (None, "exclusive")]
+    nothing_is_lost_or_done_twice(pair)
+
+
 def test_one_that_is_cancelled_leaves_the_slot_to_the_other(pair: Pair) -> None:
     other, _ = pair.goes_on("right")
     pair.jobs.act("cancel", pair.left)
     assert pair.jobs.ended(pair.left)["state"] == "cancelled"
     assert pair.goes_on("right")[0] == other
     assert pair.jobs.sql("SELECT job_id, shared_with FROM gpus_now") == [(pair.right, None)]
+    until(lambda: pair.cores(pair.right) == {frozenset(os.sched_getaffinity(0))}, says=lambda: str(pair.cores(pair.right)))
     third = pair.begin("third")
     pair.together(pair.right, third)
     assert pair.goes_on("right")[0] == other
@@ -210,3 +224,20 @@ def test_both_leave_a_runner_that_is_drained_and_share_it_again(pair: Pair) -> N
     ((plan,),) = pair.jobs.sql("SELECT plan FROM decisions WHERE plan IS NOT NULL ORDER BY id DESC LIMIT 1")
     assert [start["share"] for start in json.loads(plan)["starts"]] == ["packed", "packed"]
     nothing_is_lost_or_done_twice(pair)
+
+
+def test_a_start_that_waits_for_memory_says_so(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    home.config.write_text(CONFIG)
+    jobs = Jobs(start_daemon(env={"PYTHONPATH": str(Path(__file__).parent)}).client())
+    start_runner("here", 1, "--slot-memory", "1073741824")
+    jobs.client.post("/v1/policy", {"policy": "packs_all:PacksAll", "interval": 1.0, "config": {}})
+    first = jobs.shell("first", "sleep 60", gpu_memory=600 << 20)
+    second = jobs.shell("second", "sleep 0.1", share={"gpu": "packed", "memory": 500 << 20})
+    until(lambda: jobs.waits(second) == "deferred", says=lambda: str(jobs.client.get(f"/v1/jobs/{second}")["waiting"]))
+    told = command(home, "explain", str(second))
+    assert f"waits for memory of GPU here/cpu0: it would take 1.07 GiB with job {first}, of 1 GiB" in told.out, told
+    jobs.act("cancel", first)
+    assert jobs.ended(second)["state"] == "completed"
+    jobs.ended(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import typing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from one_runner import Host, spec
 from stoker.engine.estimation.estimating import Estimating
 from stoker.engine.forecast.explain import explain
+from stoker.engine.jobs import leases
 from stoker.engine.jobs.leases import Grant
-from stoker.engine.protocol import Record, Records, Sample, Speed
+from stoker.engine.json_rows import objects
+from stoker.engine.protocol import Assignment, Record, Records, Sample, Speed
+from stoker.engine.scheduling import guards
 from stoker.engine.scheduling.enact import Decision, Enactment, enact
 from stoker.engine.scheduling.view import snapshot
-from stoker.engine.spec.model import Share
+from stoker.engine.spec.model import JobSpec, Share
 from stoker.engine.store.store import Store
+from stoker.policies import contract
 from stoker.policies.contract import PACKED, Allocation, Group
 from stoker.policies.lucid import Lucid
 
@@ -64,6 +69,8 @@ def test_a_job_joins_one_that_runs_and_the_pair_says_so(host: Host) -> None:
     host.ends(1)
     host.runs(2)
     assert host.shares() == [(2, "n1/cpu0", "packed")], "the other one goes on"
+    told = [[(lease["share"], lease["beside"]) for lease in objects(host.store, "api/leases", job)] for job in (1, 2)]
+    assert told == [[("packed", [2])], [("packed", [1])]], "their histories tell it"
 
 
 def test_memory_that_does_not_fit_waits_with_that_reason(store: Store) -> None:
@@ -96,6 +103,15 @@ def test_a_job_that_can_share_with_nobody_is_told_so(store: Store) -> None:
     ]  # fmt: skip
 
 
+def test_a_job_that_is_to_be_alone_is_told_that_others_share(host: Host) -> None:
+    host.submit("left"), host.submit("right"), host.submit("closed", share=Share(gpu="exclusive"))
+    assert "joins" not in explain(host.store, 3)["summary"]
+    host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2))
+    assert explain(host.store, 3)["summary"].endswith("; joins nobody on the GPU that others share (share: exclusive)")
+    host.tick({3: Allocation((1,))})
+    assert "joins" not in explain(host.store, 3)["summary"]
+
+
 def test_one_of_a_pair_alone_is_named_by_a_plan(host: Host) -> None:
     """A policy that takes over from one that packs names whom it keeps, with or without the other; nobody may come beside them."""
     host.submit("left"), host.submit("right"), host.submit("late")
@@ -125,6 +141,31 @@ def test_a_plan_that_cannot_be_shared_changes_nothing(
     host.submit("left"), host.submit("right")
     assert host.tick(allocations, groups=groups) == "invalid"
     assert host.rows("SELECT error FROM decisions")[0][0].startswith(why) and host.shares() == []
+
+
+def test_what_is_said_of_shares_has_the_same_names_from_the_wish_to_the_runner() -> None:
+    kinds = {contract.EXCLUSIVE, contract.PACKED}
+    assert {leases.EXCLUSIVE, leases.PACKED} == kinds <= set(typing.get_args(typing.get_type_hints(Share)["gpu"]))
+    asked = Assignment(lease=1, job=1, attempt=1, spec={}, gpus=[], world_size=1)
+    started = guards.Start(1, (), None)
+    assert {asked.share, started.share, Grant(1, (), None).share} == {contract.EXCLUSIVE}, "what nobody has said"
+    assert started.memory == Grant(1, (), None).memory == 0
+    assert "share" in JobSpec.__struct_fields__ and "share" in contract.Jobs.__slots__
+
+
+def test_gangs_over_several_nodes_and_profiling_runs_are_in_no_group(store: Store) -> None:
+    host = Host(store, nodes=2)
+    for name in ("left", "right"):
+        host.submit(name, gpus_min=2, gpus_max=2)
+    spread = Allocation((0, 2))
+    assert host.tick({1: spread, 2: spread}, groups=packed(1, 2)) == "invalid"
+    large = [host.submit(name, gpus_min=4, gpus_max=4) for name in ("large", "larger")]
+    profiled = Allocation((0, 1), time.time() + 60.0, profile=True)
+    assert host.tick({large[0]: profiled, 1: Allocation((0, 1))}, groups=packed(large[0], 1)) == "invalid"
+    assert [error for (error,) in host.rows("SELECT error FROM decisions ORDER BY id")] == [
+        "job 1: is in a group (packed), but its GPUs are on several nodes; those are never shared",
+        f"job {large[0]}: is in a group (packed), but is in a profiling run, which is never shared",
+    ]
 
 
 def test_a_job_that_asks_to_be_alone_is_in_no_group(host: Host) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import run
-from stoker.engine.scheduling.plan_check import PlanError, check, check_enacted
+from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.engine.sim.results.result import Result
 from stoker.engine.sim.run_options import Costs
 from stoker.engine.sim.workload import Workload, make_workload
@@ -238,7 +238,7 @@ def test_whatever_comes_is_served(jobs: list[Tuning], nodes: str, window: float)
     assert (result.fates.preemptions[tuning] == 0).all()
 
 
-def test_bad_pools_are_refused_and_the_daemon_keeps_none() -> None:
+def test_bad_pools_are_refused() -> None:
     view = make_view([2], [])
     for warm, words in (
         ({"gpt": [0], "bert": [0]}, "GPU .* is in the pools of gpt and bert"),
@@ -249,5 +249,3 @@ def test_bad_pools_are_refused_and_the_daemon_keeps_none() -> None:
     ):
         with pytest.raises(PlanError, match=words):
             check(Plan({}, warm=warm), view)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="warm: pools of warm GPUs are simulated only"):
-        check_enacted(check(Plan({}, warm={"gpt": [0]}), view))
