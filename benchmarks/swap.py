@@ -168,8 +168,9 @@ def planned_beside_equal(
     if peak > plan.peak:
         raise SystemExit(f"the peak, {peak}, is above the predicted one, {plan.peak}")
     return {
-        "C": count, "GB/s": bandwidth, "parts": len(plan.parts), "cap MB": cap / 1e6, "predicted MB": plan.peak / 1e6, "peak MB": peak / 1e6,
-        "predicted ms": 1e3 * plan.seconds, "step ms": 1e3 * step.seconds, "time off": plan.seconds / step.seconds - 1,
+        "C": count, "GB/s": bandwidth, "parts": len(plan.parts), "cap MB": cap / 1e6, "predicted MB": plan.peak / 1e6,
+        "peak MB": peak / 1e6, "predicted ms": 1e3 * plan.seconds, "step ms": 1e3 * step.seconds,
+        "time off": plan.seconds / step.seconds - 1,
         "step / computing": step.seconds / step.computing, "equal parts / planned": equal.seconds / step.seconds,
     }  # fmt: skip
 
