@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from .output import note
 
 WORKER = [sys.executable, "-m", "stoker.runners.prompts.bank_work"]  #: and the folder of the work
 POLL = 0.2  #: seconds between looks at what has been answered
+KEPT = 7 * 86_400.0  #: seconds after which nobody follows what was asked
 SLOW_POLL = 1.0  #: and at the state of the job
 
 
@@ -42,18 +44,29 @@ def answers(app: App, request: Mapping[str, Any], *, job: bool) -> Iterator[Iter
     ``request``: see `runners.prompts.bank_work`. ``job``: whether it may be one: a daemon answers, and nobody has said otherwise.
     """
     folder = app.home.create().prompts / "work" / uuid.uuid4().hex
+    _remove_left(folder.parent)
     folder.mkdir(parents=True, mode=0o700)
-    (folder / "request.json").write_text(json.dumps({**request, "home": str(app.home.path)}))
+    as_job = job and _has_runner(app)
+    parent = None if as_job else os.getpid()
+    (folder / "request.json").write_text(json.dumps({**request, "home": str(app.home.path), "parent": parent}))
     argv = [*WORKER, str(folder)]
     work: _Work | None = None
     done = threading.Event()
     try:
-        work = _Job(app, argv, str(request["llm"])) if job and _has_runner(app) else _Child(argv)
+        work = _Job(app, argv, str(request["llm"])) if as_job else _Child(argv)
         yield _follow(folder / "answer.jsonl", work.ended, done)
     finally:
         if work is not None:
             work.leave(done.is_set())
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(works: Path) -> None:
+    """Folders of commands that were killed."""
+    for folder in works.glob("*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime < time.time() - KEPT:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _follow(path: Path, ended: Callable[[], StokerError | bool], done: threading.Event) -> Iterator[Mapping[str, Any]]:

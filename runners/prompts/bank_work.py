@@ -12,6 +12,7 @@ The last line is ``{"done": true}``; without it, the process says on stderr in o
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     home: str
     texts: tuple[str, ...] = ()  #: features: of these; lookup: scored beside the bank's
     known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and texts that the bank has already
+    parent: int | None = None  #: process whose child this is: without it nobody waits for the answers
     data: str = ""
     samples: int = 16
     seed: int = 0
@@ -59,12 +61,15 @@ class Model(Protocol):
 class Answers:
     """Lines that are whole when they are read: each is one write."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parent: int | None) -> None:
+        self._parent = parent
         path = folder / "answer.jsonl"
         self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []  #: of an earlier attempt
         self._file = path.open("ab", buffering=0)
 
     def tell(self, **answer: Any) -> None:
+        if self._parent is not None and os.getppid() != self._parent:
+            raise StokerError("the command that asked for this has ended")
         self._file.write(json.dumps(answer).encode() + b"\n")
 
 
@@ -76,7 +81,7 @@ def serve(folder: Path, load: Callable[[str], Model]) -> None:
         raise NotFound(f"{folder}/request.json: is not there; work on a bank runs on the host of the command that asked for it") from None
     except msgspec.DecodeError as error:
         raise UsageError(f"{folder}/request.json: {error}") from None
-    answers, model = Answers(folder), load(request.llm)
+    answers, model = Answers(folder, request.parent), load(request.llm)
     (_features if request.work == "features" else _lookup)(request, model, answers)
     answers.tell(done=True)
 

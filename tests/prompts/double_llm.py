@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class Double:
         self.revision = os.environ.get("DOUBLE_REVISION", "r1")
 
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        time.sleep(float(os.environ.get("DOUBLE_PAUSES", "0")))
         if limit := int(os.environ.get("DOUBLE_ENDS_AFTER", "0")):
             os.environ["DOUBLE_ENDS_AFTER"] = str(limit - 1)
             if limit == 1:

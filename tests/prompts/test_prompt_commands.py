@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from e2e import DaemonProcess, RunnerProcess, daemon_apart
+from e2e import DaemonProcess, RunnerProcess, daemon_apart, until
 from stoker.engine.cli import prompt_work
 from stoker.engine.cli.main import run
 from stoker.engine.home import Home
@@ -123,6 +126,27 @@ def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
     assert [near["distance"] for near in json.loads(out)] == sorted(near["distance"] for near in json.loads(out))
     _, out, _ = built("prompt", "bank", "show", str(row["id"]))
     assert "Is this mail spam?" in out and "from the representative" in out
+
+
+def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, daemon: DaemonProcess, tmp_path: Path) -> None:
+    lines = [{"text": f"What is asked in text {'y' * number}?"} for number in range(1, 60)]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--home", str(daemon.home.path), "prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl")]
+    script = f"from stoker.engine.cli import main, prompt_work; prompt_work.WORKER = {DOUBLE!r}; main.run({words!r})"
+    before = _count(built)
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_PAUSES": "0.3"}, stderr=subprocess.DEVNULL)
+    until(lambda: _count(built) > before)
+    (child,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert before < _count(built) < before + 59
+    code, _, err = built("prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl"))
+    assert code == 0 and _count(built) == before + 59, err
+
+
+def _count(stoker: Stoker) -> int:
+    return sum(row["prompts"] for row in json.loads(stoker("prompt", "bank", "stats", "--llm", "double", "--json")[1]))
 
 
 BAD = [
