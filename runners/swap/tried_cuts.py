@@ -10,10 +10,11 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
-from .part_times import Begin, Shape, _untouched, unbounded
-from .part_times import cuts_for as planned_cuts
+from .part_times import Begin, Shape, _untouched, measure, unbounded
 from .swap_executor import MicroBatch, SwapExecutor, Tail
+from .swap_plan import plan_step
 
+_ROUNDS = 2  #: of measuring, after one to warm up: a training is not to wait long for its first step
 Cuts = tuple[int, ...]  #: nodes before which a chain is cut
 
 
@@ -31,11 +32,11 @@ def cuts_for(
     trial = _Trial(chain, cap, device, step)
     if used is not None and trial.fits(used):
         return used
-    if least == 1:
-        with suppress(UsageError):
-            planned = planned_cuts(chain, cap - trial.beside, accumulate, begin, tail, device)
-            if trial.fits(planned):
-                return planned
+    with suppress(UsageError):
+        measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
+        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
+        if trial.fits(planned):
+            return planned
     return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
 
 
