@@ -7,8 +7,9 @@ micro-batches on the metered device. All of it is computed for real, and memory 
 activations, the loss; not the optimizer's state, which stays on the host. No time is measured: computing takes its matrix products'
 operations at the rate --tflops, a copy takes 20 µs a tensor and its bytes at the bandwidth. So the figures are the same in each run.
 `step / computing` is the step beside what it computes itself, that is 1 when all copies are hidden; `step / plain` is it beside the plain
-step, which does not compute activations again. Gradients are compared with the plain loop's, which has one sum for the tied weight, and
-with those of a plain loop that has a sum for each of its two names.
+step, which does not compute activations again. The last table has the partition that the planner finds under a cap, its prediction, made
+before the step, and what the step then took: `time off` is how far the two are apart. Gradients are compared with the plain loop's, which
+has one sum for the tied weight, and with those of a plain loop that has a sum for each of its two names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ import torch
 from common import arguments, machine, progress, show
 from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.chain import Chain, size_of, trace
+from stoker.runners.swap.part_times import measure
+from stoker.runners.swap.partition import Measured, smallest_cap
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
+from stoker.runners.swap.swap_plan import plan_step
 from stoker.runners.train import rng
 from torch import nn
 from torch.nn import functional
@@ -119,10 +123,22 @@ class Case:
             model.head.weight = model.words.weight
         return device, times.computing, gradients(model)
 
-    def swapped(self, parts: int, bandwidth: float) -> tuple[MeteredDevice, Any, list[torch.Tensor]]:
+    def measured(self, bandwidth: float) -> Measured:
+        """The profile of the model with the first micro-batch."""
+        device = self.device(bandwidth=bandwidth)
+        chain = Chain(self.model, trace(self.model))
+        tokens = device.put(self.batches[0])
+        with self.operations:
+            return measure(
+                chain, lambda: chain.bind((device.put(tokens),), {}), lambda _, answer: self.loss(answer, tokens), device, rounds=1
+            )
+
+    def swapped(self, cuts: Sequence[int] | int, bandwidth: float) -> tuple[MeteredDevice, Any, list[torch.Tensor]]:
+        """``cuts``: before these nodes, or into so many equal parts."""
         self.model.zero_grad(set_to_none=True)
         chain = Chain(self.model, trace(self.model))
-        executor = SwapExecutor(chain, equal_cuts(chain, parts), device := self.device(bandwidth=bandwidth))
+        device = self.device(bandwidth=bandwidth)
+        executor = SwapExecutor(chain, equal_cuts(chain, cuts) if isinstance(cuts, int) else cuts, device)
         micro, there = [], [device.put(tokens) for tokens in self.batches]
         for c, tokens in enumerate(there):
             rng.seed_all(rng.mixed(0, c))
@@ -141,6 +157,24 @@ def difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> fl
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
+def planned_beside_equal(
+    case: Case, options: Any, profile: Measured, count: int, bandwidth: float, equal_peak: int, equal: Any
+) -> dict[str, Any]:
+    """A partition with no more memory than the equal parts took, or with the least that the planner promises; as predicted and as run."""
+    cap = max(equal_peak, smallest_cap(profile, count))
+    plan = plan_step(profile, cap, count)
+    device, step, _ = case.swapped(plan.cuts, bandwidth * 1e9)
+    peak = device.memory()[1]
+    if peak > plan.peak:
+        raise SystemExit(f"the peak, {peak}, is above the predicted one, {plan.peak}")
+    return {
+        "C": count, "GB/s": bandwidth, "parts": len(plan.parts), "cap MB": cap / 1e6, "predicted MB": plan.peak / 1e6,
+        "peak MB": peak / 1e6, "predicted ms": 1e3 * plan.seconds, "step ms": 1e3 * step.seconds,
+        "time off": plan.seconds / step.seconds - 1,
+        "step / computing": step.seconds / step.computing, "equal parts / planned": equal.seconds / step.seconds,
+    }  # fmt: skip
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     numbers: dict[str, tuple[Callable[[str], float], float]] = {
@@ -155,7 +189,11 @@ def main(given: Sequence[str] | None = None) -> None:
     began = machine()
     torch.manual_seed(0)
     model = Gpt(options.layers, options.width, options.vocabulary, options.length)
-    memory, times = [], []
+    memory, times, plans = [], [], []
+    profiles = {}
+    for bandwidth in options.bandwidths:
+        progress(f"profile, {bandwidth:g} GB/s")
+        profiles[bandwidth] = Case(options, 1, model).measured(bandwidth * 1e9)
     for count in options.micro_batches:
         case = Case(options, count, model)
         progress(f"{count} micro-batches, plain")
@@ -168,6 +206,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 "C": count, "GB/s": bandwidth, "step ms": 1e3 * step.seconds, "stalled ms": 1e3 * step.stalled,
                 "step / computing": step.seconds / step.computing, "step / plain": step.seconds / ideal,
             })  # fmt: skip
+            plans.append(planned_beside_equal(case, options, profiles[bandwidth], count, bandwidth, swapping.memory()[1], step))
         plain_peak, peak = device.memory()[1], swapping.memory()[1]
         memory.append({
             "C": count, "plain MB": plain_peak / 1e6, "swapped MB": peak / 1e6, "swapped / plain": peak / plain_peak,
@@ -178,6 +217,7 @@ def main(given: Sequence[str] | None = None) -> None:
     show(options, began, {
         f"Peak memory, bytes moved in a step, and the largest difference of a gradient; weights {weights:,.1f} MB": memory,
         f"Times of a step, emulated at {options.tflops:g} TFLOP/s": times,
+        "The planner's partition under the peak of the equal parts as a cap: predicted, and then run, emulated": plans,
     })  # fmt: skip
 
 

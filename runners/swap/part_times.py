@@ -24,7 +24,7 @@ from ..train import rng
 from .chain import Chain, Values, size_of, tensors
 from .partition import Crossing, Measured, Piece, Weight
 from .swap_executor import MicroBatch, SwapExecutor, Tail
-from .swap_plan import SwapPlan, plan_step
+from .swap_plan import plan_step
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
 ENOUGH = 10.0  #: seconds of measuring after which no further round begins
@@ -43,28 +43,28 @@ def unbounded(device: Device) -> Device:
     return device
 
 
-def plan_for(chain: Chain, cap: int, accumulate: int | None, begin: Begin, tail: Tail, device: Device) -> SwapPlan:
-    """Profile the chain with one micro-batch and plan it for ``cap`` bytes; ``accumulate`` None: choose it. UsageError: nothing fits."""
-    return plan_step(measure(chain, begin, tail, device), cap, accumulate)
+def cuts_for(chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device, least: int = 1) -> tuple[int, ...]:
+    """Nodes of the chain before which it is best cut, for `SwapExecutor`; ``least`` parts (1 or 2). UsageError: nothing fits.
+
+    It is profiled with one micro-batch: ``begin`` gives its inputs, ``tail`` its loss.
+    """
+    return plan_step(measure(chain, begin, tail, device), cap, accumulate, least).cuts
 
 
-def cuts_for(chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device) -> tuple[int, ...]:
-    """Nodes of the chain before which it is best cut, for `SwapExecutor`. UsageError: nothing fits."""
-    return plan_for(chain, cap, accumulate, begin, tail, device).cuts
-
-
-def measure(chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callable[[str], None] = lambda line: None) -> Measured:
-    """The chain in pieces. ``told`` hears of the progress."""
+def measure(
+    chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS
+) -> Measured:
+    """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
     with _untouched(chain):
         shape = Shape(chain, begin())
         told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
-        fine = _profiled(chain, shape.cuts, begin, tail, device)
+        fine = _profiled(chain, shape.cuts, begin, tail, device, rounds)
         told(f"profiled {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
         step = min(_COARSE, len(shape.cuts) + 1)
-        coarse = _profiled(chain, shape.cuts[step - 1 :: step], begin, tail, device)
+        coarse = _profiled(chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds)
         told(f"profiled {len(coarse.parts)} parts")
     part_forward, part_backward = _overheads(fine, coarse)
-    masters = {id(chain.parameters.get(name, chain.buffers.get(name))): n for n, name in enumerate((*chain.parameters, *chain.buffers))}
+    masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
     pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
     pieces = tuple(_less(piece, part_forward, part_backward, frozen=k < fine.bottom) for k, piece in enumerate(pieces))
     return Measured(
@@ -95,7 +95,8 @@ class Shape:
     def _walk(self, values: Values) -> None:
         chain = self.chain
         spans: dict[fx.Node, int] = {}  #: of live values, where their storage is in `_spans`; -1: inputs
-        weights = {value.untyped_storage()._cdata for value in (*chain.parameters.values(), *chain.buffers.values())}
+        held = (*chain.parameters.values(), *chain.buffers.values(), *chain.constants.values())
+        weights = {value.untyped_storage()._cdata for value in held}
         with torch.no_grad():
             for index, node in enumerate(chain.nodes):
                 live = {other: [leaf._version for leaf in tensors(value)] for other, value in values.items()}
@@ -237,11 +238,11 @@ class Profiler(SwapExecutor):
         return loss
 
 
-def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device) -> Profiler:
+def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int) -> Profiler:
     profiler = Profiler(chain, cuts, unbounded(device))
     profiler.device.reset_peak()
     begun = time.perf_counter()
-    while profiler.rounds < LEAST + 1 or (profiler.rounds <= ROUNDS and time.perf_counter() - begun < ENOUGH):
+    while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
         profiler.inputs = max(sum(size_of(value) for value in batch.values.values()) for batch in micro)
         profiler.run(micro, tail)
@@ -278,7 +279,7 @@ def _piece(fine: Profiler, k: int, masters: dict[int, int], shape: Shape) -> Pie
     if k < fine.bottom:  # it goes back in no part of its own, but perhaps in one with others
         seen.again_work, seen.kept = seen.forward_work, made
     names = chain.names(start, stop)
-    held = [(name, chain.parameters[name] if name in chain.parameters else chain.buffers[name]) for name in names]
+    held = [(name, chain.attribute(name)) for name in names]
     node = chain.nodes[start]
     return Piece(
         name=str(node.target) if node.op == "call_module" else node.name,

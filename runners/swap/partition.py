@@ -290,12 +290,17 @@ class _Label:
         return found[::-1]
 
 
-def best_cuts(measured: Measured, cap: int, accumulate: int) -> list[int] | None:
-    """Cuts between pieces with the shortest step, of these with the least that crosses; None where nothing fits into ``cap``."""
+def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> list[int] | None:
+    """Cuts between pieces with the shortest step, of these with the least that crosses; None where nothing fits into ``cap``.
+
+    ``least``: 2 for two parts at least.
+    """
     count = len(measured.pieces)
 
     def step(before: _Label | None, part: Part) -> float | None:
         whole, kept, cost = (before.part, before.kept, before.cost) if before is not None else (None, measured.inputs, 0.0)
+        if least > 1 and part.start == 0 and part.stop == count:
+            return None
         if needed(whole, part, kept, accumulate) > cap:
             return None
         return cost + exposed(whole, part, accumulate) + computing(part, accumulate, part.stop == count)

@@ -60,10 +60,14 @@ class SwapPlan:
         return asdict(self)
 
 
-def plan_step(measured: Measured, cap: int, accumulate: int | None) -> SwapPlan:
+def plan_step(measured: Measured, cap: int, accumulate: int | None, least: int = 1) -> SwapPlan:
     """The best partition for a cap of so many bytes; ``accumulate`` None: it is chosen. UsageError: nothing fits; it says what would."""
+    if least > 1 and len(measured.pieces) == 1:
+        raise UsageError(
+            "memory.swap: force: the model has no place at which it can be cut; name fewer modules as whole, or write swap: off"
+        )
     count = accumulate if accumulate is not None else choose_accumulate(measured, cap)
-    if count is None or (cuts := best_cuts(measured, cap, count)) is None:
+    if count is None or (cuts := best_cuts(measured, cap, count, least)) is None:
         raise UsageError(_nothing_fits(measured, cap, count or 1))
     return planned(measured, cap, count, cuts)
 

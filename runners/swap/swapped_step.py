@@ -25,8 +25,8 @@ from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, sc
 from ..train.task import Task
 from ..worker.ranks import Ranks
 from .chain import Chain, Values, tensors, trace
-from .fewest_parts import cuts_for, cuts_of_answers
 from .swap_executor import MicroBatch, SwapExecutor
+from .tried_cuts import cuts_for, cuts_of_answers
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,8 @@ class SwappedStep:
         def tail(_: int, answer: Any) -> torch.Tensor:
             return batches.loss(largest, answer)
 
-        cuts = cuts_for(self.training.chain, self.cap, len(batches.placed), lambda: dict(values), tail, self.device, self.least)
+        used = self.training.cuts if self.training.executor is not None else None
+        cuts = cuts_for(self.training.chain, self.cap, len(batches.micro), lambda: dict(values), tail, self.device, self.least, used)
         batches.losses.clear()
         return cuts
 
@@ -253,7 +254,8 @@ class SwappedStep:
             values = parts.chain.bind(self._put(args), self._put(kwargs))
             executor = parts.ready([values], self.device, lambda: cuts_of_answers(parts.chain, self.cap, lambda: dict(values), self.device))
         except (UsageError, CapExceeded) as error:
-            log.warning("%s; evaluations are computed on the host from here on", error)
+            # Only its text: with the error a record would hold what is on the device.
+            log.warning("%s; evaluations are computed on the host from here on", str(error))
             self.evaluated_here = True
             return type(self.model).forward(self.model, *args, **kwargs)
         return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, executor.answer(values))

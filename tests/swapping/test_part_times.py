@@ -7,7 +7,6 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap import part_times
 from stoker.runners.swap.chain import Chain, trace
 from stoker.runners.swap.loss_call import inputs_of, loss_of
 from stoker.runners.swap.part_times import Shape, cuts_for, measure
@@ -24,10 +23,7 @@ WIDTH, WORDS, LENGTH = 32, 60, 12
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """And few rounds: counted times need no more."""
-    monkeypatch.setattr(part_times, "LEAST", 1)
-    monkeypatch.setattr(part_times, "ROUNDS", 1)
+def one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -113,7 +109,7 @@ class Task:
 
     def measured(self):
         with self.counter:
-            return measure(self.chain, lambda: self.chain.bind((self.device.put(self.batch),), {}), self.tail, self.device)
+            return measure(self.chain, lambda: self.chain.bind((self.device.put(self.batch),), {}), self.tail, self.device, rounds=1)
 
     def run(self, cuts, count, cap=1 << 40):
         """One step: its times, and the peak of the device."""

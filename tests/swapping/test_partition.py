@@ -135,6 +135,12 @@ def test_more_micro_batches_hide_the_loads_and_auto_takes_the_fewest_that_do():
     assert cost_of(measured, best_cuts(measured, 110, chosen // 2), chosen // 2).ratio > 1.05
 
 
+def test_two_parts_at_least():
+    assert best_cuts(even(), 1000, 1) == []
+    assert best_cuts(even(), 1000, 1, 2)
+    assert best_cuts(even(1), 1000, 1, 2) is None
+
+
 def test_where_nothing_fits_what_would_is_told():
     least = smallest_cap(even(), 4)
     with pytest.raises(UsageError, match=r"memory.cap: .*accumulate: 4; the smallest cap that would is 1KiB"):

@@ -1,0 +1,119 @@
+"""Cuts of a chain that keep below a cap, each tried before it is used, so that the peak is measured and not only predicted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ...engine.errors import UsageError
+from ..device.device import CapExceeded, Device
+from ..train import rng
+from .chain import Chain, Values, size_of
+from .part_times import Begin, Shape, _untouched, measure, unbounded
+from .swap_executor import MicroBatch, SwapExecutor, Tail
+from .swap_plan import plan_step
+
+_ROUNDS = 2  #: of measuring, after one to warm up: a training is not to wait long for its first step
+Cuts = tuple[int, ...]  #: nodes before which a chain is cut
+
+
+def cuts_for(
+    chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device, least: int = 1, used: Cuts | None = None
+) -> Cuts:
+    """Cuts with which a step of ``accumulate`` micro-batches stays below ``cap`` bytes, into ``least`` parts or more.
+
+    Those that were ``used`` where they still do, else those that the planner finds, else the fewest parts of like size. UsageError: none.
+    """
+
+    def step(executor: SwapExecutor) -> None:
+        executor.run([MicroBatch(begin(), rng.get_state()) for _ in range(accumulate)], tail)
+
+    trial = _Trial(chain, cap, device, step)
+    if used is not None and trial.fits(used):
+        return used
+    with suppress(UsageError):
+        measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
+        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
+        if trial.fits(planned):
+            return planned
+    return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
+
+
+def cuts_of_answers(chain: Chain, cap: int, begin: Begin, device: Device) -> Cuts:
+    """The fewest parts with which answers, computed without gradients, stay below ``cap`` bytes."""
+    trial = _Trial(chain, cap, device, lambda executor: executor.answer(begin()))
+    return _fewest(trial, begin(), 1, "for evaluation ")
+
+
+class _Trial:
+    """What is tried: some work of a chain in parts, that is to stay below a cap."""
+
+    def __init__(self, chain: Chain, cap: int, device: Device, work: Callable[[SwapExecutor], object]) -> None:
+        self.chain, self.cap, self.device, self.work = chain, cap, device, work
+        self.beside = device.memory()[0] if device.emulated else 0  #: batches; on a GPU they are in the peak
+        self.peaks: dict[Cuts, int | None] = {}
+
+    def fits(self, cuts: Cuts) -> bool:
+        if cuts not in self.peaks:
+            self.peaks[cuts] = self._peak(cuts)
+        peak = self.peaks[cuts]
+        return peak is not None and peak <= self.cap
+
+    def _peak(self, cuts: Cuts) -> int | None:
+        """Most bytes that the work took; None where the device itself has no room for it."""
+        with _untouched(self.chain):
+            executor = SwapExecutor(self.chain, cuts, unbounded(self.device))
+            executor.device.reset_peak()
+            try:
+                self.work(executor)
+            except CapExceeded:
+                executor.abandon()
+                return None
+            return executor.device.memory()[1] + self.beside
+
+    def smallest(self) -> int | None:
+        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
+
+
+def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
+    chain = trial.chain
+    with _untouched(chain):
+        legal = Shape(chain, values).cuts
+    if len(legal) + 1 < least:
+        raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
+    weights, count = _weights(chain), least
+    while True:
+        cuts = _filled(weights, legal, count)
+        if len(cuts) + 1 >= least and trial.fits(cuts):
+            return cuts
+        if count > len(legal):
+            break
+        count = min(2 * count, len(legal) + 1)
+    smallest = trial.smallest()
+    would = f"the smallest that would is {-(-smallest // 1024)}KiB" if smallest is not None else "ask for more of the GPU"
+    raise UsageError(f"memory.cap: this model {purpose}does not fit into {-(-trial.cap // 1024)}KiB however it is cut; {would}")
+
+
+def _filled(weights: Sequence[int], legal: Sequence[int], count: int) -> tuple[int, ...]:
+    """Cuts into about ``count`` parts of like bytes; all legal cuts where there are no more."""
+    if count > len(legal):
+        return tuple(legal)
+    goal = sum(weights) / count
+    cuts: list[int] = []
+    filled = 0
+    places = [0, *legal, len(weights)]
+    for start, stop in itertools.pairwise(places):
+        size = sum(weights[start:stop])
+        if start and filled and filled + size > goal:
+            cuts.append(start)
+            filled = 0
+        filled += size
+    return tuple(cuts)
+
+
+def _weights(chain: Chain) -> list[int]:
+    """Bytes that each node adds to a part; its share of them for one that has none, so that these are divided too."""
+    sizes = [size_of([chain.master(name) for name in names]) for names in chain.tensors_of]
+    each = max(1, sum(sizes) // (10 * len(sizes)))
+    return [size + each for size in sizes]
