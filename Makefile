@@ -29,7 +29,7 @@ check: lint test
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes,autosched,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes,autosched,llm,dev]'
 	touch $@
 
 clean:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -51,15 +51,25 @@ class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
 
 
+class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Warm starts (docs/warm.md)."""
+
+    mode: Literal["auto", "off"] = "auto"  #: auto: runners start jobs by fork, unless one was started with --warm off
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.25  #: share of a host's main memory that the servers may take from which is forked
+    )
+
+
 class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command that is run on events: completed, failed, cancelled, deadline-at-risk, policy-error, runner-suspect, task-error."""
+    """A command that is run on events: completed, failed, cancelled, deadline-at-risk, disk-low, policy-error, runner-suspect,
+    task-error."""
 
     on: tuple[str, ...]
     command: str  #: for /bin/sh; the event is in STOKER_EVENT, STOKER_JOB_ID, STOKER_JOB_NAME, STOKER_REASON and as JSON on its input
     timeout: Positive = 30.0  #: seconds
 
 
-HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "policy-error", "runner-suspect", "task-error")
+HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "disk-low", "policy-error", "runner-suspect", "task-error")
 
 
 class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +97,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guards: Guards = Guards()
     retention: RetentionDays = RetentionDays()
     runners: Runners = Runners()
+    warm: Warm = Warm()
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()
     limits: Limits = Limits()

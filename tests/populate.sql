@@ -9,8 +9,13 @@ SELECT 'node' || n, 'host' || n, 'boot', 100 + n, 1.0, '/var/lib/stoker', '0.1',
 FROM range(2) r(n);
 INSERT INTO gpus
 SELECT 'GPU-' || g, 'node' || g // 4, g % 4, 'default', 'cuda', 'A100', 80000000000, CASE WHEN g = 7 THEN 'dirty' ELSE 'ok' END,
-       CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END
+       CASE WHEN g = 7 THEN 'pid 7 holds 2 GiB' END, CASE WHEN g < 2 THEN 'minilm' END, CASE WHEN g < 2 THEN getvariable('origin') END
 FROM range(8) r(g);
+INSERT INTO pool_backbones VALUES ('default', 'minilm', 'ann', getvariable('origin'));
+INSERT INTO fork_servers
+SELECT 'node' || n, r, b, s, CASE WHEN s <> 'failed' THEN 200 + n END, getvariable('origin'), NULL, CASE WHEN s = 'ready' THEN 400000000 END,
+       CASE WHEN s = 'failed' THEN '1 threads were started at import, which a fork would lose' END
+FROM range(2) q(n), (VALUES ('text-classifier', 'minilm', 'ready'), ('toy', '', 'loading'), ('dlrm', '', 'failed')) v(r, b, s);
 INSERT INTO policy_settings VALUES (1, 'default', 'fifo', 1.0, '{}', 'ann', getvariable('origin'));
 
 INSERT INTO jobs
@@ -36,7 +41,8 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        CASE WHEN id % 17 = 0 THEN finished_at END, CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN 'preempted' END,
        CASE WHEN id % 17 = 0 AND finished_at IS NOT NULL THEN id + 1 END, finished_at,
        CASE WHEN finished_at IS NOT NULL THEN outcome END, CASE WHEN state = 'failed' THEN 'loss is NaN: lower the learning rate' END,
-       exit_code, 'fifo', 1, false, CASE WHEN id % 5 = 0 THEN 'packed' ELSE 'exclusive' END, NULL
+       exit_code, 'fifo', 1, false, CASE WHEN id % 5 = 0 THEN 'packed' ELSE 'exclusive' END, NULL,
+       id % 3 = 0, CASE WHEN id % 3 > 0 THEN 'its server is loading' END
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
 INSERT INTO workers

@@ -20,6 +20,7 @@ from ...policies.autosched.search_space import space_of
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
+from ..disk_room import room
 from ..errors import NotFound, UsageError, nearest
 from ..fleet.watch import StopAll, stop_all
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
@@ -52,12 +53,14 @@ async def metrics(call: Call) -> Response:
 async def status(call: Call) -> dict[str, Any]:
     daemon = call.daemon
     told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
+    disk = room(daemon.home.path)
     return {
         "version": __version__,
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
         "now": time.time(),
+        "disk": {"free": disk.free, "total": disk.total, "low": disk.low},
         **told,
         "jobs": daemon.counts.by_state(),
         "pools": _pools(call, told["pools"]),
@@ -95,6 +98,7 @@ async def top(call: Call) -> Encoded:
             "running": objects(store, "api/top_running"),
             "queue": objects(store, "api/top_queue"),
             "counts": dict(store.rows("api/job_counts")),
+            "warm": objects(store, "api/warm_now"),
         }
 
     return await call.snapshot(Kind.LISTING, "top", read)
@@ -233,7 +237,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     interval = asked.interval if asked.interval is not None else _interval(call, asked.pool)
     try:
         with registry.anew(asked.policy) as loaded:
-            notes += _on_trial(call, asked, registry.create(asked.policy, asked.config))
+            notes += _on_trial(call, asked, registry.create(asked.policy, asked.config), loaded.code)
             config = make_config(loaded.policy.Config, asked.config)
             # What was given, as the policy will read it, so that what is shown is what is in force.
             given = {key: getattr(config, key) for key in asked.config}
@@ -247,9 +251,9 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
     return {**row, "modules": list(loaded.modules), "code_before": code_before, "notes": notes + _about_leases(call, given)}
 
 
-def _on_trial(call: Call, asked: PolicyChange, policy: Policy) -> list[str]:
+def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> list[str]:
     """Ask a policy once, before it is in force, for a plan of what the pool holds now."""
-    why = call.daemon.scheduling.would_fail(asked.pool, policy)
+    why = call.daemon.scheduling.would_fail(asked.pool, policy, asked.policy, code)
     if why is None:
         return []
     fails = f"policy: {asked.policy} fails on what pool {asked.pool} holds now: {why}"

@@ -19,8 +19,14 @@ async def hello(call: Call) -> Welcome:
         offers.require(message)
     session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
     call.daemon.fleet.registered(message.node, session)
-    interval = call.daemon.config.runners.telemetry_interval
-    return Welcome(session=session, telemetry_interval=interval, heartbeat=call.daemon.fleet.heartbeat)
+    config = call.daemon.config
+    return Welcome(
+        session=session,
+        telemetry_interval=config.runners.telemetry_interval,
+        heartbeat=call.daemon.fleet.heartbeat,
+        warm=config.warm.mode,
+        warm_memory=config.warm.memory,
+    )
 
 
 async def poll(call: Call) -> Any:

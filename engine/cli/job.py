@@ -13,6 +13,7 @@ from .. import format as fmt
 from ..jobs.states import FINAL, State
 from .command import App, Command, examples, pass_app
 from .forecasting import beside, forecast_of
+from .job_columns import start
 from .jobref import JOB, job_path, note_task, one_job
 from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
 
@@ -128,6 +129,13 @@ _NEEDS = [
 ]
 
 
+def _share(lease: Mapping[str, Any]) -> str:
+    """How it shared its GPUs, and with which jobs."""
+    if lease["share"] == "exclusive":
+        return ""
+    return f"{lease['share']}, with {', '.join(map(str, lease['beside']))}" if lease["beside"] else str(lease["share"])
+
+
 def _lease_columns(now: float) -> list[Column]:
     def lasted(row: Any) -> str:
         return fmt.duration((row["ended_at"] or now) - row["started_at"]) if row["started_at"] else fmt.MISSING
@@ -139,7 +147,8 @@ def _lease_columns(now: float) -> list[Column]:
         Column("LASTED", lasted, right=True),
         Column("ON", lambda row: ", ".join(sorted(filter(None, row["nodes"]))), flexible=True, rank=1),
         Column("GPUS", lambda row: ", ".join(gpu for gpu in row["gpus"] if gpu), flexible=True, rank=2),
-        Column("SHARE", lambda row: row["share"] if row["share"] != "exclusive" else "", rank=3),
+        Column("SHARE", _share, rank=3),
+        Column("START", start, rank=2),
         Column("POLICY", "policy", rank=1),
         Column("MESSAGE", lambda row: row["message"] or row["stop_reason"] or "", flexible=True),
     ]

@@ -113,6 +113,11 @@ def _reason(row: Row, now: float) -> str:
     return "; ".join(filter(None, (row["reason"], beside(row), silence)))
 
 
+def start(row: Row) -> str:
+    """Whether its worker was forked from a process that had loaded what it imports (docs/warm.md)."""
+    return "" if row.get("warm") is None else "warm" if row["warm"] else "cold"
+
+
 def beside(row: Row) -> str:
     """Who shares its GPUs."""
     return f"beside {row['shared_with']}" if row.get("shared_with") else ""
@@ -131,6 +136,7 @@ def listed(now: float) -> list[Column]:
         Column("STATE", state, style=_state_style),
         Column("GPUS", gpus, right=True, rank=2),
         Column("PROGRESS", progress, rank=3, share=done),
+        Column("START", start, rank=10),
         Column("RAN", _ran, right=True, rank=5),
         Column("WHEN", lambda row: _ends(row, now), rank=1),
         Column("DEADLINE", lambda row: _deadline(row, now), style=risk_style, rank=6),
@@ -200,6 +206,33 @@ def _use_style(row: Row) -> str:
     return "green" if use >= 0.7 else "yellow" if use >= 0.3 else "dim"
 
 
+def _warm(row: Row) -> str:
+    """The backbone in whose pool it is, and what is not as it is to be."""
+    if not row.get("warm"):
+        return ""
+    return str(row["warm"]) if row["warm_state"] == "ready" else f"{row['warm']} ({row['warm_state']})"
+
+
+def servers(now: float) -> list[Column]:
+    """Columns of the view warm_now."""
+    return [
+        Column("RUNNER", "node"),
+        Column("RECIPE", lambda row: row["recipe"] or "(entrypoints)", flexible=True),
+        Column("BACKBONE", lambda row: row["backbone"] or "", flexible=True),
+        Column("STATE", "state", style=state_style),
+        Column("MEMORY", lambda row: "" if row["memory"] is None else fmt.size(row["memory"]), right=True, rank=2),
+        Column("STAYS", lambda row: _stays(row, now), rank=1),
+        Column("JOBS", "jobs", right=True, rank=3),
+        Column("NOTE", lambda row: row["note"] or "", flexible=True, rank=1),
+    ]
+
+
+def _stays(row: Row, now: float) -> str:
+    if row["state"] == "failed":
+        return ""
+    return "is kept" if row["until"] is None else f"ends {fmt.expected(row['until'], now)} unless used"
+
+
 def devices() -> list[Column]:
     """Columns of GPUs and CPU slots."""
     return [
@@ -208,5 +241,6 @@ def devices() -> list[Column]:
         Column("MEMORY", _memory, right=True, rank=2),
         Column("POWER", lambda row: "" if row["power"] is None else f"{row['power']:.0f} W", right=True, rank=3),
         Column("TEMP", lambda row: "" if row["temperature"] is None else f"{row['temperature']:.0f}°C", right=True, rank=4),
+        Column("WARM", _warm, rank=1),
         Column("JOB", _held_by, flexible=True, style=_holder_style),
     ]

@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "release": Lazy("hold_cancel:release", "Let held jobs be scheduled again."),
         "priority": Lazy("hold_cancel:priority", "Change the priority of jobs."),
         "schedule": Lazy("schedule:schedule", "Recurring jobs."),
+        "swap": Lazy("swap:swap", "Train in less device memory than the model needs."),
     },
     "Looking": {
         "status": Lazy("listing:status", "Show the daemon, its runners and pools."),
@@ -43,6 +44,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "trace": Lazy("trace_commands:trace", "Workload traces: import, look at, make, export."),
         "simulate": Lazy("simulate:simulate", "Simulate policies on a trace."),
         "tune": Lazy("tune:tune", "Search for the configuration that fits what is coming."),
+        "prompt": Lazy("prompt:prompt", "Prompt tuning and the bank of initial prompts."),
         "replay": Lazy("replay:replay", "Ask what another policy would have made of history."),
     },
     "Running Stoker": {
@@ -51,6 +53,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "runner": Lazy("runner:runner", "Runners: the agents that run jobs."),
         "drain": Lazy("runner:drain", "Let a runner finish its jobs and start no more."),
         "policy": Lazy("policy:policy", "Scheduling policies of the pools."),
+        "pool": Lazy("pool:pool", "Pools: which backbones are kept warm."),
         "token": Lazy("token:token", "Access tokens for TCP."),
         "backup": Lazy("upkeep:backup", "Write a verified copy of the database."),
         "compact": Lazy("upkeep:compact", "Rewrite the database file without its gaps."),

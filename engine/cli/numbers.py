@@ -1,12 +1,19 @@
-"""Numbers as options. click's own types let NaN pass, which lies within no bounds, and infinity where there is no bound."""
+"""Numbers and sizes as options. click's own types let NaN pass, which lies within no bounds, and infinity where there is no bound."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.types import FloatParamType
+
+from ..spec.reading import units
+
+if TYPE_CHECKING:
+    Count = click.ParamType[int]
+else:
+    Count = click.ParamType
 
 
 class Finite(FloatParamType):
@@ -21,6 +28,19 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+class Size(Count):
+    """Bytes, at least one, as a number or as 8GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            count = units.size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return count or self.fail("must be at least one byte.", param, ctx)
 
 
 def _finite(kind: Finite | FiniteRange, number: float, param: click.Parameter | None, ctx: click.Context | None) -> float:

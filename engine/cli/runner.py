@@ -16,7 +16,7 @@ from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
-from .up import runner_argv
+from .up import SLOT_MEMORY, runner_argv
 
 
 def columns(now: float) -> list[Column]:
@@ -51,28 +51,38 @@ def list_(app: App) -> Answer:
 @runner.command()
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--slots", type=click.IntRange(min=1), help="CPU slots to offer, and no GPU (default: the GPUs; without any, a slot a core).")
+@SLOT_MEMORY
 @click.option("--pool", default="default", show_default=True, help="Pool that its GPUs join.")
 @click.option("--gpus", metavar="LIST", help="Indexes or UUIDs of the GPUs to offer (default: $CUDA_VISIBLE_DEVICES, or all).")
 @click.option("--address", metavar="HOST", help="Address at which runners on other hosts reach this one, for gangs.")
 @click.option(
     "--warm",
     type=click.Choice(["auto", "off"]),
-    default="off",
-    show_default=True,
-    help="auto: jobs of recipes and entrypoints start by fork (docs/warm.md).",
+    help="off: each job in a fresh process (docs/warm.md; default: as the daemon's config.toml says, auto unless changed).",
 )
 @pass_app
 @examples(
     "stoker runner start --slots 4 --pool cpu",
-    "stoker runner start --warm auto",
+    "stoker runner start --warm off",
     "stoker --url http://gpu1:7465 runner start --address 10.0.0.2",
 )
-def start(app: App, node: str | None, slots: int | None, pool: str, gpus: str | None, address: str | None, warm: str) -> None:
+def start(
+    app: App,
+    node: str | None,
+    slots: int | None,
+    slot_memory: int | None,
+    pool: str,
+    gpus: str | None,
+    address: str | None,
+    warm: str | None,
+) -> None:
     """Run an agent in the foreground; Ctrl-C ends it, its jobs go on."""
     home = app.home.create()
     if app.url:
         os.environ["STOKER_URL"] = app.url
-    argv = runner_argv(home, node, pool, {"--slots": slots, "--gpus": gpus, "--address": address, "--warm": warm})
+    argv = runner_argv(
+        home, node, pool, {"--slots": slots, "--slot-memory": slot_memory, "--gpus": gpus, "--address": address, "--warm": warm}
+    )
     sys.stdout.flush()
     os.execv(argv[0], argv)
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,7 +86,7 @@ def submit(
     docs/job-spec.md describes the fields of a file; each option here is one of them. Of jobs with deadlines it is said how likely
     these are kept.
     """
-    jobs = _read(app, files, options, context.meta["stoker.command"])
+    jobs = read_jobs(app, files, options, context.meta["stoker.command"])
     if following and context.params.get("as_json"):
         raise UsageError("--follow prints the job's output, --json would mix with it; use --wait --json")
     if following and len(jobs) != 1:
@@ -95,7 +95,7 @@ def submit(
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
     if required:
         _require_deadlines(app, jobs)
-    answer = _post(app, jobs, dry_run, snapshot)
+    answer = post_jobs(app, jobs, dry_run, snapshot)
     if dry_run:
         return Answer(answer, lambda: _show_trial(answer, len(jobs)))
     timed = _timed(jobs, answer)
@@ -116,7 +116,8 @@ def submit(
     return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), _failures(ended))
 
 
-def _read(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
+def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
+    """The jobs of files, of options, or of files with options laid over them."""
     from ...runners import recipes
     from ..spec.build import Context
     from ..spec.check import require_all
@@ -159,7 +160,8 @@ def _with_path(job: Any) -> Any:
     return msgspec.structs.replace(job, env={**here, **job.env})
 
 
-def _post(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
+def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
+    """Submit jobs; what the daemon has made of them."""
     import msgspec
 
     from ..spec.expand import submissions
@@ -212,7 +214,7 @@ def _require_deadlines(app: App, jobs: list[Any]) -> None:
     """Refuse jobs whose deadlines will probably not be kept, before anything is submitted."""
     if all(job.deadline is None for job in jobs):
         raise UsageError("--require-deadline: none of these jobs has a deadline; give one with --deadline or --soft")
-    trial = _post(app, jobs, dry_run=True, with_snapshot=False)
+    trial = post_jobs(app, jobs, dry_run=True, with_snapshot=False)
     require([(row["name"], row["forecast"]) for row in trial["jobs"] if row["forecast"] is not None], time.time())
 
 
@@ -277,6 +279,22 @@ def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
                 yield row
                 break
             time.sleep(POLL)
+
+
+def submit_and_wait(app: App, file: Path, check: Callable[[Sequence[Any]], None]) -> tuple[list[dict[str, Any]], list[StokerError]]:
+    """Submit the jobs of a file once ``check`` has looked at them, and wait; the jobs as they ended, and what failed."""
+    jobs = read_jobs(app, [file], {}, ())
+    check(jobs)
+    answer = post_jobs(app, jobs, dry_run=False, with_snapshot=False)
+    ids = [row["id"] for row in answer["jobs"]]
+    note("submitted " + _ids(ids))
+    _tell(forecasts(app.client, _timed(jobs, answer)), len(ids) > 1)
+    try:
+        ended = list(_await(app, ids))
+    except KeyboardInterrupt:
+        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
+        raise
+    return ended, _failures(ended)
 
 
 def _failures(ended: list[dict[str, Any]]) -> list[StokerError]:

@@ -53,8 +53,11 @@ def sections(snapshot: Mapping[str, Any], now: float) -> list[Section]:
     gpus, running, queue = snapshot["gpus"], snapshot["running"], snapshot["queue"]
     busy = sum(row["job_id"] is not None for row in gpus)
     kind = "CPU slots" if gpus and all(row["kind"] == "cpu" for row in gpus) else "GPUs"
+    warm = snapshot.get("warm") or []
+    ready = sum(row["state"] == "ready" for row in warm)
     return [
         Section(f" {kind}: {busy} of {len(gpus)} busy", gpus, job_columns.devices(), "no runner yet: stoker runner start"),
+        *([Section(f" Warm: {ready} of {len(warm)} ready", warm, job_columns.servers(now), "")] if warm else []),
         Section(f" Running: {len(running)}", running, job_columns.running(now), "nothing runs"),
         Section(f" Queue: {len(queue)}", job_columns.together(queue), job_columns.queued(now), "nothing waits"),
     ]

@@ -76,7 +76,7 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
         answer = app.client.get("/v1/tune", pool=pool)
     if answer["state"] == "failed":
         raise StokerError(answer["why"])
-    return Answer(answer, lambda: _show(answer))
+    return Answer(answer, lambda: _show(answer), done="" if given["dry_run"] else f"pool {pool} was tuned: 'stoker tune history' tells how")
 
 
 def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:

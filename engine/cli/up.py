@@ -21,7 +21,7 @@ from ..errors import Conflict, StokerError, Unreachable, UsageError
 from ..home import Home
 from .children import Child, describe_exit
 from .command import App, Command, examples, pass_app
-from .numbers import FiniteRange
+from .numbers import FiniteRange, Size
 from .output import Answer, error_line, json_option, note, write
 
 if TYPE_CHECKING:
@@ -73,6 +73,14 @@ def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, o
     name = node or socket.gethostname().split(".")[0]
     argv = [sys.executable, "-m", "stoker.runners.host.agent", "--home", str(home.path), "--node", name, "--pool", pool]
     return [*argv, *(str(word) for option, value in options.items() if value is not None for word in (option, value))]
+
+
+SLOT_MEMORY = click.option(
+    "--slot-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory that each CPU slot is declared to have, for schedulers; it is not enforced (default: unknown, all jobs fit).",
+)
 
 
 class Supervisor:
@@ -216,14 +224,30 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.command(cls=Command)
 @click.option("--detach", "-d", is_flag=True, help="Run in the background; return when the daemon answers.")
 @click.option("--slots", type=click.IntRange(min=1), help="CPU slots to offer, and no GPU (default: the GPUs; without any, a slot a core).")
+@SLOT_MEMORY
 @click.option("--pool", default="default", show_default=True, help="Pool that the GPUs of this host join.")
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
 @click.option(ACCEPT_LOSS, is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
-@examples("stoker up", "stoker up --detach --slots 2", "stoker up --no-runner --tcp 0.0.0.0:7465", "stoker up --detach --accept-loss")
-def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, no_runner: bool, tcp: str | None, accept_loss: bool) -> None:
+@examples(
+    "stoker up",
+    "stoker up --detach --slots 2 --slot-memory 8GiB",
+    "stoker up --no-runner --tcp 0.0.0.0:7465",
+    "stoker up --detach --accept-loss",
+)
+def up(
+    app: App,
+    detach: bool,
+    slots: int | None,
+    slot_memory: int | None,
+    pool: str,
+    node: str | None,
+    no_runner: bool,
+    tcp: str | None,
+    accept_loss: bool,
+) -> None:
     """Start the daemon and a runner on this host, and keep both running.
 
     In the foreground, Ctrl-C ends them; running jobs go on and are taken over by the next 'stoker up'.
@@ -235,9 +259,10 @@ def up(app: App, detach: bool, slots: int | None, pool: str, node: str | None, n
     home = app.home.create()
     _refuse_second(app)
     daemon = Child("daemon", _daemon_argv(home, tcp, accept_loss))
-    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {"--slots": slots}))
+    offers = {"--slots": slots, "--slot-memory": slot_memory}
+    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, offers))
     if detach:
-        given = {"--slots": slots, "--pool": pool, "--node": node, "--tcp": tcp}
+        given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         options += [name for name, given in (("--no-runner", no_runner), (ACCEPT_LOSS, accept_loss)) if given]
         _detach(app, options, runner is not None)
@@ -272,7 +297,7 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
             raise Conflict(f"the daemon (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
         time.sleep(0.05)
     what = "the daemon and its workers have" if workers else "the daemon has"
-    return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"))
+    return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"), done=f"{what} stopped")
 
 
 def _end_up(home: Home, timeout: float) -> Answer:
@@ -287,7 +312,8 @@ def _end_up(home: Home, timeout: float) -> Answer:
             raise Conflict(f"'stoker up' (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
         time.sleep(0.05)
     found = {"stopped": True, "pid": None, "workers": False}
-    return Answer(found, lambda: write("no daemon answered; 'stoker up', which was to keep one running, has ended\n"))
+    said = "no daemon answered; 'stoker up', which was to keep one running, has ended"
+    return Answer(found, lambda: write(f"{said}\n"), done=said)
 
 
 def _answers(app: App) -> bool:

@@ -46,9 +46,14 @@ class Board:
         with self._lock:
             self.stale = True
             wanted = self._read()
+            kept: dict[str, list[str]] = defaultdict(list)
+            for node, backbone in self._store.rows("policy/kept_backbones"):
+                kept[node].append(backbone)
             changed = []
-            for node, leaving in self._store.rows("policy/leaving"):
-                now = Assignments(version=0, leases=wanted.get(node, []), shutdown="stop" if leaving else None)
+            for node, leaving, draining in self._store.rows("policy/leaving"):
+                shutdown = "stop" if leaving else None
+                warm = [] if draining else kept[node]
+                now = Assignments(version=0, leases=wanted.get(node, []), shutdown=shutdown, draining=draining, warm=warm)
                 before = self._answers.get(node)
                 if before is None or msgspec.structs.replace(before, version=0) != now:
                     version = (before.version if before else self._base) + 1

@@ -11,11 +11,12 @@ import msgspec
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.leases import EXCLUSIVE, Stop, end, stop
+from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
 from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
-from ..protocol import MOST_WORDS, VERSION, Ack, Hello, Record, Records, Report, Sample, WorkerUpdate
+from ..protocol import MOST_WORDS, VERSION, Ack, ForkServer, Hello, PartTimes, Record, Records, Report, Sample, WorkerUpdate
 from ..store.transaction import Transaction
 from .offers import require_free
 
@@ -68,6 +69,7 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
     tx.upsert("nodes", ["id"], [node])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
                 "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
+    tx.delete("fork_servers", "node_id", [message.node])  # they have ended with the agent that had them
     missing = {row[0] for row in tx.execute("node_gpus", message.node)} - {gpu.id for gpu in message.gpus}
     tx.update("gpus", ["id"], [{"id": gpu, "health": "missing", "note": "its runner no longer finds it"} for gpu in missing])
     tx.upsert("gpus", ["id"], offered)
@@ -101,6 +103,8 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
         tx.touch("queue")
     tx.update("gpus", ["id"], [{"id": gpu.id, "health": gpu.health, "note": _short(gpu.note)} for _, gpu in health])
     for message in current:
+        if message.servers is not None:
+            _take_servers(tx, message.node, message.servers)
         if message.left:
             _leave(tx, message.node)
     return [
@@ -154,6 +158,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     latest: dict[int, _Latest] = {}
     speeds: list[Measured] = []
     pipelines: list[dict[str, Any]] = []
+    profiles: list[PartTimes] = []
     for node, records in batch:
         part = live.get((records.lease, node))
         if part is None:
@@ -166,7 +171,9 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
             moved[key] = record.seq
             if record.speed is not None:
                 speeds.append(Measured(records.lease, record.speed, record.total, record.ts))
-            if record.speed is not None or part.lease.profile:
+            if record.part_times is not None:
+                profiles.append(record.part_times)
+            if record.speed is not None or record.part_times is not None or part.lease.profile:
                 continue
             source = {"job_id": part.lease.job, "lease_id": records.lease, "rank": records.rank, "seq": record.seq, "ts": record.ts}
             if record.pipeline is not None:
@@ -181,6 +188,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
     tx.put("report_marks", ["lease_id", "rank"], newest, marks.keys())
     _progress(tx, latest)
     learn_speeds(tx, speeds)
+    keep_part_times(tx, profiles)
     return stale
 
 
@@ -298,6 +306,7 @@ def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if update.state == "running" and lease.started_at is None:
         lease.started_at = changes["started_at"] = update.ts
+        changes |= {"warm": update.warm, "cold_because": _short(update.cold_because)}
     if REACHED[update.state] > REACHED[lease.state]:
         lease.state = changes["state"] = update.state
     return changes
@@ -352,8 +361,23 @@ def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
     )  # fmt: skip
 
 
+def _take_servers(tx: Transaction, node: str, servers: Sequence[ForkServer]) -> None:
+    """All fork servers of a runner; policies and forecasts look again."""
+    tx.delete("fork_servers", "node_id", [node])
+    rows = {
+        (one.recipe, one.backbone): {
+            "node_id": node, "recipe": one.recipe, "backbone": one.backbone, "state": one.state, "pid": one.pid,
+            "since": min(one.since, tx.now), "until": one.until, "memory": one.memory, "note": _short(one.note),
+        }
+        for one in servers
+    }  # fmt: skip
+    tx.insert("fork_servers", list(rows.values()))
+    tx.touch("queue")
+
+
 def _leave(tx: Transaction, node: str) -> None:
     """An agent says goodbye only with nothing in hand: what it was assigned and has not taken up never started."""
+    tx.delete("fork_servers", "node_id", [node])
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
     _give_up(tx, node, f"runner {node} has left")
@@ -400,6 +424,7 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
         tx.event("node.state", change.actor, node=change.node, before=before, after=change.state, reason=change.reason)
         tx.update("nodes", ["id"], [{"id": change.node, "state": change.state, "leaving": change.leaving}])
         if change.state == "gone":
+            tx.delete("fork_servers", "node_id", [change.node])
             tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
             _give_up(tx, change.node, f"runner {change.node} was declared dead")
         answers.append(None)

@@ -29,8 +29,10 @@ def estimate_starts(view: View, order: Sequence[int] | Ints, *, horizon: float =
     coming = _coming_free(view)
     supply = sum(count for _, count in coming)
     wanted, remaining = jobs.gpus_min.tolist(), jobs.remaining.tolist()
+    sizes = np.sort(np.where(view.gpus.memory > 0, view.gpus.memory, np.inf))
+    large_enough = (len(sizes) - np.searchsorted(sizes, jobs.gpu_memory)).tolist()  #: GPUs with the memory that a job needs
     for position, row in enumerate(rows):
-        if row is None or wanted[row] > len(view.gpus):
+        if row is None or wanted[row] > large_enough[row]:
             continue  # has left the view, or wants more than the pool has: holds up nobody
         if wanted[row] > supply:
             break  # waits for GPUs that are out of use, and nobody can tell until when it holds up those behind it

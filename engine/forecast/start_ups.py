@@ -15,7 +15,8 @@ RECIPE = (1.0, 5.0)
 COMMAND = (0.5, 0.0)  #: the same of a command, which counts from its first instruction on
 _COMMAND = "command/"  #: what the models of commands begin with
 
-Row = tuple[str, float, float, int]  #: model, seconds until its workers lived, from then to the first step, times measured
+#: model, seconds until its workers lived, from then to the first step, times measured, whether by forks, and whether the next is to be so
+Row = tuple[str, float, float, int, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,15 @@ class StartUp:
 
 
 class StartUps:
-    """By model; of a model never measured the mean of its like in the pool, commands or not."""
+    """By model, as its next start is expected: by a fork or not (docs/warm.md).
+
+    Of a model never so measured it is the mean of its like in the pool, commands or not, in fresh processes: forks teach nothing of those.
+    """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        for model, worker, loading, times in rows:
-            for key in (model, _kind(model)):
+        for model, worker, loading, times, warm, expected in rows:
+            for key in ([model] if expected else []) + ([] if warm else [_kind(model)]):
                 sums[key][0] += worker * times
                 sums[key][1] += loading * times
                 sums[key][2] += times

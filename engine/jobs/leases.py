@@ -121,7 +121,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     """End leases whose workers are all gone, and decide for each what becomes of its job."""
     if not ends:
         return
-    moves, leases = [], []
+    moves, leases, alone = [], [], []
     ending = tx.objects("ending_leases", list(ends))
     shared = [lease["id"] for lease in ending if lease["share"] != EXCLUSIVE]
     divided = dict(tx.execute("divided_service", shared, tx.now)) if shared else {}
@@ -131,6 +131,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=lease["losses"], profile=lease["profile"], measured=lease["measured"], finished=_finished(spec, lease),
+            shared=lease["share"] != EXCLUSIVE,
         )  # fmt: skip
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
@@ -146,9 +147,13 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         }
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
+        if verdict.alone:
+            alone.append({"id": lease["job_id"], "share": EXCLUSIVE})
+            tx.event("job.share", "daemon", job=lease["job_id"], lease=lease["id"], after=EXCLUSIVE, reason=verdict.reason)
         leases.append({"id": lease["id"], "state": "ended", "ended_at": tx.now, "outcome": verdict.outcome,
                        "message": reason, "exit_code": how.exit_code})  # fmt: skip
     tx.update("leases", ["id"], leases)
+    tx.update("jobs", ["id"], alone)
     move(tx, moves)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")

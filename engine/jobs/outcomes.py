@@ -39,6 +39,7 @@ class Verdict:
     failed: bool = False
     delay: float = 0.0  #: seconds before it may run again
     unmeasured: bool = False  #: its profiling run had its time, and measured too little
+    alone: bool = False  #: it has its GPUs to itself from now on
 
 
 def judge(
@@ -52,11 +53,13 @@ def judge(
     profile: bool = False,
     measured: bool = False,
     finished: bool = False,
+    shared: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
-    a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work.
+    a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
+    other jobs were on its GPUs, or had been.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
@@ -80,6 +83,8 @@ def judge(
         delay = min(2.0**losses, MAX_LOSS_DELAY) if losses else 0.0
         words = end.message or "its worker was lost; it goes on from its last checkpoint"
         return Verdict(back, end.outcome, "its profiling run was lost; it is profiled again" if profile else words, delay=delay)
+    if end.outcome == "oom" and shared:
+        return Verdict(back, "oom", "ran out of memory beside another job; it has its GPUs alone from now on", alone=True)
     return _failure(end, retries, failures, back)
 
 
@@ -110,7 +115,7 @@ def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:
 
 def _words(outcome: str, exit_code: int | None) -> str:
     known = {
-        "oom": "out of memory: ask for more gpu_memory, or use a smaller batch",
+        "oom": "out of memory: ask for more gpu_memory, use a smaller batch, or give a recipe or entrypoint memory: {cap: SIZE}",
         "timeout": "ran longer than its timeout: raise timeout, or stop earlier",
         "hang": "made no progress for its hang_after: the end of its log may show where it hangs",
     }

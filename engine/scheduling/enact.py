@@ -46,6 +46,7 @@ class Enactment:
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
     waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
     joined: Mapping[int, int] = field(default_factory=dict)  #: leases whose GPUs others share from now on, and bytes that each needs
+    warm: Mapping[str, str | None] = field(default_factory=dict)  #: GPUs that are in the pool of another backbone from now on, or in none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ def _enact(tx: Transaction, one: Enactment) -> Enacted:
     stop(tx, one.stops)
     leases = grant(tx, grants, one.decision.policy, number) if grants else []
     tx.update("leases", ["id"], [{"id": lease, "expires_at": expires} for lease, expires in one.renewals.items()])
+    if one.warm:
+        tx.update("gpus", ["id"], [{"id": gpu, "warm": name, "warm_since": tx.now} for gpu, name in one.warm.items()])
+        tx.touch("nodes")
     _write_waiting(tx, one.waiting, f"policy:{one.decision.policy}")
     _write_decision(tx, one, number, leases, skipped)
     return Enacted(number, leases, skipped)
@@ -145,6 +149,7 @@ def _write_decision(tx: Transaction, one: Enactment, number: int, leases: Sequen
             for g, lease in zip(started, leases, strict=True)
         ],
         "stops": [{"lease": s.lease, "reason": s.reason, "for": s.for_job} for s in one.stops],
+        **({"warm": dict(one.warm)} if one.warm else {}),
         "deferred": {str(job): why for job, why in {**decision.deferred, **skipped}.items()},
     }
     row |= {name: getattr(decision, name) for name in (

@@ -53,6 +53,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
         wake_at=None if plan.wake_at is None else float(plan.wake_at),
         rejected=_ids("rejected", plan.rejected) if plan.rejected else (),
         memory=plan.memory if plan.memory is view.memory else _memory(plan.memory),
+        warm=None if plan.warm is None else _pools(plan.warm, view),
     )
     if plain.preempt or plain.rejected:
         _check_preempt(plain, row_of, view)
@@ -81,6 +82,19 @@ def complete(plan: Plan, view: View) -> Mapping[int, Allocation]:
         if int(jobs.id[row]) not in plan.preempt
     }
     return {**stay, **plan.allocations}
+
+
+def _pools(given: Any, view: View) -> Mapping[str, list[int]]:
+    """Backbones and the GPUs of their pools, of which each is in one."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise PlanError("warm: is not a mapping of backbones to rows of GPUs; None leaves all pools as they are")
+    pool_of: dict[int, str] = {}
+    for name, gpus in given.items():
+        for gpu in _gpus(f"warm: {name}", gpus, view):
+            if gpu in pool_of:
+                raise PlanError(f"warm: GPU {view.gpus.id[gpu]} is in the pools of {pool_of[gpu]} and {name}; it can be in one")
+            pool_of[gpu] = name
+    return {name: sorted(gpu for gpu, of in pool_of.items() if of == name) for name in given}
 
 
 def _memory(given: Any) -> Memory:
@@ -131,17 +145,18 @@ def _lease_end(job: int, end: float | None, now: float) -> float | None:
     return None if end is None else float(end)
 
 
-def _gpus(job: int, given: Iterable[int], view: View) -> tuple[int, ...]:
+def _gpus(job: int | str, given: Iterable[int], view: View) -> tuple[int, ...]:
+    who = f"job {job}" if isinstance(job, int) else job
     try:
         gpus = tuple(operator.index(gpu) for gpu in given)
     except TypeError:
-        raise PlanError(f"job {job}: {given!r} are not rows of the view's GPUs") from None
+        raise PlanError(f"{who}: {given!r} are not rows of the view's GPUs") from None
     count = len(view.gpus)
     for gpu in gpus:
         if not 0 <= gpu < count:
-            raise PlanError(f"job {job}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
+            raise PlanError(f"{who}: has GPU row {gpu}, the view has rows 0 to {len(view.gpus) - 1}")
     if len(set(gpus)) != len(gpus):
-        raise PlanError(f"job {job}: has a GPU twice in {gpus}")
+        raise PlanError(f"{who}: has a GPU twice in {gpus}")
     return gpus
 
 

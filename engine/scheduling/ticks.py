@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -34,11 +35,13 @@ from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
 from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
+from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
 from .policy_settings import PolicySetting, set_policy
 from .view import Snapshot, snapshot
+from .warm_gpus import changed_pools
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,14 @@ class Setting:
     @property
     def code(self) -> str:
         return self.loaded.code if self.loaded else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a setting goes on with: settings in a row of the same policy and the same code keep one memory."""
+
+    broken: int  #: config_id of the newest setting before it that was of another policy or other code, -1: none was
+    memory: PolicyMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class _Pool:
     written: float = 0.0  #: when it was last written
     owed: bool = False  #: ticks of it are not written yet
     coming: Setting | None = None  #: set, and in force from the next tick on
-    inherited: bool = False  #: jobs may hold leases of the policy before
+    inherited: bool = False  #: jobs may hold leases of another policy
     asked_at: float = -math.inf  #: moment of the last view that the policy has answered, or failed to
     spared: frozenset[int] = frozenset()  #: leases that have run out, and go on as nobody waited by the last plan
 
@@ -166,7 +177,7 @@ class Scheduling:
                 pool = setting.pool
                 waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
                 foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
-                self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._memory(setting), foretells, waiting)
+                self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._kept(setting).memory, foretells, waiting)
             else:
                 state.coming = setting
         self._tasks.every(f"policy {setting.pool}", setting.interval, lambda: self.tick(setting.pool), soon=True)
@@ -176,10 +187,12 @@ class Scheduling:
         if (coming := state.coming) is None:
             return
         self._flush(state)
-        policy = _create(coming)
+        policy, kept = _create(coming), self._kept(coming)
         with self._lock:
-            state.setting, state.policy, state.folded, state.inherited = coming, policy, None, True
-            state.memory = state.failing = None
+            before = state.setting
+            state.inherited = state.inherited or before.policy != coming.policy or before.config_id <= kept.broken
+            state.setting, state.policy, state.folded = coming, policy, None
+            state.memory, state.failing = kept.memory, None
             if state.coming is coming:  # else a newer one has come, for the next tick
                 state.coming = None
 
@@ -198,9 +211,10 @@ class Scheduling:
             return {"error": None, "failing_since": None, "remedy": None}
         return {"error": last.error, "failing_since": failing.since, "remedy": policy_errors.remedy(last.policy, last.pool)}
 
-    def would_fail(self, pool: str, policy: Policy) -> str | None:
-        """Why a policy that is to be set would fail in the pool as it is now; None: it would not."""
-        return policy_errors.would_fail(policy, protect(replace(self.look(pool).view, memory=None), self._limits))
+    def would_fail(self, pool: str, policy: Policy, name: str, code: str = "") -> str | None:
+        """Why a policy would fail in the pool as it is now, if it were set; None: it would not. ``code``: digest of people's own."""
+        memory = self._kept_by(pool, name, code, sys.maxsize).memory
+        return policy_errors.would_fail(policy, protect(replace(self.look(pool).view, memory=memory), self._limits))
 
     def know_overheads(self, overheads: Overheads) -> None:
         """What suspensions cost, as measured last: from the next view on."""
@@ -265,10 +279,14 @@ class Scheduling:
         if math.isfinite(again):
             self._tasks.wake_at(f"policy {pool}", again)
 
-    def _memory(self, setting: Setting) -> PolicyMemory:
-        rows = self._store.rows("policy/memory", setting.pool, setting.config_id, setting.policy)
-        memory: PolicyMemory = json.loads(rows[0][0]) if rows else None
-        return memory
+    def _kept(self, setting: Setting) -> Kept:
+        return self._kept_by(setting.pool, setting.policy, setting.code, setting.config_id)
+
+    def _kept_by(self, pool: str, policy: str, code: str, config_id: int) -> Kept:
+        """What a policy of some code goes on with under a version of its configuration. As the tables have it, so that a setting which was
+        replaced before its first tick counts too."""
+        ((broken, memory),) = self._store.rows("policy/memory", pool, policy, code or None, config_id)
+        return Kept(broken, json.loads(memory) if memory else None)
 
     def _evictions(self, pool: str) -> Evictions:
         rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
@@ -304,7 +322,8 @@ class Scheduling:
         stops += over.stops
         state.spared = over.spared
         joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
-        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined)
+        warm = changed_pools({} if plan.warm is None and state.inherited else plan.warm, view.gpus)
+        return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined, warm)
 
     @staticmethod
     def _changed_reasons(state: _Pool, seen: Snapshot, plan: Plan, actions: Actions) -> list[tuple[int, str, str, bool]]:
@@ -323,9 +342,9 @@ class Scheduling:
 
     def _carry_out(self, state: _Pool, enactment: Enactment) -> None:
         decision = enactment.decision
-        if enactment.grants or enactment.stops or enactment.renewals or enactment.waiting:
+        acted = bool(enactment.grants or enactment.stops or enactment.renewals or enactment.warm)
+        if acted or enactment.waiting:
             self._flush(state)
-            acted = enactment.grants or enactment.stops or enactment.renewals
             if decision.error is None:
                 decision = replace(decision, outcome="applied" if acted else "unchanged")
             try:
@@ -399,8 +418,20 @@ class Scheduling:
         state = self._pools.get(pool)
         if state is None:
             return None
-        setting = state.coming or state.setting
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, None if state.coming else state.memory)
+        with self._lock:
+            coming, setting, memory = state.coming, state.coming or state.setting, state.memory
+        memory = self._kept(coming).memory if coming else memory
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory)
+
+    def held_back(self, pool: str, job: int) -> HeldBack | None:
+        """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        try:
+            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+        except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+            return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""

@@ -15,6 +15,7 @@ from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes,
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
 from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
+from .warm_gpus import Servers, warm_columns
 from .work import Work, work_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     finally:
         con.execute("COMMIT")
     jobs, lease_id = seen.jobs, ints(seen.jobs["lease_id"])
-    gpus, nodes = _gpus(seen.gpus, seen.nodes)
+    gpus, nodes = _gpus(seen.gpus, seen.nodes, seen.servers, now)
     leases = Beside(lease_id, seen.leases, "id")
     profiles, known = profiles_of(seen.speeds, seen.gpus["product"], floats(seen.gpus["memory"]))
     profile = rows_of(ints(jobs["signature"]), known)
@@ -71,6 +72,7 @@ class _Read:
     slowdowns: Columns  #: of pairs of these models
     gpus: Columns
     nodes: Columns
+    servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
 
 
@@ -97,6 +99,7 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         slowdowns=fetch_of(con, "policy/slowdowns", np.unique(speeds["model"])) if speeds else {},
         gpus=gpus,
         nodes=fetch(con, "policy/nodes"),
+        servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
     )
 
@@ -181,7 +184,7 @@ def _tiers(ids: Ints, tiers: Columns) -> tuple[Ints, Floats, Floats]:
     return start, deadline, csr(ids, tiers["job_id"], tiers["reward"])[1]
 
 
-def _gpus(gpus: Columns, nodes: Columns) -> tuple[Gpus, Nodes]:
+def _gpus(gpus: Columns, nodes: Columns, servers: Servers, now: float) -> tuple[Gpus, Nodes]:
     """What is there: by node, then by position on it. Something new may start on a healthy GPU of a node that is up."""
     state_of = dict(zip(nodes["id"], nodes["state"], strict=True))
     states = np.array([state_of.get(node, "gone") for node in gpus["node_id"]], dtype=object)
@@ -189,12 +192,16 @@ def _gpus(gpus: Columns, nodes: Columns) -> tuple[Gpus, Nodes]:
     names, node_of = np.unique(gpus["node_id"][there].astype(str), return_inverse=True)
     order = np.lexsort((gpus["idx"][there], node_of))
     there = there[order]
+    since = seconds(gpus["warm_since"][there], now)
+    warm, warm_at = warm_columns(gpus["warm"][there], since, gpus["node_id"][there], servers, now)
     table = Gpus(
         id=gpus["id"][there],
         node=node_of[order].astype(np.int64),
         index=ints(gpus["idx"][there]),
         usable=((gpus["health"] == "ok") & (states == "up"))[there],
         memory=floats(gpus["memory"][there]),
+        warm=warm,
+        warm_at=warm_at,
     )
     return table, Nodes(id=names.astype(object))
 

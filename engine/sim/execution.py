@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from .results.recorder import Recorder
 from .run_options import Costs
 from .table import Job, Table
 from .truth import Truth
+from .warm_pools import WarmPools
 
 _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last digits of sums of times
 
@@ -34,6 +35,7 @@ class Training:
         self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
+        self.pools = WarmPools(len(usable), max(costs.cold_start - costs.warm_start, 0.0))
 
     # Leases
 
@@ -41,7 +43,7 @@ class Training:
         number, gpus, lease_end, profile, lasts, *_ = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
-        cost = self._truth.start_cost(number, gpus, resumed=attempt > 0 and not profile)
+        cost = self._start_cost(number, gpus, resumed=attempt > 0 and not profile)
         if profile:
             self.profiling.add(number)
         job.phase = Phase.ACTIVE
@@ -58,6 +60,22 @@ class Training:
             self._agenda.put(self._fails_at[number], Kind.FAILURE, number)
         if lease_end is not None:
             self.renew(job, max(lease_end, now + lasts))
+
+    def _start_cost(self, number: int, gpus: Sequence[int], *, resumed: bool) -> float:
+        cost = self._truth.start_cost(number, gpus, resumed=resumed)
+        if not self.pools.used or resumed:
+            return cost
+        wait = self.pools.wait(self._backbone(number), gpus, self._agenda.now)
+        return self._costs.cold_start if wait is None else wait + self._costs.warm_start
+
+    def _backbone(self, number: int) -> str:
+        of_all = self._table.workload.backbone
+        return "" if of_all is None else str(of_all[number])
+
+    def change_pools(self, warm: Mapping[str, Collection[int]]) -> None:
+        """GPUs are in these warm pools from now on, and in no others."""
+        loaded = {gpu: self._backbone(jobs[0]) for gpu, jobs in enumerate(self.on) if jobs}
+        self.pools.change(warm, loaded, self._agenda.now)
 
     def renew(self, job: Job, lease_end: float | None) -> None:
         """Its lease lasts until then; None: for ever."""

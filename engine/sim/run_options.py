@@ -18,7 +18,7 @@ class Costs:
     resume: float = 0.0  #: from a lease's start until training goes on, after a suspension (002 fig. 5.3b)
     resume_per_gpu: float = 0.0  #: more of that for each GPU beyond the first
     cold_start: float = 0.0  #: the same at the first start on GPUs where another model ran last
-    warm_start: float = 0.0  #: at the first start on GPUs where the same model ran last
+    warm_start: float = 0.0  #: at the first start on GPUs where the same model ran last, or which a policy keeps warm for its backbone
     checkpoint_interval: float = 0.0  #: work since the last checkpoint is lost when a job fails; 0: nothing is
     lost_on_suspend: float = 0.0  #: seconds of work lost when a job is suspended (0: it checkpoints when told to stop)
     #: For so long a job trains until its speed is known. Policies without ``profiles`` do not see it before.
@@ -58,3 +58,8 @@ class Options:
     interval: float | None = None  #: seconds between rounds; None: the policy's own, or at every event
     until: float | None = None  #: stop at this time; None: when all jobs have ended
     seed: int = 0
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn, so that another seed gives another run."""
+        return bool(self.errors.duration or self.errors.unknown or self.errors.gaussian or self.costs.failures_per_gpu_hour)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...policies.contract import Allocation, Phase, Plan, Policy, View
+from ...policies.contract import Allocation, Gpus, Phase, Plan, Policy, View
 from ...policies.contract import Memory as PolicyMemory
 from ...policies.placement.cells import Grid, free_gpus
 from ..scheduling.guards import Actions, Evictions, Start, next_look, protection, reconcile
@@ -167,6 +167,7 @@ class Simulation:
             if self.control is not None:
                 moment = min(moment, self.control.next_at)
             self.agenda.now = moment
+            self.training.pools.account(moment, self.training.on)
             self._process(submitted)
             if self.control is not None and self.now >= self.control.next_at:
                 self.control.act(self)
@@ -182,7 +183,10 @@ class Simulation:
                 self._end_leases()
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.over, len(self.arrivals))
-        self.training.close(self.now if math.isinf(until) else until)
+        end = self.now if math.isinf(until) else until
+        self.training.pools.account(end, self.training.on)
+        self.recorder.warm_idle = self.training.pools.idle_gpu_time
+        self.training.close(end)
 
     def _next_round(self, interval: float) -> float:
         """The next round, inf: nothing could come of it. What progress, or time alone, makes of shares is for the policy to say."""
@@ -296,12 +300,18 @@ class Simulation:
 
     # Decisions
 
+    def _gpus(self) -> Gpus:
+        if not self.training.pools.used:
+            return self.gpus
+        warm, warm_at = self.training.pools.columns()
+        return replace(self.gpus, warm=warm, warm_at=warm_at)
+
     def view(self) -> View:
         service = self.recorder.finished_service() if self.uses_history else None
         jobs = LiveJobs(self.table, self.now)
         work = self.workload
         view = View(
-            self.now, "default", jobs, self.gpus, self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns
+            self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns
         )  # fmt: skip
         if not self.limited:
             return view
@@ -373,6 +383,8 @@ class Simulation:
 
     def _carry_out(self, plan: Plan, actions: Actions) -> None:
         sizes = ((job, one.batch_size) for job, one in plan.allocations.items() if job in self.table.at_hand)
+        if plan.warm is not None:
+            self.training.change_pools(plan.warm)
         self.training.set_batches((job, size) for job, size in sizes if size is not None)
         for stop in actions.stops:
             if self._is(stop.job, Phase.ACTIVE):

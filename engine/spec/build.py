@@ -28,7 +28,7 @@ class Recipe(Protocol):
     @property
     def needs(self) -> Sequence[str]: ...  # modules that not every installation has
 
-    def resolve(self, given: Mapping[str, Any], /) -> object: ...
+    def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[s
         yield "recipe", f"no recipe {shown(name)}{near}"
         return
     try:
-        recipes[name].resolve(spec.params)
+        recipes[name].resolve(spec.params, spec.backbone)
     except UsageError as error:
         for each in error.errors if isinstance(error, Several) else [error]:
             field, _, problem = str(each).partition(": ")

@@ -163,6 +163,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--backoff", "retries.backoff", "Pause before the first retry, doubled for each further one.", "DURATION", _scalar),
     Option("--timeout", "timeout", "Longest time of one attempt.", "DURATION", _scalar),
     Option("--grace", "grace", "Time between the request to stop and the kill.", "DURATION", _scalar),
+    Option("--warm", "warm", "off: it starts in a fresh process, whatever has been loaded already.", "auto|off"),
     Option("--hang-after", "hang_after", "No report for so long, while the GPU idles, means that it hangs.", "DURATION", _scalar),
     Option("--estimate", "estimate", "Duration that you expect.", "DURATION", _scalar),
     Option("--idempotency-key", "idempotency_key", "A second submission with the same key is not run again.", "KEY"),

@@ -104,6 +104,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "after": ("after", lambda spec: [_dependency(item) for item in spec.after]),
     "hold": ("hold", lambda spec: spec.hold),
     "cron": ("cron", lambda spec: spec.cron),
+    "warm": ("warm", lambda spec: spec.warm),
     **{name: (name, partial(_block, name)) for name in blocks.BLOCKS},
 }
 

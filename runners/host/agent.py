@@ -28,17 +28,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from ... import __version__
 from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, Hello, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, Welcome
 from ...engine.streams import steady_stderr
 from . import processes
-from .core_shares import Pins, Shares
+from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -70,7 +70,7 @@ class Options:
     address: str = "127.0.0.1"  #: at which ranks on other nodes reach this one
     keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
     keep_logs: float = 30 * 86400.0
-    warm: bool = False  #: jobs of recipes and entrypoints start by fork
+    warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
 
 
 class Agent:
@@ -84,8 +84,9 @@ class Agent:
         self.leaving = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
-        self._shares = Shares(is_pinned=lambda assignment: self._pins.of(assignment) is not None)
-        self.warm = WarmStarts(options.warm)
+        self._cores = DividedCores(pinned=self._pins.of)
+        self.warm = WarmStarts(enabled=False)
+        self._servers_told: list[ForkServer] = []
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -99,6 +100,8 @@ class Agent:
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return
+            self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
             logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
@@ -225,6 +228,8 @@ class Agent:
     def _want(self, answer: Assignments) -> None:
         self.shutdown = answer.shutdown
         self.desired = {assignment.lease: assignment for assignment in answer.leases}
+        self.warm.draining = answer.draining
+        self.warm.keep(answer.warm)
         for lease, assignment in self.desired.items():
             if (known := self.runs.get(lease)) is not None:
                 known.adjust(assignment)
@@ -252,14 +257,15 @@ class Agent:
                 if asked is not None and run.forked is None:  # not taken up in time
                     self.warm.failed(run.assignment)
                 self._stop_unwanted(run)
+                if run.phase is Phase.LIVE and run.has_reported:
+                    self.warm.expect(run.assignment)
         if self.desired is not None:
             for run in self.runs.values():
                 if run.phase is Phase.WAITING and not run.disowned and run.lease in self.desired:
                     self._try_start(run)
-        self._shares.tell(self._running())
-        for run in self._running() if self.desired is not None else ():  # before the first answer nobody knows who shares
-            with run.isolated():
-                self._pins.hold(run)
+        self._cores.tell(self._running())
+        if self.desired is not None:  # before the first answer nobody knows who shares
+            self._pins.hold(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -293,9 +299,10 @@ class Agent:
             return
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
-            share = self._shares.tell([*self._running(), run]).get(run.lease)
-            launch = prepare(run.dir, run.assignment, cuda, cpus=share)
-            run.start(launch, self.warm.start(run.dir, run.assignment, launch))
+            cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
+            forked, why = self.warm.start(run.dir, run.assignment, launch)
+            run.start(launch if why is None else {**launch, "cold": why}, forked)
         except CannotStart as error:
             run.fail("start-failed", str(error))
         except OSError as error:
@@ -312,12 +319,14 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        asked = int(run.assignment.spec.get("gpu_memory") or 0)
+        spec = run.assignment.spec
+        field = "gpu_memory" if spec.get("gpu_memory") else "memory.cap"
+        asked = int(spec.get("gpu_memory") or (spec.get("memory") or {}).get("cap") or 0)
         needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if known.kind == "cuda" and asked > known.memory:
-                return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+            if asked > known.memory and (known.memory or known.kind == "cuda"):
+                return "start-failed", f"{field}: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
                 if now.health != "ok":
@@ -345,6 +354,8 @@ class Agent:
             self._check_at = now + _SETTLE
             used = {gpu for run in self.runs.values() for gpu in run.assignment.gpus}
             self._note(set(self.devices.gpus) - used, outbox)
+        if (servers := self.warm.told()) != self._servers_told:
+            outbox.servers = self._servers_told = servers
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
             self.warm.tend()
@@ -397,13 +408,13 @@ class Agent:
                 run.acked.save()
             if run.acked.closed and run.phase is Phase.ENDED:
                 run.close()
-                self.warm.ended(run.assignment)
+                self.warm.expect(run.assignment, ended=True)
                 del self.runs[run.lease]
 
     def _sleep(self, outbox: Outbox) -> None:
         """Until a message, the end of a supervisor, or the next look at files. Nothing runs: nothing is looked at."""
         ends = [run.descriptor for run in self.runs.values() if run.phase is Phase.LIVE and run.descriptor is not None]
-        self._wait(self._pause(outbox), *ends)
+        self._wait(self._pause(outbox), *ends, *self.warm.loading())
 
     def _pause(self, outbox: Outbox) -> float:
         now = time.monotonic()
@@ -450,7 +461,7 @@ def _remove_empty(directory: RunDir) -> None:
 
 
 def _needed(run: Run) -> int:
-    """Bytes of each GPU: as asked for, or what earlier jobs of the model were measured to need; 0: not known."""
+    """Bytes of each GPU: as asked for, what it keeps to, or what earlier jobs of the model were measured to need; 0: not known."""
     spec = run.assignment.spec
     return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
 
@@ -474,17 +485,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--node", default=socket.gethostname(), help="name of the runner (default: host name)")
     parser.add_argument("--pool", default="default")
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
+    parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
-    parser.add_argument("--warm", choices=("auto", "off"), default="off", help="auto: jobs of recipes and entrypoints start by fork")
+    parser.add_argument("--warm", choices=("auto", "off"), help="auto: jobs start by fork (default: as the daemon's config.toml says)")
     given = parser.parse_args(argv)
     steady_stderr()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:
         _require_names(given.node, given.pool, home)
-        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm == "auto")
-        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus))
+        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm)
+        agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
         agent.run()

@@ -49,12 +49,17 @@ class Devices(Protocol):
 class CpuSlots:
     """Slots of a host without GPUs: everything runs for real, on the CPU."""
 
-    def __init__(self, node: str, count: int):
+    def __init__(self, node: str, count: int, memory: int | None = None):
+        """``memory``: bytes that each is declared to have; nothing enforces it."""
         if count < 1:
             raise UsageError(f"--slots {count}: a runner needs at least one slot")
         if count > MOST_GPUS:
             raise UsageError(f"--slots {count}: at most {MOST_GPUS} fit into one runner")
-        self.gpus = {f"{node}/cpu{i}": GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name=_cpu_name()) for i in range(count)}
+        if memory is not None and memory < 1:
+            raise UsageError(f"--slot-memory {memory}: a slot has at least one byte of memory; leave it out where it is not known")
+        name = _cpu_name()
+        slots = [GpuInfo(id=f"{node}/cpu{i}", index=i, kind="cpu", name=name, memory=memory or 0) for i in range(count)]
+        self.gpus = {slot.id: slot for slot in slots}
 
     def read(self, gpu: str) -> Reading | None:
         return None
@@ -204,25 +209,28 @@ class NvmlGpus:
         return f"NVML: {error}"
 
 
-def find(node: str, slots: int | None = None, only: str | None = None, nvml: Any = None) -> Devices:
+def find(node: str, slots: int | None = None, only: str | None = None, nvml: Any = None, slot_memory: int | None = None) -> Devices:
     """What this host offers: ``slots`` CPU slots when they are asked for, else its GPUs, else a CPU slot a core.
 
     ``only``: indexes or UUIDs of the GPUs to offer; by default those that CUDA_VISIBLE_DEVICES leaves.
+    ``slot_memory``: bytes that each CPU slot is declared to have; UsageError where GPUs are offered.
     """
     if slots is not None:
-        return CpuSlots(node, slots)
+        return CpuSlots(node, slots, slot_memory)
     wanted = Wanted.environment(os.environ) if only is None else Wanted.option(only)
     if wanted is not None and not wanted.names:
-        return CpuSlots(node, cores())
+        return CpuSlots(node, cores(), slot_memory)
     nvml = nvml or _initialised()
     gpus = NvmlGpus(nvml, wanted) if nvml is not None else None
     if gpus is not None and gpus.gpus:
+        if slot_memory is not None:
+            raise UsageError("--slot-memory: this runner offers GPUs, whose memory is known; leave it out, or offer CPU slots with --slots")
         return gpus
     if wanted is not None:
         raise UsageError(
             f"{wanted.source} {','.join(wanted.names)}: NVML finds no GPU here; see 'stoker doctor', or offer CPU slots with --slots"
         )
-    return CpuSlots(node, cores())
+    return CpuSlots(node, cores(), slot_memory)
 
 
 def _initialised() -> Any:

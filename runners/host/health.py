@@ -22,10 +22,10 @@ class Health:
         self.noted = dict(devices.gpus)  #: as the daemon knows them, or is about to
 
     def quarantine(self, gpus: Iterable[str], survivors: Sequence[Process]) -> None:
-        """Nothing may start on these GPUs while one of these processes lives."""
+        """Nothing may start on these GPUs while one of these processes lives, or one of others that were on them."""
         for gpu in gpus:
             if gpu in self._devices.gpus:
-                self._survivors[gpu] = survivors
+                self._survivors[gpu] = list(dict.fromkeys((*self._survivors.get(gpu, ()), *survivors)))
 
     def look(self, gpu: str) -> GpuInfo:
         info = self._devices.check(gpu)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -18,6 +19,7 @@ from ...engine.protocol import (
     REPORT,
     Ack,
     Assignments,
+    ForkServer,
     GpuInfo,
     Hello,
     LogRequest,
@@ -144,6 +146,7 @@ class Outbox:
         self._records_at = 0.0  #: monotonic time before which records alone are not sent
         self.samples: list[Sample] = []
         self.gpus: dict[str, GpuInfo] = {}  #: changes of health
+        self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
 
     @property
     def waiting(self) -> bool:
@@ -180,7 +183,7 @@ class Outbox:
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
-        if report.workers or report.gpus:
+        if report.workers or report.gpus or report.servers is not None:
             return True
         if report.records:
             full = sum(len(one.records) for one in report.records) >= _RECORDS
@@ -216,6 +219,7 @@ class Outbox:
             samples=list(self.samples),
             gpus=list(self.gpus.values()),
             left=left,
+            servers=self.servers,
         )
         return report, offsets
 
@@ -224,6 +228,8 @@ class Outbox:
         for gpu in report.gpus:
             if self.gpus.get(gpu.id) is gpu:
                 del self.gpus[gpu.id]
+        if self.servers is report.servers:
+            self.servers = None
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset
@@ -253,11 +259,20 @@ def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
             if room <= 0:
                 return batches, False
             with run.isolated():
-                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0), run.acked.told.get(rank, 0))
                 batches.append(batch)
+                if batch.left_out:
+                    run.acked.told[rank] = batch.offset
+                    _say(run, batch.left_out)
                 complete = complete and not batch.more
                 room -= len(batch.records)
     return batches, complete
+
+
+def _say(run: Run, words: str) -> None:
+    """A line in the job's own log, for whoever wrote the job."""
+    with suppress(OSError), run.dir.log.open("ab") as file:
+        file.write(f"[stoker: {words}]\n".encode(errors="backslashreplace"))
 
 
 def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
@@ -276,6 +291,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
                 pid_started=run.identity.started,
                 boot_id=run.boot_id,
                 run_dir=str(run.dir.path),
+                warm=run.warm,
+                cold_because=run.cold_because,
             )
         )
     if ended and "exited" not in known and run.exit is not None:

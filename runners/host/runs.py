@@ -57,6 +57,8 @@ class Run:
         self._reported: dict[int, int] = {}  #: bytes of each rank's reports when they were last looked at
         self._complaints: set[str] = set()
         self.boot_id: str | None = None
+        self.warm: bool | None = None  #: its worker was forked; None: not known
+        self.cold_because: str | None = None  #: why it was not
         self.descriptor: int | None = None  #: readable once its supervisor is gone
 
     @property
@@ -165,7 +167,7 @@ class Run:
         assert self.forked is not None and self._cold is not None
         self.forked.wait()
         log.warning("lease %d starts cold: its fork server did not start it", self.lease, extra={"action": "cold"})
-        self.start(self._cold)
+        self.start({**self._cold, "cold": "its server did not take it up within 2 s"})
         self._cold = None
 
     def _meet(self) -> None:
@@ -186,6 +188,7 @@ class Run:
             return
         met = Process(int(found["pid"]), float(found["started"]))
         self.boot_id = str(found["boot_id"])
+        self.warm, self.cold_because = found.get("warm"), found.get("cold")
         self.identity, self.phase, self._cold = met, Phase.LIVE, None
         self.descriptor = processes.watch(met)
         if self.boot_id != identity.boot_id():
@@ -236,6 +239,11 @@ class Run:
         reported = sizes(self.dir)
         if reported != self._reported:
             self._reported, self.active_at = reported, now
+
+    @property
+    def has_reported(self) -> bool:
+        """Something of it was told to the daemon: it has trained."""
+        return any(self.acked.offsets.values())
 
     def hangs(self, now: float) -> bool:
         """No report for too long; the caller has seen that it does nothing else either.

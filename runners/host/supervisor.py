@@ -60,6 +60,7 @@ class Launch(TypedDict):
     log_limit: int
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
+    cold: NotRequired[str]  #: why it is started in a fresh process
 
 
 class Stop(TypedDict):
@@ -69,12 +70,14 @@ class Stop(TypedDict):
     grace: float
 
 
-def register(run: Path, process: Process | None) -> bool:
+def register(run: Path, process: Process | None, **facts: Any) -> bool:
     """Take the lease, for this process or, with None, so that nobody ever starts it. False: it is taken already.
+
+    ``facts``: what else the agent is to know of who took it.
 
     A link appears whole or not at all, and fails when the name exists.
     """
-    content = {"pid": process.pid, "started": process.started, "boot_id": identity.boot_id()} if process else {"pid": None}
+    content = {"pid": process.pid, "started": process.started, "boot_id": identity.boot_id(), **facts} if process else {"pid": None}
     temporary = run / f".supervisor.{os.getpid()}.tmp"
     write_atomically(temporary, json.dumps(content).encode())
     try:
@@ -103,6 +106,8 @@ class Main(Protocol):
 
 class Supervisor:
     """Runs the command and sees to it that at the end nothing of it is left. One thread, driven by signals and the log's pipe."""
+
+    warm = False  #: its worker is forked from a process that has loaded what it imports
 
     def __init__(self, run: Path, launch: Launch):
         self.run_dir, self.launch = run, launch
@@ -376,7 +381,7 @@ def supervise(supervisor: Supervisor) -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     supervisor.watch_signals()
-    if not register(supervisor.run_dir, processes.myself()):
+    if not register(supervisor.run_dir, processes.myself(), warm=supervisor.warm, cold=supervisor.launch.get("cold")):
         return TAKEN
     supervisor.run()
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -35,15 +36,16 @@ class Telemetry:
         samples, quiet = [], set()
         workers = list(workers)
         table = processes.table() if workers else {}
-        unused = set(self._devices.gpus)
+        unused, users = set(self._devices.gpus), Counter(gpu for worker in workers for gpu in worker.gpus)
         for worker in workers:
             unused -= set(worker.gpus)
             used, memory = self._tree(worker, table, clock)
             readings = {gpu: self._devices.read(gpu) for gpu in worker.gpus if gpu in self._devices.gpus}
             for gpu, reading in readings.items():
-                shown = reading or _share(used, memory, len(worker.gpus))
+                shown = reading or _of_slot(used, memory, len(worker.gpus))
                 samples.append(_sample(ts, gpu, worker.lease, shown))
-            if used is not None and is_quiet([r for r in readings.values() if r], used):
+            # A GPU that others share tells nothing of this one.
+            if used is not None and is_quiet([reading for gpu, reading in readings.items() if reading and users[gpu] == 1], used):
                 quiet.add(worker.lease)
         for gpu in sorted(unused):
             if reading := self._devices.read(gpu):
@@ -74,8 +76,8 @@ def is_quiet(gpus: list[Reading], cores: float) -> bool:
     return all(gpu.power is not None and bool(gpu.power_limit) and gpu.power < _QUIET_POWER * (gpu.power_limit or 0.0) for gpu in gpus)
 
 
-def _share(cores: float | None, memory: int, slots: int) -> Reading:
-    """A slot is one core: its utilisation is its share of what the tree uses."""
+def _of_slot(cores: float | None, memory: int, slots: int) -> Reading:
+    """A slot is one core: its utilisation is its part of what the tree uses."""
     return Reading(utilisation=None if cores is None else min(1.0, cores / slots), memory_used=memory // slots)
 
 

@@ -1,8 +1,8 @@
 """Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
 
-A server is loaded when the first job that it fits has ended; it leaves with the agent. Nothing here ever blocks the agent: a request is
-put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one. So does every start for which
-there is no ready server; `why_cold` says why.
+A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here ever blocks
+the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one. So does
+every start for which there is no ready server; `why_cold` says why.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -17,11 +18,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from ...engine.protocol import Assignment
+from ...engine import identity
+from ...engine.protocol import Assignment, ForkServer
+from .. import recipes
 from ..worker.fork_server import LENGTH, TAG_PLACE
+from . import processes
 from .rundir import ENV_TAG, RunDir
 from .supervisor import Launch
 
@@ -30,6 +35,7 @@ log = logging.getLogger("stoker.runner")
 KEPT = 2  #: servers
 IDLE = 600.0  #: seconds without a start after which a server ends
 LATE = 2.0  #: seconds after which a request that nobody has taken up is given up
+LOADING = "its server is loading"
 _REQUEST = 1 << 20  #: bytes of the buffer that takes a request
 #: variables that are read when Python, torch and their libraries are loaded
 _AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_", "NUMEXPR_", "PYTHON", "LD_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "MALLOC_",
@@ -65,24 +71,43 @@ class Forked:
         return 1
 
 
+class Kind(NamedTuple):
+    """What a fork server has loaded beside torch, which is what jobs it fits."""
+
+    recipe: str | None  #: None: nothing, it is for entrypoints
+    backbone: str | None = None  #: a pre-trained model of the recipe
+
+    @property
+    def words(self) -> str:
+        backbone = f" with {self.backbone}" if self.backbone else ""
+        return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
+
+
 class Server:
     """One fork server, started by this agent."""
 
-    def __init__(self, recipe: str | None, env: Mapping[str, str]):
-        self.recipe, self.used_at = recipe, time.monotonic()
+    def __init__(self, kind: Kind, env: Mapping[str, str]):
+        self.since = time.time()
+        self.use()
+        self.memory: int | None = None  #: bytes, when it was ready
         self.code = code_stamp()
-        self.why = "its server is loading"  #: not ready because
+        self.why = LOADING  #: not ready because
         self._said = b""
+        self.admitted = False  #: it has been looked at whether there is memory for it
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._control = ours
         with theirs:
-            argv = [sys.executable, "-P", "-m", "stoker.runners.worker.fork_server", *([recipe] if recipe else [])]
+            argv = [sys.executable, "-P", "-m", "stoker.runners.worker.fork_server", *filter(None, kind)]
             self.process = subprocess.Popen(
                 argv, stdin=theirs.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True
             )
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
+
+    def use(self) -> None:
+        """It is of use now: it stays for so long again."""
+        self.used_at, self.until = time.monotonic(), time.time() + IDLE
 
     @property
     def ready(self) -> bool:
@@ -93,10 +118,17 @@ class Server:
             with contextlib.suppress(BlockingIOError):
                 self._said += os.read(self.process.stdout.fileno(), 4096)
             if self._said == b"ready\n":
-                self.why = ""
+                self.why, self.since = "", time.time()
+                found = identity.stat(self.process.pid)
+                self.memory = processes.memory(found) if found else None
             elif self.process.poll() is not None:
                 self.why = self._said.decode(errors="replace").strip() or "its server ended while it loaded"
         return not self.why
+
+    @property
+    def heard(self) -> bool:
+        """It has said whether it can serve, or has gone."""
+        return self.why != LOADING
 
     @property
     def gone(self) -> bool:
@@ -117,7 +149,7 @@ class Server:
             except OSError:
                 ours.close()
                 return None
-        self.used_at = time.monotonic()
+        self.use()
         return Forked(ours)
 
     def end(self) -> None:
@@ -131,42 +163,58 @@ class Server:
 
 
 class WarmStarts:
-    """The fork servers of an agent, by recipe (None: for entrypoints)."""
+    """The fork servers of an agent, by what they have loaded."""
 
     def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
         self.enabled = enabled
+        self.limit: float = math.inf  #: bytes that all servers may take
+        self._draining = False
+        self._kept: set[Kind] = set()  #: servers that stay, whether they are used or not
+        self._fits: dict[int, Kind] = {}  #: leases that a server fits
         self._environment = dict(os.environ if environment is None else environment)
-        self._servers: dict[str | None, Server] = {}
-        self._broken: dict[str | None, str] = {}  #: why there is no server for them any more
+        self._servers: dict[Kind, Server] = {}
+        self._broken: dict[Kind, tuple[float, str]] = {}  #: since when and why there is no server any more
+        self._stamp = (-math.inf, 0)  #: when the runners' files were last looked at, and what was found
 
-    def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> Forked | None:
-        """Start a job by a fork, or None: start it cold."""
+    def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
+        """Start a job by a fork, or say why it is to be started cold."""
         why = self.why_cold(assignment, launch)
-        asked = None if why else self._servers[_recipe(assignment)].ask(run, launch)
+        asked = None if why else self._servers[_kind(assignment)].ask(run, launch)
+        if asked is not None:
+            log.info("lease %d of job %d starts warm", run.lease, run.job, extra={"action": "start"})
+            return asked, None
+        why = why or "its server does not take requests"
         if self.enabled:
-            words = "warm" if asked else f"cold: {why or 'its server does not take requests'}"
-            log.info("lease %d of job %d starts %s", run.lease, run.job, words, extra={"action": "start"})
-        return asked
+            log.info("lease %d of job %d starts cold: %s", run.lease, run.job, why, extra={"action": "start"})
+        return None, why
 
     def why_cold(self, assignment: Assignment, launch: Launch) -> str | None:
         """Why a job does not start by a fork now; None: it does."""
         if (why := self._unsuited(assignment, launch)) is not None:
             return why
-        recipe = _recipe(assignment)
-        if recipe in self._broken:
-            return self._broken[recipe]
-        server = self._servers.get(recipe)
+        kind = self._fits[assignment.lease] = _kind(assignment)
+        if kind in self._broken:
+            return self._broken[kind][1]
+        server = self._servers.get(kind)
         if server is None:
-            return "it is the first; a server is loaded when it has ended"
-        if server.code != code_stamp():
+            return f"no process had loaded {kind.words} yet"
+        if server.code != self._code():
             server.end()
-            del self._servers[recipe]
+            del self._servers[kind]
             return "the code has changed since its server was loaded"
         return None if server.ready else server.why
+
+    def _code(self) -> int:
+        """`code_stamp`, at most a second old: it takes a look at each file."""
+        if (now := time.monotonic()) - self._stamp[0] > 1.0:
+            self._stamp = (now, code_stamp())
+        return self._stamp[1]
 
     def _unsuited(self, assignment: Assignment, launch: Launch) -> str | None:
         if not self.enabled:
             return "warm starts are off on this runner"
+        if assignment.spec.get("warm") == "off":
+            return "the job says warm: off"
         if assignment.spec.get("command"):
             return "a command is a program of its own"
         if assignment.world_size > 1:
@@ -178,45 +226,128 @@ class WarmStarts:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         return f"its environment differs in {', '.join(differ)}, which is read at import" if differ else None
 
-    def ended(self, assignment: Assignment) -> None:
-        """A job has ended: load a server for the next of its kind, in the place of the one that was used least recently."""
-        recipe = _recipe(assignment)
-        if not self.enabled or assignment.spec.get("command") or assignment.world_size > 1 or recipe in self._broken:
+    def expect(self, assignment: Assignment, *, ended: bool = False) -> None:
+        """A job has trained a step, or ended: have a server for the next of its kind, in the place of the one used least recently."""
+        kind = self._fits.get(assignment.lease)
+        if ended:
+            self._fits.pop(assignment.lease, None)
+        if kind is None or self._draining:
             return
-        server = self._servers.get(recipe)
-        if server is not None and not server.gone:
-            server.used_at = time.monotonic()
+        server = self._servers.get(kind)
+        if server is None or server.gone:
+            self._load(kind)
+        elif ended:
+            server.use()
+
+    def keep(self, backbones: Iterable[str]) -> None:
+        """Have a server of each of these backbones for as long as it is among them; one that no longer is ends."""
+        wanted = set()
+        for name in backbones if self.enabled else ():
+            recipe = recipes.starting_from(name)
+            kind = Kind(recipe.name if recipe else None, name)
+            if recipe is None and kind not in self._broken:
+                self._give_up(kind, f"no recipe starts from {name}")
+            wanted.add(kind)
+        for kind in self._kept - wanted:
+            if kind in self._servers:
+                self._drop(kind)
+            elif kind.recipe is None:
+                self._broken.pop(kind, None)
+        self._kept = wanted
+        self.tend()
+
+    def _load(self, kind: Kind) -> None:
+        if kind in self._servers:
+            self._drop(kind)
+        if kind in self._broken:
             return
-        if server is not None:
-            self._drop(recipe)
-            if recipe in self._broken:
-                return
         env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_")}
         env |= _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1"), "TOKENIZERS_PARALLELISM": "false"}
+        env |= {name: self._environment[name] for name in ("STOKER_CACHE",) if name in self._environment}
         env[ENV_TAG] = "-" * TAG_PLACE
         try:
-            self._servers[recipe] = Server(recipe, env)
+            self._servers[kind] = Server(kind, env)
         except OSError as error:
-            self._broken[recipe] = f"no server can be started: {error}"
-        for oldest in sorted(self._servers, key=lambda name: self._servers[name].used_at)[:-KEPT]:
+            self._give_up(kind, f"no server can be started: {error}")
+        for oldest in self._spare()[:-KEPT]:
             self._drop(oldest)
 
-    def tend(self) -> None:
-        """End servers that have not been used for long, and note which cannot load."""
-        for recipe, server in list(self._servers.items()):
-            if server.gone or time.monotonic() - server.used_at > IDLE:
-                self._drop(recipe)
+    def _spare(self) -> list[Kind]:
+        """Servers that are not kept, the one that was used least recently first."""
+        return sorted(self._servers.keys() - self._kept, key=lambda kind: self._servers[kind].used_at)
 
-    def _drop(self, recipe: str | None) -> None:
-        server = self._servers.pop(recipe)
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @draining.setter
+    def draining(self, now: bool) -> None:
+        """Whether no new jobs come: then servers are of no use."""
+        self._draining = now
+        if now:
+            self.close()
+
+    def tend(self) -> None:
+        """End servers that have not been used for long, note which cannot load, and load those that are to be kept."""
+        for kind, server in list(self._servers.items()):
+            if server.gone or (kind not in self._kept and time.monotonic() - server.used_at > IDLE):
+                self._drop(kind)
+        for kind in sorted(self._kept - self._servers.keys() - self._broken.keys()) if not self._draining else ():
+            self._load(kind)
+
+    def told(self) -> list[ForkServer]:
+        """All servers as they are now; those that have just become ready have to fit into the memory."""
+        for kind, server in list(self._servers.items()):
+            if server.ready and not server.admitted:
+                server.admitted = True
+                self._make_room(kind)
+        found = [ForkServer(recipe=kind.recipe or "", backbone=kind.backbone or "", state="failed", since=since, note=why)
+                 for kind, (since, why) in self._broken.items()]  # fmt: skip
+        for kind, server in self._servers.items():
+            if server.gone:
+                continue  # `tend` looks after it
+            found.append(
+                ForkServer(
+                    recipe=kind.recipe or "",
+                    backbone=kind.backbone or "",
+                    state="ready" if server.ready else "loading",
+                    since=server.since,
+                    pid=server.process.pid,
+                    until=None if kind in self._kept else server.until,
+                    memory=server.memory,
+                )
+            )
+        return sorted(found, key=lambda one: (one.recipe, one.backbone))
+
+    def loading(self) -> list[int]:
+        """Descriptors that become readable when a server has loaded, or cannot."""
+        return [server.process.stdout.fileno() for server in self._servers.values() if not server.heard and server.process.stdout]
+
+    def _make_room(self, newest: Kind) -> None:
+        """End other servers until all fit into the memory, and the newest itself when that is not enough."""
+        older = [kind for kind in self._spare() if kind != newest and self._servers[kind].admitted]
+        for kind in [*older, newest]:
+            taken = sum(server.memory or 0 for server in self._servers.values() if server.admitted)
+            if taken <= self.limit:
+                return
+            if kind == newest:
+                need, limit = self._servers[kind].memory or 0, self.limit
+                self._give_up(kind, f"its server takes {need >> 20} MiB, and all may take {int(limit) >> 20} (warm.memory in config.toml)")
+            self._drop(kind)
+
+    def _give_up(self, kind: Kind, why: str) -> None:
+        self._broken[kind] = (time.time(), why)
+        log.warning("no warm starts of %s: %s", kind.words, why, extra={"action": "warm"})
+
+    def _drop(self, kind: Kind) -> None:
+        server = self._servers.pop(kind)
         if server.gone and not server.ready and server.why != "its server was killed":
-            self._broken[recipe] = server.why
-            log.warning("no warm starts of %s: %s", recipe or "entrypoints", server.why, extra={"action": "warm"})
+            self._give_up(kind, server.why)
         server.end()
 
     def failed(self, assignment: Assignment) -> None:
         """A request was not taken up: its server hangs, so it is ended; the next job's end loads another."""
-        if (server := self._servers.pop(_recipe(assignment), None)) is not None:
+        if (server := self._servers.pop(_kind(assignment), None)) is not None:
             server.end()
 
     def close(self) -> None:
@@ -229,9 +360,11 @@ class WarmStarts:
 _THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def _recipe(assignment: Assignment) -> str | None:
-    recipe = assignment.spec.get("recipe")
-    return str(recipe) if recipe else None
+def _kind(assignment: Assignment) -> Kind:
+    """An internal recipe imports nothing of its own."""
+    name = str(assignment.spec.get("recipe"))
+    recipe = recipes.RECIPES.get(name)
+    return Kind(name, recipe.backbone(assignment.spec)) if recipe else Kind(None, None)
 
 
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:

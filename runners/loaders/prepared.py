@@ -19,7 +19,7 @@ log = logging.getLogger("stoker.loaders")
 
 
 def base_of(loader: object) -> DataLoader[Any] | None:
-    """The DataLoader of this process's share, of a loader that accelerate has prepared; None: it has not."""
+    """The DataLoader of this process's part, of a loader that accelerate has prepared; None: it has not."""
     base = getattr(loader, "__dict__", {}).get("base_dataloader")
     return base if isinstance(base, DataLoader) else None
 
@@ -52,7 +52,7 @@ def check_sharded(loader: DataLoader[Any]) -> None:
         " gives as it is; write autotuned(accelerator.prepare(loader))"
     )
     if isinstance(loader.dataset, IterableDataset):  # it may divide itself, by its rank
-        log.warning("%s, unless its data set gives each process a share", problem)
+        log.warning("%s, unless its data set gives each process a part", problem)
     else:
         raise UsageError(f"loader: {problem}, or give it a DistributedSampler (with num_replicas=1 where each process is to have all)")
 

@@ -26,7 +26,7 @@ from .collate import keep_to_own_memory
 from .drawn_order import DrawnOrder
 from .pipeline import Pipeline
 from .stages import Map, Prefetch, Source, Stage
-from .worker_shares import CountedShares, Shares
+from .worker_parts import CountedParts, Parts
 
 log = logging.getLogger("stoker.loaders")
 
@@ -48,8 +48,8 @@ def staged(loader: DataLoader[Any] | Dataset[Any], *, processes: bool | None = N
         raise UsageError("processes: worker_init_fn prepares a worker process; give processes=True, or a loader without it")
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers and processes is not False:
-            shares = (CountedShares if _is_counted(loader) else Shares)(loader)
-            return _pipeline(loader, [Source(shares, name="read", limit=limit)], at_close=shares.close)
+            parts = (CountedParts if _is_counted(loader) else Parts)(loader)
+            return _pipeline(loader, [Source(parts, name="read", limit=limit)], at_close=parts.close)
         return _pipeline(loader, _iterable(loader, processes, limit))
     if loader.num_workers and processes is None:
         return _in_processes_if_sendable(loader, limit)

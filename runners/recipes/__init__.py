@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import Gathered, UsageError, nearest
@@ -22,6 +23,7 @@ class Param:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    prefix: str = ""  #: what begins with it is a choice too
 
     def check(self, name: str, value: Any) -> Any:
         """The value in the parameter's type, or UsageError that names the parameter."""
@@ -34,8 +36,9 @@ class Param:
         return value
 
     def _check_bounds(self, name: str, value: Any) -> None:
-        if self.choices and value not in self.choices:
-            raise UsageError(f"params.{name}: {value!r} is not one of {', '.join(self.choices)}{nearest(value, self.choices)}")
+        if self.choices and value not in self.choices and not (self.prefix and value.startswith(self.prefix)):
+            known = ", ".join([*self.choices, *([f"'{self.prefix} …'"] if self.prefix else [])])
+            raise UsageError(f"params.{name}: {value!r} is not one of {known}{nearest(value, self.choices)}")
         if self.low is not None and value < self.low:
             raise UsageError(f"params.{name}: {value!r} is too small; the least is {self.low:g}")
         if self.high is not None and value > self.high:
@@ -52,10 +55,15 @@ class Recipe:
     target: str  #: module:function below this package, called with all params by keyword; returns a Task
     params: Mapping[str, Param] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
+    #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
+    #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
+    pretrained: tuple[str, ...] = ()
 
-    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters: those given, checked, and the defaults of the others."""
+    def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
+        """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
         errors = Gathered()
+        if backbone is not None and "backbone" in self.params:
+            given = {"backbone": backbone, **given}
         found = {name: param.default for name, param in self.params.items()}
         for name, value in given.items():
             with errors.part():
@@ -66,9 +74,24 @@ class Recipe:
         return found
 
     def load(self) -> Callable[..., Task]:
-        module, _, function = self.target.partition(":")
-        loaded: Callable[..., Task] = getattr(importlib.import_module(f".{module}", __name__), function)
+        loaded: Callable[..., Task] = getattr(self.module(), self.target.partition(":")[2])
         return loaded
+
+    def module(self) -> ModuleType:
+        return importlib.import_module(f".{self.target.partition(':')[0]}", __name__)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Pre-trained models that it can start from; the first is the one that it takes where nothing else is said."""
+        param = self.params.get("backbone")
+        if param is None or not param.choices:
+            return self.pretrained
+        return (str(param.default), *(name for name in param.choices if name != param.default))
+
+    def backbone(self, spec: Mapping[str, Any]) -> str | None:
+        """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
+        said = (spec.get("params") or {}).get("backbone") or spec.get("backbone")
+        return said if said in self.backbones else next(iter(self.backbones), None) if said is None else None
 
 
 def find(name: str) -> Recipe:
@@ -77,7 +100,14 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
+def starting_from(backbone: str) -> Recipe | None:
+    """The recipe whose jobs start from a backbone."""
+    return next((recipe for recipe in RECIPES.values() if backbone in recipe.backbones), None)
+
+
 TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
+
+LLMS = ("smollm2-135m", "tiny")
 
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
@@ -101,6 +131,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            ("minilm",),
         ),
         Recipe(
             "digits-cnn",
@@ -148,6 +179,32 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(100, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+        ),
+        Recipe(
+            "prompt-tune",
+            "Tunes a soft prompt of a frozen language model on a text-classification set; writes it in peft's format.",
+            "prompt_tune:build",
+            {
+                "backbone": Param("smollm2-135m", "language model; tiny has random weights, to try and to test", choices=LLMS),
+                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv or FILE.jsonl with text and label"),
+                "init": Param(
+                    "vocabulary",
+                    "what the prompt begins as: the best of the bank, numbers, words of the vocabulary, or 'text: …'",
+                    choices=("bank", "random", "vocabulary"),
+                    prefix="text:",
+                ),
+                "tokens": Param(12, "length of the prompt", low=1, high=512),
+                "lr": Param(5e-3, "learning rate", low=0.0, high=10.0),
+                "batch_size": Param(4, "samples of a step", low=1),
+                "max_tokens": Param(32, "longer texts are cut", low=1),
+                "balance": Param(True, "whether as many samples of each class are used"),
+                "score_samples": Param(16, "samples on which a prompt of the bank is scored", low=1, high=1024),
+                "eval_limit": Param(60, "held-out samples on which the accuracy is measured", low=1),
+                "eval_every": Param(10, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(10, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+            ("safetensors", "tokenizers"),
         ),
         Recipe(
             "toy",

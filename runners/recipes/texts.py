@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,17 @@ class Texts:
 
 def load(name: str) -> Texts:
     """The set of that name, without duplicate texts."""
-    found = sorted(dict(_read(name)).items())
+    return split(_read(name))
+
+
+def split(rows: Iterable[Labelled]) -> Texts:
+    """Labelled texts without duplicates, a fifth of them held out."""
+    found = sorted(dict(rows).items())
     classes = tuple(sorted({label for _, label in found}))
-    rows = [(text, classes.index(label)) for text, label in found]
-    random.Random(_SPLIT_SEED).shuffle(rows)
-    held_out = int(len(rows) * _HELD_OUT)
-    return Texts(classes, rows[held_out:], rows[:held_out])
+    numbered = [(text, classes.index(label)) for text, label in found]
+    random.Random(_SPLIT_SEED).shuffle(numbered)
+    held_out = int(len(numbered) * _HELD_OUT)
+    return Texts(classes, numbered[held_out:], numbered[:held_out])
 
 
 def _read(name: str) -> Iterator[Labelled]:

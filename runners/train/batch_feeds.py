@@ -214,7 +214,7 @@ class StreamFeed(OnceFeed):
         self._decoded = Direct(source, positions, augment=True)
 
     def _load(self) -> Part:
-        count = self._positions.share
+        count = self._positions.part
         with rng.host_preserved():
             taken = [self._decoded.take() for _ in range(count)]
             positions, samples = zip(*taken, strict=True)

@@ -61,7 +61,7 @@ class Order:
         batch = self._permutation(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
         return batch[rank::ranks].tolist()
 
-    def share(self, rank: int, ranks: int) -> int:
+    def part(self, rank: int, ranks: int) -> int:
         """How many samples of each batch are a rank's."""
         return len(range(rank, self.batch_size, ranks))
 
@@ -79,7 +79,7 @@ class Order:
 
 
 class Positions:
-    """The endless stream of positions that fall to one rank: first those ``owed``, then its share of each batch from ``base`` on.
+    """The endless stream of positions that fall to one rank: first those ``owed``, then its part of each batch from ``base`` on.
 
     ``taken`` of them are done with. What is owed are positions that another number of ranks, or a buffer, has left over.
     """
@@ -87,13 +87,13 @@ class Positions:
     def __init__(self, order: Order, rank: int, ranks: int, *, base: int = 0, owed: Sequence[int] = (), taken: int = 0) -> None:
         self.order, self.rank, self.ranks = order, rank, ranks
         self.base, self.owed, self.taken = base, list(owed), taken
-        self.share = order.share(rank, ranks)
+        self.part = order.part(rank, ranks)
 
     def at(self, number: int) -> int:
         """The position that is taken as ``number``-th (from 0)."""
         if number < len(self.owed):
             return self.owed[number]
-        step, place = divmod(number - len(self.owed), self.share)
+        step, place = divmod(number - len(self.owed), self.part)
         return (self.base + step) * self.order.batch_size + self.rank + place * self.ranks
 
     def ahead(self) -> Iterator[int]:
@@ -114,10 +114,10 @@ class Positions:
         """The stream from here on, after these positions, which were taken and not used."""
         left = self.owed[self.taken :]
         done = max(0, self.taken - len(self.owed))
-        # The part of the share that is taken already is owed no more: begin at the next whole batch, and owe what is left of this one.
-        base, place = self.base + done // self.share, done % self.share
+        # What is taken already of the part is owed no more: begin at the next whole batch, and owe what is left of this one.
+        base, place = self.base + done // self.part, done % self.part
         if place:
-            left += [base * self.order.batch_size + self.rank + later * self.ranks for later in range(place, self.share)]
+            left += [base * self.order.batch_size + self.rank + later * self.ranks for later in range(place, self.part)]
             base += 1
         return Positions(self.order, self.rank, self.ranks, base=base, owed=[*positions, *left])
 
@@ -128,7 +128,7 @@ class Positions:
         base = max(stream.base for stream in old)
         owed: set[int] = set()
         for stream in old:
-            whole = (base - stream.base) * stream.share
+            whole = (base - stream.base) * stream.part
             owed.update(map(stream.at, range(len(stream.owed) + whole)))
         ordered = sorted(owed)
         return [cls(order, rank, ranks, base=base, owed=ordered[rank::ranks]) for rank in range(ranks)]

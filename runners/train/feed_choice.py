@@ -29,10 +29,10 @@ class Loading:
     def __init__(self, source: Source, order: Order, rank: int, ranks: int, reuse: Reuse | None, pipeline: PipelineOptions | None) -> None:
         self.source, self.order, self.rank, self.ranks = source, order, rank, ranks
         self.reuse, self.pipeline = reuse, pipeline
-        self.share = order.share(rank, ranks)
+        self.part = order.part(rank, ranks)
         if reuse is not None:
             wanted = reuse.shuffle_buffer
-            self.capacity = math.ceil(reuse.shuffle_batches * self.share) if wanted is None else max(wanted, self.share)
+            self.capacity = math.ceil(reuse.shuffle_batches * self.part) if wanted is None else max(wanted, self.part)
 
     def from_step(self, step: int) -> Feed:
         """Without reuse: a function of the step."""
@@ -63,7 +63,7 @@ class Loading:
             from .redrawn import StagedReuse
 
             # As many at a time as a batch has first uses, about.
-            chunk = max(1, self.share // reuse.repeat)
+            chunk = max(1, self.part // reuse.repeat)
             if self._plan.follows_a_buffer:
                 return StagedReuse(self._plan, positions, chunk, functools.partial(self._buffer, reuse), judged, buffer)
             decoded = Piped(self._plan, positions, chunk, augment=not each_use)
@@ -72,7 +72,7 @@ class Loading:
     def _buffer(self, reuse: Reuse, decoded: Decoded, room: Callable[[int], None] | None = None) -> ReuseBuffer:
         return ReuseBuffer(
             decoded,
-            batch_size=self.share,
+            batch_size=self.part,
             repeat=reuse.repeat,
             capacity_samples=self.capacity,
             capacity_bytes=reuse.memory,
@@ -82,7 +82,7 @@ class Loading:
         )
 
     def resumed(self, states: Sequence[Mapping[str, Any]], judged: Judged = lambda _: False) -> Feed:
-        """The feed of a job that reuses, from the states of all ranks; another number of ranks shares out what there was."""
+        """The feed of a job that reuses, from the states of all ranks; another number of ranks divides what there was."""
         positions = [state["positions"] for state in states]
         if len(states) == self.ranks:
             stream = Positions(self.order, self.rank, self.ranks, **positions[self.rank])
@@ -96,19 +96,19 @@ class Loading:
 
     def _check_capacity(self, reuse: Reuse, *, begun: bool) -> None:
         """A buffer below this rank's part of a batch is an error as the training begins: later the number of ranks may have changed."""
-        share, wanted = self.share, reuse.shuffle_buffer
-        if wanted is None or reuse.repeat == 1 or wanted >= share:
+        part, wanted = self.part, reuse.shuffle_buffer
+        if wanted is None or reuse.repeat == 1 or wanted >= part:
             return
         of = f"of {self.order.batch_size} on {self.ranks} ranks" if self.ranks > 1 else "of the task"
-        problem = f"reuse.shuffle_buffer: {wanted} samples are less than the {share} that a rank uses of each batch {of}"
+        problem = f"reuse.shuffle_buffer: {wanted} samples are less than the {part} that a rank uses of each batch {of}"
         if not begun:
-            raise UsageError(f"{problem}; give at least {share}, better {3 * share}")
+            raise UsageError(f"{problem}; give at least {part}, better {3 * part}")
         if self.rank == 0:
-            log.info("%s; the buffer holds %d", problem, share)
+            log.info("%s; the buffer holds %d", problem, part)
 
     @functools.cached_property
     def _plan(self) -> Plan:
         from .piped import Plan
 
         assert self.pipeline is not None
-        return Plan.of(self.source, self.pipeline, self.share, each_use=self.reuse is not None and self.reuse.augment == "each-use")
+        return Plan.of(self.source, self.pipeline, self.part, each_use=self.reuse is not None and self.reuse.augment == "each-use")

@@ -68,7 +68,7 @@ class Plan:
         return self.options.processes and self.source.collate is not default_collate
 
     @classmethod
-    def of(cls, source: Source, options: PipelineOptions, share: int, *, each_use: bool) -> Plan:
+    def of(cls, source: Source, options: PipelineOptions, part: int, *, each_use: bool) -> Plan:
         """The plan for a task, by a look at some of its samples.
 
         Raises UsageError when it cannot be loaded like this.
@@ -76,7 +76,7 @@ class Plan:
         if options.processes:
             _check_can_be_sent(source)
         # Nothing is decoded here for processes: a data set may open files at its first sample, which cannot be sent to them then.
-        seen = Draws() if options.processes else Draws.of(source, share)
+        seen = Draws() if options.processes else Draws.of(source, part)
         if seen.decoding:
             raise UsageError(
                 "pipeline: the task's train[index] draws from the global random generators, which threads would share with the training; "
@@ -105,11 +105,11 @@ class Plan:
 
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
-        share = positions.share
-        stages = self._decoding(Places(positions, share), augmented=self.augments)
+        part = positions.part
+        stages = self._decoding(Places(positions, part), augmented=self.augments)
         if self.collates:
             stages.append(Map(Collating(self._collating()), name="batch", workers=self._workers("batch"), along=True))
-        return self._run(stages, share)
+        return self._run(stages, part)
 
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
@@ -121,7 +121,7 @@ class Plan:
             stages.append(Map(work, name="augment", workers=self._workers("augment"), processes=processes or None))
         if self.collates and (augments or not self._collates_apart):
             stages.append(Map(CollatingDrawn(self._collating()), name="batch", workers=self._workers("batch"), along=augments))
-        return self._run(stages, positions.share)
+        return self._run(stages, positions.part)
 
     def finished(self, samples: Sequence[Numbered]) -> Any:
         """The batch of what has left the stages as a list, where they do not collate."""
@@ -170,7 +170,7 @@ class Draws(NamedTuple):
     collating: bool = False
 
     @classmethod
-    def of(cls, source: Source, share: int) -> Draws:
+    def of(cls, source: Source, part: int) -> Draws:
         """By a look at some samples and at a batch of them; the generators are left as they were."""
         seen: dict[int, Any] = {}  #: samples, by their index
         augmenting = False
@@ -184,7 +184,7 @@ class Draws(NamedTuple):
                 break
         if source.collate is default_collate:
             return cls(augmenting=augmenting)
-        indices, batch = zip(*itertools.islice(itertools.cycle(seen.items()), share), strict=True)
+        indices, batch = zip(*itertools.islice(itertools.cycle(seen.items()), part), strict=True)
         return cls(augmenting=augmenting, collating=rng.draws(partial(collate_samples, source.collate, list(batch), indices)))
 
 
@@ -259,7 +259,7 @@ class PipelineFeed(OnceFeed):
         super().close()
 
     def _load(self) -> Part:
-        count = self._positions.share
+        count = self._positions.part
         data = self._running.next()
         if not self._plan.collates:
             with rng.host_preserved():

@@ -61,13 +61,13 @@ class Reusing:
         """Passes over the data, by fresh samples."""
         return self.fresh / self._pass
 
-    def warn(self, optimizer: Optimizer, capacity: int, share: int, samples: int) -> None:
+    def warn(self, optimizer: Optimizer, capacity: int, part: int, samples: int) -> None:
         """Say in the log where the settings are a bad mix (Eqn 4.21). ``samples``: of a rank's part of the data."""
         groups = optimizer.param_groups
         warning = theory.warning(
             repeat=self.spec.repeat,
             buffer=min(capacity, samples),
-            batch_size=share,
+            batch_size=part,
             samples=samples,
             steps=self.total,
             lr=max(float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups),

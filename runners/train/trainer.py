@@ -71,10 +71,11 @@ class Trainer:
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
         self.saved = 0  #: the step of the newest checkpoint
+        self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
-            self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.share, len(task.train) // parts)
+            self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.part, len(task.train) // parts)
         feeds = self._resume()
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
@@ -118,6 +119,8 @@ class Trainer:
             self._train_step(parts)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
+        if self.task.finish is not None and self.ranks.first:
+            self.task.finish(self.model, self.checkpoints.path)
         log.info("finished at step %d%s", self.step, self._verdict())
         return True
 
@@ -135,22 +138,22 @@ class Trainer:
 
     def _train_step(self, parts: Sequence[Part]) -> None:
         part = parts[-1]  #: the only one where samples are reused
-        share = self.weight(part)
+        weight = self.weight(part)
         values: dict[str, float] = {}
         if self.reusing is not None and self.reusing.probes(self.step):
             values |= self.reusing.probe(self.step, self.model, part)
         if self.reusing is not None:
             self.reusing.before(self.optimizer)
-        loss = self.update([part.data for part in parts], share)
+        loss = self.update([part.data for part in parts], weight)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
         self.feed.used()
-        mean = self.ranks.sum(loss.item() * share / self.ranks.size)
+        mean = self.ranks.sum(loss.item() * weight / self.ranks.size)
         if self.reusing is not None:
             values |= self.reusing.trained(self.step, part.fresh)
         samples = self.step * self.work.accumulate * self.task.batch_size
-        self._report({"loss": mean, "samples": float(samples), **values})
+        self._report({"loss": mean, "samples": float(samples), **values, **self.work.values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()
@@ -160,9 +163,9 @@ class Trainer:
         """Of this rank's part in the mean over the ranks, which average as equals: not 1 where a batch is divided unevenly."""
         return part.samples * self.ranks.size / self.task.batch_size
 
-    def update(self, batches: Sequence[Any], share: float) -> torch.Tensor:
-        """Move the weights by the batches of one step, ``share`` times their mean gradient; the mean of their losses."""
-        return self.work.update(batches, share)
+    def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
+        """Move the weights by the batches of one step, ``weight`` times their mean gradient; the mean of their losses."""
+        return self.work.update(batches, weight)
 
     def _report(self, values: dict[str, Any] | None = None, checkpoint: int | None = None) -> None:
         if self.ranks.first:
@@ -206,6 +209,7 @@ class Trainer:
         if name is None or target is None:
             return
         if name in metrics:
+            self.last = metrics[name]
             self.reached = metrics[name] >= target if self.stop.mode == "max" else metrics[name] <= target
         elif strict and name != "loss":
             known = sorted({*metrics, "loss"})
@@ -214,7 +218,9 @@ class Trainer:
     def _verdict(self) -> str:
         if self.stop.metric is None:
             return ""
-        return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        if self.reached or self.last is None:
+            return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        return f": {self.stop.metric} did not reach {self.stop.target}; it ended at {self.last:.4g}"
 
     # ---- from reuse to no reuse ----
 

@@ -19,7 +19,7 @@ from .feed_choice import Loading
 from .reusing import Reusing
 from .task import Task
 
-_SHARE = 20  #: a trial takes one step for so many that are left
+_ONE_OF = 20  #: a trial takes one step for so many that are left
 _LEAST, _MOST = 8, 200  #: steps of a trial
 _JUDGED = 4  #: and for so many of its steps one more batch, which it is judged by
 
@@ -37,7 +37,7 @@ class Training(Protocol):
     step: int
 
     def weight(self, part: Part) -> float: ...
-    def update(self, batches: Sequence[Any], share: float) -> torch.Tensor: ...
+    def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor: ...
 
 
 class Trials:
@@ -45,7 +45,7 @@ class Trials:
 
     def __init__(self, trainer: Training, positions: Positions) -> None:
         self.trainer, self.positions = trainer, positions
-        self.steps = min(max(_LEAST, (trainer.total - trainer.step) // _SHARE), _MOST)
+        self.steps = min(max(_LEAST, (trainer.total - trainer.step) // _ONE_OF), _MOST)
 
     def loss(self, peaks: list[float]) -> float:
         """Mean loss on samples not trained on, after a whole schedule up to ``peaks`` in a few steps. Raises Interrupted on all ranks."""

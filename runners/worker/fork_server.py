@@ -1,6 +1,6 @@
 """A process that has imported torch and a recipe, and forks the supervisors of jobs.
 
-    python -P -m stoker.runners.worker.fork_server [RECIPE]
+    python -P -m stoker.runners.worker.fork_server [RECIPE [BACKBONE]]
 
 Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
 server holds no secrets and no slow client blocks it. When the agent is gone the server leaves; what it has forked goes on.
@@ -22,11 +22,14 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..backbones import held
 from ..host import supervisor
 from ..host.rundir import ENV_NAME, ENV_TAG
 from ..host.supervisor import Launch, Supervisor, default_signals
@@ -35,12 +38,13 @@ LENGTH = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
 READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show it
 _PR_SET_NAME = 15
+_NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
 
 
 def main() -> int:
     try:
-        load(sys.argv[1] if len(sys.argv) > 1 else None)
+        niced(load, sys.argv[1:])
         if trouble := unfit():
             raise RuntimeError(trouble)
     except Exception as error:
@@ -59,8 +63,31 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def load(recipe: str | None) -> None:
-    """Import what a worker imports until its first step."""
+def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) -> None:
+    """Call it in a thread that gives way to whoever computes. That is gone after it, and what is forked later has our own priority:
+
+    to get back a priority that it has given away, a process needs rights.
+    """
+    failure: list[BaseException] = []
+
+    def call() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            function(argument)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():  # it has ended for Python a moment before it has for the kernel
+        time.sleep(0.001)
+    if failure:
+        raise failure[0]
+
+
+def load(what: Sequence[str]) -> None:
+    """Import what a worker imports until its first step. ``what``: a recipe or none, and a backbone of it or none."""
     gc.disable()
     import torch
     import torch._dynamo
@@ -69,12 +96,15 @@ def load(recipe: str | None) -> None:
     from ..train import profiling_run, rng, trainer  # noqa: F401
     from . import ranks, worker  # noqa: F401
 
-    if recipe is not None:
+    for name in what[:1]:
         from ..recipes import find
 
-        for module in find(recipe).needs:
+        recipe = find(name)
+        for module in recipe.needs:
             importlib.import_module(module)
-        find(recipe).load()
+        recipe.load()
+        for backbone in what[1:]:
+            held.hold(backbone, recipe.module().load_backbone)
 
 
 def unfit() -> str | None:
@@ -189,6 +219,8 @@ class Worker:
 
 class ForkingSupervisor(Supervisor):
     """A supervisor whose worker is a fork of it."""
+
+    warm = True
 
     def _spawn(self, output: int) -> Worker:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has handlers of its own, or none

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -81,8 +81,8 @@ class _Reports:
                 sys.stderr.write(f"stoker: {message}\n")
 
 
-class _Share:
-    """The job's share of the node's cores, read again only when the agent has put a new file in place."""
+class _GivenCores:
+    """The job's part of the node's cores, read again only when the agent has put a new file in place."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -106,7 +106,7 @@ class _State:
     def __init__(self) -> None:
         self.run_dir = Path(given) if (given := os.environ.get(ENV_RUN_DIR)) else None
         self.stop_file = f"{given}/stop.json"
-        self.share = _Share(f"{given}/{CPUS}")
+        self.cores = _GivenCores(f"{given}/{CPUS}")
         self.stop = False
         self.listening = False
         self.seen = False
@@ -193,14 +193,29 @@ def report_pipeline(pipeline: Mapping[str, Any]) -> None:
     (state.reports or state.open_reports(state.run_dir)).append(record)
 
 
-def cpu_share() -> float | None:
+_ROWS = 100  #: of a profile in one record, so that a line stays short
+
+
+def report_part_times(model: str, signature: int, device: str, emulated: bool, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Report a profile of a model: the fields of `protocol.PartTimes`, ``rows`` those of `protocol.PartTime` in the order of the parts."""
+    state = _state
+    if state.run_dir is None:
+        return
+    whole = {"model": model, "signature": signature, "device": device, "emulated": emulated, "parts": 1 + max(row["part"] for row in rows)}
+    reports = state.reports or state.open_reports(state.run_dir)
+    for begin in range(0, len(rows), _ROWS):
+        part_times = whole | {"rows": rows[begin : begin + _ROWS]}
+        reports.append({"seq": 0, "ts": time.time(), "step": 0, "part_times": part_times})
+
+
+def given_cores() -> float | None:
     """Cores of this node that this process may count on now, a fraction too; None outside a job. It takes microseconds: ask often.
 
     The runner divides the cores over the jobs that run, by the GPUs that they hold, and does so again whenever one starts or
     ends. Ranks that share a node divide the job's part.
     """
     state = _state
-    cpus = state.share.cpus() if state.run_dir is not None else None
+    cpus = state.cores.cpus() if state.run_dir is not None else None
     return None if cpus is None else cpus / max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 

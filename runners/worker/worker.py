@@ -32,8 +32,11 @@ from . import script
 if TYPE_CHECKING:
     import torch
 
+    from ..train.step import Step
     from ..train.task import Task
+    from .ranks import Ranks
 
+SWAP_PLAN = "swap-plan"  #: an internal recipe: it plans the job in its parameters
 ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
 
 
@@ -78,6 +81,10 @@ def _train(spec: JobSpec, profile: bool) -> int:
     import torch
 
     torch.set_num_threads(_threads())
+    if spec.recipe == SWAP_PLAN:
+        _plan_swapping(spec.params)
+        script.done()
+        return 0
     from ..train import rng
     from ..train.batches import Interrupted
     from ..train.profiling_run import Profiling
@@ -98,7 +105,8 @@ def _train(spec: JobSpec, profile: bool) -> int:
         if any_rank(interrupted):
             return PREEMPTED_EXIT
         # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
-        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
+        work = _work(spec, task, ranks)
+        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
         if profile:
             done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
@@ -110,6 +118,26 @@ def _train(spec: JobSpec, profile: bool) -> int:
         ranks.leave()
 
 
+def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+    """What a batch does to the weights; None: the plain step."""
+    if spec.memory is None:
+        return None
+    from ..swap.swapped_step import step_of
+
+    return step_of(spec.memory, task, ranks)
+
+
+def _plan_swapping(params: dict[str, Any]) -> None:
+    """The internal recipe of 'stoker swap plan': what it is to plan is a job in itself."""
+    from ..swap import planning
+    from ..train import rng
+
+    spec = msgspec.convert(params["job"], JobSpec)
+    seed = spec.params.get("seed", 0)
+    rng.seed_all(seed if isinstance(seed, int) else 0)
+    planning.run(spec, build(spec), params["cap"], params["accumulate"], _device())
+
+
 def build(spec: JobSpec) -> Task:
     """The task of the job's recipe or entrypoint; UsageError when that is wrong."""
     from ..train.task import Task
@@ -118,7 +146,7 @@ def build(spec: JobSpec) -> Task:
         from ..recipes import find
 
         recipe = find(spec.recipe)
-        return recipe.load()(**recipe.resolve(spec.params))
+        return recipe.load()(**recipe.resolve(spec.params, spec.backbone))
     if spec.entrypoint is None:
         raise UsageError("entrypoint: the job has neither a recipe nor an entrypoint; the worker runs no commands")
     function = _entrypoint(spec.entrypoint)

@@ -13,7 +13,7 @@ slowed AS (
 )
 SELECT j.id, j.name, j.owner, j.model, j.priority, j.demand, j.gpus_min, j.gpus_max, j.gpu_memory::DOUBLE AS gpu_memory,
        epoch(coalesce(j.eligible_at, j.submitted_at)) AS submitted, epoch(j.first_start_at) AS started, epoch(j.finished_at) AS ended,
-       j.run_time, j.attained, j.preemptions, j.est_duration AS estimate,
+       j.run_time, j.attained, j.preemptions, j.est_duration AS estimate, coalesce(j.share, '') AS share,
        CASE WHEN w.times IS NULL THEN j.attained
             ELSE 2 * j.attained - j.run_time * j.gpus_min + 2 * (j.run_time * j.gpus_min - j.attained) / w.times END AS work,
        list(epoch(t.deadline) ORDER BY t.deadline) FILTER (t.job_id IS NOT NULL) AS deadlines,

@@ -1,2 +1,2 @@
--- Every runner, and whether it was told to leave.
-SELECT id, leaving FROM nodes
+-- Every runner, whether it was told to leave, and whether it is to start nothing more.
+SELECT id, leaving, state IN ('draining', 'drained') FROM nodes

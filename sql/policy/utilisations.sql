@@ -1,8 +1,10 @@
 -- How busy jobs of which kind keep a GPU that they have alone, of late, where that is not what is known of them. $1: since (s since the epoch).
--- Of a slot the memory is that of the job's processes; of a GPU the workers tell it themselves. NULL: no more than is known.
+-- Of a slot the memory is that of the job's processes, up to what the slot is declared to have, as nothing enforces that: what ran there fits
+-- there. Of a GPU the workers tell it themselves. NULL: no more than is known.
 SELECT j.signature, g.name AS gpu_name, median(t.utilisation) AS utilisation,
-       CASE WHEN any_value(g.kind) = 'cpu' AND max(t.memory_used) > 1.05 * coalesce(any_value(s.peak_memory), 0)
-            THEN max(t.memory_used) END AS peak_memory
+       CASE WHEN any_value(g.kind) = 'cpu'
+                 AND max(least(t.memory_used, nullif(g.memory, 0))) > 1.05 * coalesce(any_value(s.peak_memory), 0)
+            THEN max(least(t.memory_used, nullif(g.memory, 0))) END AS peak_memory
 FROM telemetry t
 JOIN leases l ON l.id = t.lease_id
 JOIN jobs j ON j.id = l.job_id

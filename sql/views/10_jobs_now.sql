@@ -24,7 +24,7 @@ arrays AS (
 timed AS (
     SELECT j.*, c.moment, p.step, p.loss, p.metric, p.seconds_per_step, p.checkpoint_step, p.peak_memory, p.updated_at AS reported_at,
            coalesce(p.total_steps, j.total_steps) AS steps, h.nodes, coalesce(h.gpus, 0) AS gpus, l.expires_at AS lease_end,
-           h.silent_nodes, h.silent_since, i.iterations AS needed, r.shared_with,
+           h.silent_nodes, h.silent_since, i.iterations AS needed, r.shared_with, l.warm,
            w.code, w.reason AS waits, w.position, CASE WHEN j.lease_id IS NULL THEN o.est_start END AS est_start,
            a.size AS array_size, a.ended AS array_ended, a.active AS array_active, a.failed AS array_failed,
            a.cancelled AS array_cancelled, a.silent AS array_silent, a.over AS array_finished_at,
@@ -60,7 +60,7 @@ SELECT e.id, e.name, e.owner, e.pool, e.kind, e.model, e.state, e.state_since,
        e.array_finished_at,
        e.attempts, e.failures, e.preemptions, e.lease_id, e.lease_end, e.checkpoint_step, e.peak_memory, e.reported_at,
        e.silent_nodes, e.silent_since, e.cancel_requested, e.outcome, e.exit_code, e.submitted_at, e.first_start_at, e.finished_at, e.lived AS age,
-       e.share, e.shared_with
+       e.share, e.shared_with, e.warm
 FROM timed e;
 COMMENT ON VIEW jobs_now IS 'Every job as it is now, with its progress, where it runs, why it waits and when it should end';
 COMMENT ON COLUMN jobs_now.id IS 'Number of the job';
@@ -122,3 +122,4 @@ COMMENT ON COLUMN jobs_now.finished_at IS 'When it ended (UTC)';
 COMMENT ON COLUMN jobs_now.age IS 'Seconds from its submission until now or its end';
 COMMENT ON COLUMN jobs_now.share IS 'Whether its submitter lets it share its GPUs: exclusive or packed; NULL: not said';
 COMMENT ON COLUMN jobs_now.shared_with IS 'Numbers and names of the jobs that are on its GPUs too, NULL: none';
+COMMENT ON COLUMN jobs_now.warm IS 'Forked from a process that had loaded what it imports; NULL: it has no lease, or has not started';

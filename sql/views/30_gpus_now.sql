@@ -36,12 +36,15 @@ SELECT g.id, g.idx, g.node_id AS node, g.pool, g.kind, g.name, g.health, g.note,
             ELSE 'free' END AS state,
        h.lease_id, h.lease_state, h.job_id, h.name AS job, h.owner, h.share, h.others AS shared_with, h.granted_at AS held_since,
        epoch(c.moment - h.granted_at) AS held,
-       s.utilisation, s.memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at
+       s.utilisation, s.memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at,
+       g.warm, CASE WHEN g.warm IS NOT NULL THEN coalesce(w.state, 'loading') END AS warm_state
 FROM gpus g
 CROSS JOIN clock c
 JOIN nodes n ON n.id = g.node_id
 LEFT JOIN held h ON h.gpu_id = g.id
 LEFT JOIN measured s ON s.gpu_id = g.id
+LEFT JOIN (SELECT node_id, backbone, min(state) AS state FROM fork_servers WHERE backbone <> '' GROUP BY ALL) w
+       ON w.node_id = g.node_id AND w.backbone = g.warm
 ORDER BY g.node_id, g.idx;
 COMMENT ON VIEW gpus_now IS 'Every GPU and CPU slot as it is now: its health, who holds it, and what it last measured';
 COMMENT ON COLUMN gpus_now.id IS 'UUID of the GPU, or node/cpuN of a slot';
@@ -69,3 +72,5 @@ COMMENT ON COLUMN gpus_now.memory IS 'Total memory (bytes), 0 for a slot';
 COMMENT ON COLUMN gpus_now.power IS 'Power (W) at the last sample';
 COMMENT ON COLUMN gpus_now.temperature IS 'Temperature (°C) at the last sample';
 COMMENT ON COLUMN gpus_now.sampled_at IS 'Time of the last sample (UTC)';
+COMMENT ON COLUMN gpus_now.warm IS 'Backbone in whose pool the policy counts it; NULL: in none';
+COMMENT ON COLUMN gpus_now.warm_state IS 'ready: jobs that start from that backbone are forked; loading; or failed: they start in fresh processes';

@@ -4,7 +4,8 @@ WITH attempts AS (
     SELECT l.id, l.job_id, l.gpu_count, l.granted_at, l.started_at,
            CASE WHEN l.outcome = 'preempted' AND l.started_at IS NOT NULL THEN epoch(l.ended_at - l.stop_at) END AS leaving
     FROM leases l
-    WHERE NOT coalesce(l.profile, false) AND l.granted_at > make_timestamp(epoch_us(now())) - INTERVAL 14 DAY
+    WHERE NOT coalesce(l.profile, false) AND l.share = 'exclusive'  -- others slow a start, and a stop
+      AND l.granted_at > make_timestamp(epoch_us(now())) - INTERVAL 14 DAY
 ),
 turns AS (
     SELECT *, lag(leaving) OVER (PARTITION BY job_id ORDER BY id) AS suspend

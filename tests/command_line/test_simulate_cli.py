@@ -257,6 +257,25 @@ def test_seeds_are_averaged_with_their_spread(stoker: Callable[..., Told], trace
     assert "±" in stoker(*line)[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        ([], 1),
+        (["--estimate-bias", "0.5", "--resume", "3s"], 1),  # nothing is drawn
+        (["--estimate-error", "0.5"], 3),
+        (["--estimate-noise", "0.5"], 3),
+        (["--unknown-share", "0.5"], 3),
+        (["--failures-per-gpu-hour", "0.5"], 3),
+    ],
+)
+def test_seeds_of_what_is_not_random_run_once_and_that_is_said(
+    stoker: Callable[..., Told], trace: str, options: list[str], runs: int
+) -> None:
+    told = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--seeds", "3", "-j", "1", "--no-store", "--json", *options)
+    assert [run["seed"] for run in json.loads(told[1])["runs"]] == list(range(runs))
+    assert ("--seeds 3: nothing is random here, so each policy runs once; --estimate-error" in told[2]) is (runs == 1)
+
+
 def test_large_jobs_are_counted_or_refused(stoker: Callable[..., Told], tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text(TRACE + LARGE)
@@ -827,7 +846,7 @@ def test_the_history_of_jobs_that_shared_a_gpu() -> None:
     """One GPU: 7 has it from 0 to 20, 8 beside it from 10 to 30. Twice as slow together, each did 10 s of work alone and 5 beside."""
     shared = {"run_time": 20.0, "attained": 15.0, "work": 15.0}
     stays = [{**stay(7, 0, 20), "gpu_seconds": 15.0}, {**stay(8, 10, 30), "gpu_seconds": 15.0}]
-    jobs = [past(7, 0, 0, 20, model="a", **shared), past(8, 0, 10, 30, model="b", **shared)]
+    jobs = [past(7, 0, 0, 20, model="a", share="packed", **shared), past(8, 0, 10, 30, model="b", share="", **shared)]
     models = [{"model": "a", "utilisation": 0.9, "memory": 0.0}, {"model": "b", "utilisation": None, "memory": None}]
     pairs = [{"model": "a", "beside": "b", "slowdown": 2.0}, {"model": "gone", "beside": "a", "slowdown": 9.0}]
     history = History.of(
@@ -841,6 +860,7 @@ def test_the_history_of_jobs_that_shared_a_gpu() -> None:
     assert fates.gpu_time.tolist() == [15.0, 15.0] and fates.lost.tolist() == [0.0, 0.0]
     workload = history.workload()
     assert workload.duration.tolist() == [15.0, 15.0] and workload.profile.tolist() == [0, 1]
+    assert workload.share is not None and workload.share.tolist() == ["packed", ""]
     assert workload.profiles[0].utilisation == 0.9 and np.isnan(workload.profiles[1].utilisation)
     np.testing.assert_array_equal(workload.slowdowns, [[np.nan, 2.0], [np.nan, np.nan]])
 

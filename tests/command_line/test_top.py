@@ -71,6 +71,23 @@ def drawn(picture: dict[str, Any], width: int, height: int, trouble: str | None 
     return shown
 
 
+def test_what_is_warm_has_a_part_of_its_own_and_stands_at_its_gpus() -> None:
+    server = {"node": "gpu1", "recipe": "prompt-tune", "backbone": "smollm2-135m", "state": "ready", "until": None, "memory": 800 << 20,
+              "jobs": 1, "note": None}  # fmt: skip
+    others = [
+        {**server, "recipe": None, "backbone": None, "until": NOW + 300},
+        {**server, "recipe": "dlrm", "backbone": None, "state": "failed", "note": "1 threads were started"},
+    ]
+    gpus = [gpu(0, warm="smollm2-135m", warm_state="ready"), gpu(1, warm="llama", warm_state="loading"), gpu(2, warm=None, warm_state=None)]
+    lines = drawn({**snapshot(), "gpus": gpus, "warm": [server, *others]}, 160, 40)
+    assert any("Warm: 2 of 3 ready" in line for line in lines)
+    assert any("smollm2-135m" in line and "is kept" in line and "800" in line for line in lines)
+    assert any("(entrypoints)" in line and "ends in 5m unless used" in line for line in lines)
+    assert any("failed" in line and "1 threads were started" in line for line in lines)
+    assert any("llama (loading)" in line for line in lines)
+    assert not any("Warm:" in line for line in drawn(snapshot(), 160, 40))
+
+
 def test_who_shares_a_gpu_stands_beside_both_jobs_and_at_the_gpu() -> None:
     pair = [running(3, name="bert", shared_with="4 vgg"), running(4, name="vgg", shared_with="3 bert")]
     picture = {**snapshot(), "running": pair, "gpus": [gpu(0, state="busy", job_id=3, job="bert", shared_with="4 vgg")]}

@@ -440,7 +440,7 @@ class TestScheduling:
 
         assert would_fail(Hangs(Fifo.Config()), scheduling.look("default").view, 0.01) == "it does not answer within 0.01 s"
         let_go.set()
-        assert scheduling.would_fail("default", Fifo(Fifo.Config())) is None
+        assert scheduling.would_fail("default", Fifo(Fifo.Config()), "fifo") is None
 
     def test_a_policy_on_trial_that_computes_for_ever_is_stopped(self, scheduling):
         class Spins(Fifo):

@@ -24,7 +24,7 @@ from stoker.engine.protocol import Pipeline, Record, Records, Speed
 from stoker.engine.spec.model import PipelineOptions
 from stoker.engine.store.maintenance import Retention, thin
 from stoker.engine.store.store import Store
-from stoker.runners.host.core_shares import divide
+from stoker.runners.host.divided_cores import divide
 from stoker.runners.loaders.readings import step_telemetry as telemetry
 from stoker.runners.loaders.readings.step_telemetry import Journal
 from stoker.runners.loaders.tuning.controller import Decision, Knob, Observation, StageReading, Unit, Values
@@ -159,7 +159,7 @@ def test_outside_a_job_nothing_happens(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(script, "_state", script._State())
     monkeypatch.setattr(telemetry, "_journals", {})
     telemetry.report(observation(), "rate", Decision((1, 2, 64)), (1, 2, 64), "")
-    assert script.cpu_share() is None
+    assert script.given_cores() is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,16 +168,16 @@ def test_outside_a_job_nothing_happens(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_share_is_read_again_when_it_changes(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file that is not there yet or was cut short by a full disk, what held before still holds."""
-    assert script.cpu_share() is None
+    assert script.given_cores() is None
     file = run_dir / "cpus.json"
     for cpus in (4.0, 1.5):
         (run_dir / "new").write_text(json.dumps({"cpus": cpus}))
         (run_dir / "new").replace(file)
-        assert script.cpu_share() == cpus
+        assert script.given_cores() == cpus
     file.write_text("{")
-    assert script.cpu_share() == 1.5
+    assert script.given_cores() == 1.5
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert script.cpu_share() == 0.5, "ranks of one node divide it"
+    assert script.given_cores() == 0.5, "ranks of one node divide it"
 
 
 @settings(max_examples=60)
@@ -420,7 +420,7 @@ folder, steps = sys.argv[1], int(sys.argv[2])
 knobs = (Knob("udf", Unit.WORKERS),)
 def step(i):
     stage = StageReading("udf", 1 + i, 10, 1.0, 0.1, 0.0, 0.0, 0.0, 1, 100, 100.0)
-    seen = Observation(i, 1.0, (stage,), knobs, (1 + i,), 8.0, 5.0 + i, 20.0, script.cpu_share(), 1.0, 1 << 30, 1 << 32)
+    seen = Observation(i, 1.0, (stage,), knobs, (1 + i,), 8.0, 5.0 + i, 20.0, script.given_cores(), 1.0, 1 << 30, 1 << 32)
     telemetry.report(seen, "rate", Decision((3 + i,), f"step {i}"), (2 + i,), "no memory" if i % 10 == 3 else "")
 for i in range(steps):
     step(i)
@@ -509,8 +509,8 @@ folder, name = sys.argv[1:]
 print("begins with", os.environ["STOKER_CPUS"], flush=True)
 seen, step = None, 0
 while not os.path.exists(f"{folder}/end-{name}"):
-    if script.cpu_share() != seen:
-        seen, step = script.cpu_share(), step + 1
+    if script.given_cores() != seen:
+        seen, step = script.given_cores(), step + 1
         script.report(step=step, cpus=seen)
     time.sleep(0.01)
 """

@@ -264,8 +264,14 @@ def test_first_starts_are_measured(con: Any) -> None:
         add_job(con, job, "completed", model=model, finished_at=after[59], outcome="completed")
         add_lease(con, job, job, granted_at=granted, started_at=after[worker], state="ended", ended_at=after[59], outcome="completed")
     add_lease(con, 9, 1, attempt=2, granted_at=after[10], started_at=after[50])  # later ones are not first
+    add_job(con, 4, "completed", model="train/a", finished_at=after[59], outcome="completed")
+    add_lease(con, 10, 4, granted_at=granted, started_at=granted, warm=True)  # a fork tells nothing of a fresh process
     for at in (10, 20):
         insert(con, "metrics", job_id=1, lease_id=1, rank=0, seq=at, ts=after[at], step=1, name="loss", value=1.0)
     found = con.execute(sql("policy/start_ups"), ["default"]).fetchall()
-    assert [(model, times) for model, _, _, times in found] == [("command/x@1", 1), ("train/a", 2)]
+    assert [(model, times, *sort) for model, _, _, times, *sort in found] == [
+        ("command/x@1", 1, False, True),
+        ("train/a", 2, False, False),
+        ("train/a", 1, True, True),
+    ]
     assert found[1][1:3] == pytest.approx((3.0, 4.0))  # of two first starts one reported a step, 8 s later

@@ -180,6 +180,8 @@ def test_out_of_memory_is_retried_once_at_most():
     retries = Retries(limit=10)
     assert judge(End("oom", 1, None), retries, failures=0, cancelled=False, held=False).state is State.PENDING
     assert judge(End("oom", 1, None), retries, failures=1, cancelled=False, held=False).state is State.FAILED
+    beside = judge(End("oom", 1, None), Retries(limit=0), failures=1, cancelled=False, held=False, shared=True)
+    assert (beside.state, beside.failed, beside.alone) == (State.PENDING, False, True), "it may be the other job's doing"
 
 
 def reports(lease: int, *records: Record, rank: int = 0) -> list[Records]:

@@ -258,6 +258,12 @@ def test_slots(nvml: FakeNvml) -> None:
     assert list(devices.find("n1", slots=2, nvml=nvml).gpus) == ["n1/cpu0", "n1/cpu1"]
     with pytest.raises(UsageError, match="--slots 0"):
         devices.find("n1", slots=0)
+    assert {gpu.memory for gpu in devices.find("n1", slots=2, nvml=nvml).gpus.values()} == {0}, "not known"
+    assert {gpu.memory for gpu in devices.find("n1", slots=2, nvml=nvml, slot_memory=5).gpus.values()} == {5}
+    with pytest.raises(UsageError, match="--slot-memory: this runner offers GPUs"):
+        devices.find("n1", nvml=nvml, slot_memory=5)
+    with pytest.raises(UsageError, match="--slot-memory 0"):
+        devices.find("n1", slots=2, slot_memory=0)
 
 
 def test_hyperthreads_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +288,8 @@ def test_quarantine_lasts_as_long_as_the_process(nvml: FakeNvml) -> None:
         assert (changed.health, f"pid {child.pid}" in (changed.note or "")) == ("quarantined", True)
         assert health.note("GPU-0000") is None, "told once"
         assert health.look("GPU-0001").health == "ok"
+        health.quarantine(["GPU-0000"], [])  # another job that was on it has left nothing
+        assert health.look("GPU-0000").health == "quarantined"
         child.kill()
     back = health.note("GPU-0000")
     assert back is not None
@@ -342,6 +350,23 @@ def test_forecast_against_free_memory(
     assert agent.runs[1].identity is None
 
 
+@pytest.mark.parametrize(("beside", "needed", "fits"), [(10, 14, True), (10, 15, False), (0, 23, True)])
+def test_what_others_on_the_gpu_are_to_need_is_taken_though_they_do_not_use_it_yet(
+    agent: agents.Agent, tmp_path: Path, beside: int, needed: int, fits: bool
+) -> None:
+    want(agent, assignment(tmp_path, share="packed", spec={"gpu_memory": beside * GIB}))
+    second = {"share": {"gpu": "packed", "memory": needed * GIB}}
+    want(agent, agent.runs[1].assignment, assignment(tmp_path, lease=2, share="packed", spec=second))
+    started, ended = [run.phase is Phase.STARTING for run in agent.runs.values()], agent.runs[2].exit or {}
+    for run in agent.runs.values():
+        until(lambda run=run: run.look() or run.phase is Phase.ENDED)
+        run.close()
+    assert started == [True, fits]
+    if not fits:
+        assert ended["outcome"] == "lost"
+        assert "GPU 0 is full: its other jobs need 10.0 GiB of 24.0 GiB and the job 15.0 GiB" in ended["message"]
+
+
 def test_what_could_not_be_killed_is_remembered(agent: agents.Agent, tmp_path: Path) -> None:
     """By the next agent too, although the lease itself is closed."""
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -393,6 +418,16 @@ def test_samples_of_gpus(nvml: FakeNvml) -> None:
     telemetry = Telemetry(NvmlGpus(nvml))
     samples, _ = telemetry.sample([Worker(7, ("GPU-0000",), os.getpid())], 1.0, 1.0)
     assert [(s.gpu, s.lease, s.utilisation) for s in samples] == [("GPU-0000", 7, 0.5), ("GPU-0001", None, 0.0)]
+
+
+def test_a_job_that_hangs_on_a_gpu_that_another_one_keeps_busy_is_quiet(nvml: FakeNvml) -> None:
+    nvml.gpus[0].utilisation = 90
+    telemetry = Telemetry(NvmlGpus(nvml))
+    with subprocess.Popen(["sleep", "60"]) as child:
+        both = [Worker(lease, ("GPU-0000",), child.pid) for lease in (7, 8)]
+        quiet = [telemetry.sample(both, 1.0, clock)[1] for clock in (1.0, 2.0)]
+        child.kill()
+    assert quiet == [set(), {7, 8}]
 
 
 @pytest.mark.parametrize(

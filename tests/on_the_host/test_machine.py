@@ -159,7 +159,7 @@ def test_the_part_of_the_memory(ranks: str, share: float | None, part: float, mo
     """Ranks of a job share it evenly, jobs as they share the cores of the node; the share is that of one rank."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setattr(cores, "usable", lambda: 8.0)
-    monkeypatch.setattr(script, "cpu_share", lambda: share)
+    monkeypatch.setattr(script, "given_cores", lambda: share)
     assert machine.part() == part
 
 
@@ -170,7 +170,7 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
 @pytest.mark.parametrize(("share", "quota", "wanted"), [(None, 1.5, 1.5), (0.5, 1.5, 0.5), (64.0, 0.25, 0.25)])
 def test_cores_are_the_least_of_what_is_allowed(share: float | None, quota: float, wanted: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "usable", lambda: quota)
-    monkeypatch.setattr(script, "cpu_share", lambda: share)
+    monkeypatch.setattr(script, "given_cores", lambda: share)
     assert machine.cpus() == wanted
 
 

@@ -109,7 +109,7 @@ def test_samples_for_a_buffer_are_apart_and_those_of_a_batch_together(monkeypatc
         assert all(stage.apart is apart for stage in working)
 
 
-BATCHES = types.SimpleNamespace(share=4)
+BATCHES = types.SimpleNamespace(part=4)
 
 
 def doubtful(sample):

@@ -232,7 +232,7 @@ class Sharded(IterableDataset[tuple[int, int, int, int]]):
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}], ids=str)
-def test_workers_of_an_iterable_data_set_read_the_shares_that_a_loader_s_read(options: dict[str, Any]) -> None:
+def test_workers_of_an_iterable_data_set_read_the_parts_that_a_loader_s_read(options: dict[str, Any]) -> None:
     def loader() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)
         return DataLoader(Sharded(17), **({"batch_size": 3, "num_workers": 3, "generator": generator} | options))
@@ -248,7 +248,7 @@ def test_workers_of_an_iterable_data_set_read_the_shares_that_a_loader_s_read(op
             break
 
 
-def begin_share(number: int) -> None:
+def begin_part(number: int) -> None:
     torch.utils.data.get_worker_info().dataset.size += 100 * number  # type: ignore[union-attr]
 
 
@@ -256,7 +256,7 @@ def test_worker_init_of_an_iterable_data_set_and_one_of_a_local_class() -> None:
     class Local(Sharded):
         pass
 
-    loader = DataLoader(Local(4), 2, num_workers=2, worker_init_fn=begin_share)
+    loader = DataLoader(Local(4), 2, num_workers=2, worker_init_fn=begin_part)
     with nothing_left(), staged(loader) as pipeline:
         assert [batch[0].tolist() for batch in pipeline] == [batch[0].tolist() for batch in loader]
     with staged(loader_without_init(loader), processes=False) as pipeline:
@@ -267,13 +267,13 @@ def loader_without_init(loader: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(loader.dataset, loader.batch_size, num_workers=loader.num_workers)
 
 
-def test_an_error_in_a_share_reaches_the_training() -> None:
+def test_an_error_in_a_part_reaches_the_training() -> None:
     class Torn(Sharded):
         def __iter__(self) -> Iterator[Any]:
             yield from range(3)
-            raise ValueError("torn share")
+            raise ValueError("torn part")
 
-    with nothing_left(), staged(DataLoader(Torn(9), 3, num_workers=1)) as pipeline, pytest.raises(ValueError, match="torn share"):
+    with nothing_left(), staged(DataLoader(Torn(9), 3, num_workers=1)) as pipeline, pytest.raises(ValueError, match="torn part"):
         list(pipeline)
 
 
@@ -307,12 +307,12 @@ class Large(Dataset[Any]):
         return torch.full((1 << 17,), float(index)), np.full(1 << 17, index, np.float32)
 
 
-class LargeShares(IterableDataset[Any]):
+class LargeParts(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (Large()[index] for index in range(8))
 
 
-@pytest.mark.parametrize("data", [Large(), LargeShares()], ids=["indexed", "shares"])
+@pytest.mark.parametrize("data", [Large(), LargeParts()], ids=["indexed", "parts"])
 def test_processes_collate_in_memory_of_their_own_and_know_that_they_are_workers(data: Any) -> None:
     """Torch's default_collate stacks in /dev/shm where it sees that this is a worker."""
     with staged(DataLoader(data, 4, num_workers=1, collate_fn=told_with)) as pipeline:
@@ -325,11 +325,11 @@ def test_processes_collate_in_memory_of_their_own_and_know_that_they_are_workers
 SMALL = """
 import sys
 from stoker.runners.loaders.staged import staged
-from test_staged import Large, LargeShares
+from test_staged import Large, LargeParts
 from torch.utils.data import DataLoader
 
 if __name__ == "__main__":
-    for data in (Large(), LargeShares()):
+    for data in (Large(), LargeParts()):
         with staged(DataLoader(data, 8, num_workers=1)) as pipeline:
             print([[part.shape[0] for part in batch] for batch in pipeline])
 """

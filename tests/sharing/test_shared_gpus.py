@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import typing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from one_runner import Host, spec
 from stoker.engine.estimation.estimating import Estimating
 from stoker.engine.forecast.explain import explain
+from stoker.engine.jobs import leases
 from stoker.engine.jobs.leases import Grant
-from stoker.engine.protocol import Record, Records, Sample, Speed
+from stoker.engine.json_rows import objects
+from stoker.engine.protocol import Assignment, Record, Records, Sample, Speed
+from stoker.engine.scheduling import guards
 from stoker.engine.scheduling.enact import Decision, Enactment, enact
 from stoker.engine.scheduling.view import snapshot
-from stoker.engine.spec.model import Share
+from stoker.engine.spec.model import JobSpec, Share
 from stoker.engine.store.store import Store
+from stoker.policies import contract
 from stoker.policies.contract import PACKED, Allocation, Group
 from stoker.policies.lucid import Lucid
 
@@ -64,6 +69,8 @@ def test_a_job_joins_one_that_runs_and_the_pair_says_so(host: Host) -> None:
     host.ends(1)
     host.runs(2)
     assert host.shares() == [(2, "n1/cpu0", "packed")], "the other one goes on"
+    told = [[(lease["share"], lease["beside"]) for lease in objects(host.store, "api/leases", job)] for job in (1, 2)]
+    assert told == [[("packed", [2])], [("packed", [1])]], "their histories tell it"
 
 
 def test_memory_that_does_not_fit_waits_with_that_reason(store: Store) -> None:
@@ -94,6 +101,15 @@ def test_a_job_that_can_share_with_nobody_is_told_so(store: Store) -> None:
         "shares with nobody, as gangs over several nodes do not, and no node of the pool has 3 GPUs",
         "shares with nobody, as it takes 4.0 GiB of a GPU and the largest of the pool has 4.0 GiB", "", "",
     ]  # fmt: skip
+
+
+def test_a_job_that_is_to_be_alone_is_told_that_others_share(host: Host) -> None:
+    host.submit("left"), host.submit("right"), host.submit("closed", share=Share(gpu="exclusive"))
+    assert "joins" not in explain(host.store, 3)["summary"]
+    host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2))
+    assert explain(host.store, 3)["summary"].endswith("; joins nobody on the GPU that others share (share: exclusive)")
+    host.tick({3: Allocation((1,))})
+    assert "joins" not in explain(host.store, 3)["summary"]
 
 
 def test_one_of_a_pair_alone_is_named_by_a_plan(host: Host) -> None:
@@ -127,6 +143,31 @@ def test_a_plan_that_cannot_be_shared_changes_nothing(
     assert host.rows("SELECT error FROM decisions")[0][0].startswith(why) and host.shares() == []
 
 
+def test_what_is_said_of_shares_has_the_same_names_from_the_wish_to_the_runner() -> None:
+    kinds = {contract.EXCLUSIVE, contract.PACKED}
+    assert {leases.EXCLUSIVE, leases.PACKED} == kinds <= set(typing.get_args(typing.get_type_hints(Share)["gpu"]))
+    asked = Assignment(lease=1, job=1, attempt=1, spec={}, gpus=[], world_size=1)
+    started = guards.Start(1, (), None)
+    assert {asked.share, started.share, Grant(1, (), None).share} == {contract.EXCLUSIVE}, "what nobody has said"
+    assert started.memory == Grant(1, (), None).memory == 0
+    assert "share" in JobSpec.__struct_fields__ and "share" in contract.Jobs.__slots__
+
+
+def test_gangs_over_several_nodes_and_profiling_runs_are_in_no_group(store: Store) -> None:
+    host = Host(store, nodes=2)
+    for name in ("left", "right"):
+        host.submit(name, gpus_min=2, gpus_max=2)
+    spread = Allocation((0, 2))
+    assert host.tick({1: spread, 2: spread}, groups=packed(1, 2)) == "invalid"
+    large = [host.submit(name, gpus_min=4, gpus_max=4) for name in ("large", "larger")]
+    profiled = Allocation((0, 1), time.time() + 60.0, profile=True)
+    assert host.tick({large[0]: profiled, 1: Allocation((0, 1))}, groups=packed(large[0], 1)) == "invalid"
+    assert [error for (error,) in host.rows("SELECT error FROM decisions ORDER BY id")] == [
+        "job 1: is in a group (packed), but its GPUs are on several nodes; those are never shared",
+        f"job {large[0]}: is in a group (packed), but is in a profiling run, which is never shared",
+    ]
+
+
 def test_a_job_that_asks_to_be_alone_is_in_no_group(host: Host) -> None:
     host.submit("open"), host.submit("closed", share=Share(gpu="exclusive"))
     assert host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2)) == "invalid"
@@ -157,6 +198,26 @@ def test_beside_others_nothing_is_learnt_of_a_job_and_alone_its_use_of_the_gpu_i
     for job in (1, 2, 3):
         host.ends(job)
     assert host.rows("SELECT DISTINCT model FROM profiles WHERE samples > 0") == [("toy/alone",)]
+
+
+def test_memory_of_a_slot_is_what_jobs_were_seen_to_take_alone(store: Store) -> None:
+    host = Host(store, memory=4 << 30)
+    host.submit("alone"), host.submit("left"), host.submit("right")
+    host.tick({1: ON_0, 2: Allocation((1,)), 3: Allocation((1,))}, groups=packed(2, 3))
+    host.runs(1, 2, 3)
+    now = time.time()
+    timed(host, 1, 0.5, at=1.0)
+    for taken in (1, 3, 2):
+        now += 1.0
+        host.report(samples=[Sample(ts=now, gpu=f"n1/cpu{slot}", lease=host.lease(job), utilisation=0.5, memory_used=taken << 29)
+                             for job, slot in ((1, 0), (2, 1), (3, 1))])  # fmt: skip
+    Estimating(host.store, lambda found: None, lambda: now).look()
+    assert host.rows("SELECT model, peak_memory FROM speeds") == [("toy/alone", 3 << 29)]
+    with host.store.read() as con:
+        view = snapshot(con, "default", now).view
+    assert view.jobs.profile is not None
+    row = view.jobs.id.tolist().index(1)
+    assert view.profiles[view.jobs.profile[row]].memory == 0.375 and view.jobs.gpu_memory[row] == 3 << 29
 
 
 def timed(host: Host, job: int, seconds: float, *, at: float, steps: int = 10) -> None:

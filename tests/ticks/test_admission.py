@@ -540,13 +540,19 @@ class TestProfiling:
 
 
 class TestStartUps:
-    MEASURED: ClassVar = [("train/a", 1.0, 7.0, 3), ("train/b", 1.0, 3.0, 1), ("command/x@1", 0.1, 0.0, 5)]
+    MEASURED: ClassVar = [
+        ("train/a", 1.0, 7.0, 3, False, True),
+        ("train/b", 1.0, 3.0, 1, False, False),
+        ("train/b", 0.1, 0.1, 9, True, True),
+        ("command/x@1", 0.1, 0.0, 5, False, True),
+    ]
 
     def test_of_the_model_else_of_its_like_else_what_libraries_take(self) -> None:
         measured = StartUps(self.MEASURED)
         assert measured.of("train/a").until_work(loading=True) == 8.0
         assert measured.of("train/a").until_work(loading=False) == 1.0
-        assert measured.of("other").until_work(loading=True) == 7.0  # (3 x 8 + 4) / 4
+        assert measured.of("train/b").until_work(loading=True) == 0.2  # its newest start was a fork
+        assert measured.of("other").until_work(loading=True) == 7.0  # (3 x 8 + 4) / 4: forks teach nothing of fresh processes
         assert measured.of("command/y@2").until_work(loading=True) == 0.1
         assert StartUps().of("other").until_work(loading=True) == sum(RECIPE)
         assert StartUps().of("command/y@2").until_work(loading=True) == sum(COMMAND)

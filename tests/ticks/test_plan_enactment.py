@@ -16,7 +16,8 @@ from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec, Provenance, Submission
 from stoker.engine.tasks import Tasks
-from stoker.policies.contract import Allocation, Plan, Reason, Waiting
+from stoker.policies.contract import Allocation, Phase, Plan, Reason, Waiting
+from stoker.policies.own import Loaded
 
 
 class Numpy:
@@ -64,7 +65,7 @@ def test_what_goes_wrong_on_the_way_is_the_policys_error(store, scheduling, monk
     monkeypatch.setattr(module, "reconcile", fails)
     scheduling.tick("default")
     assert rows(store, "SELECT outcome, error FROM decisions") == [
-        ("error", 'TypeError: cannot be reconciled (test_plan_enactment.py, line 62: raise TypeError("cannot be reconciled"))')
+        ("error", 'TypeError: cannot be reconciled (test_plan_enactment.py, line 63: raise TypeError("cannot be reconciled"))')
     ]
     assert rows(store, "SELECT count(*) FROM leases") == [(0,)]
 
@@ -120,6 +121,100 @@ def test_another_policy_does_not_get_the_memory_of_the_one_before(store, schedul
     assert made.rules("default").memory is None
     made.tick("default")
     assert {reason for (reason,) in rows(store, "SELECT reason FROM waiting")} == {"asked 1"}
+
+
+class _Sets:
+    """A pool whose policies count how often they were asked, with their own code or Stoker's."""
+
+    def __init__(self, store, monkeypatch):
+        self.store, self.codes = store, {}
+        jobs = [JobSpec(name="c", recipe="toy")]
+        store.write(submit, SubmitRequest(Submission(jobs=jobs, provenance=Provenance(argv=[], cwd="/")), "ann"))
+        monkeypatch.setattr(module, "_create", lambda setting: Counts(9))
+        monkeypatch.setattr(module, "_load", lambda pool, policy: Loaded(Counts, self.codes.get(policy, "")))
+        self.restart()
+
+    def restart(self):
+        self.made = Scheduling(self.store, Tasks(lambda *_: None), Config(policy=PolicyDefault("fifo")))
+        self.made.reload()
+
+    def set(self, policy, code=""):
+        self.codes[policy] = code
+        self.store.write(set_policy, PolicySetting("default", policy, 5.0, {}, "ann", code))
+        self.made.reload()
+
+    def asked(self):
+        self.made.tick("default")
+        ((reason,),) = set(rows(self.store, "SELECT reason FROM waiting"))
+        return int(reason.removeprefix("asked "))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ([("fifo", "")], [2]),  # it is the default too
+        ([("srtf", ""), ("srtf", ""), ("srtf", "")], [1, 2, 3]),
+        ([("srtf", ""), ("fifo", ""), ("srtf", "")], [1, 1, 1]),
+        ([("mine:P", "a"), ("mine:P", "a"), ("mine:P", "b"), ("mine:P", "b"), ("mine:P", "a")], [1, 2, 1, 2, 1]),
+    ],
+)
+def test_the_same_policy_with_another_configuration_goes_on_with_what_it_kept(store, monkeypatch, settings, asked, restarts):
+    pool, seen = _Sets(store, monkeypatch), []
+    assert pool.asked() == 1
+    for policy, code in settings:
+        pool.set(policy, code)
+        assert (pool.made.rules("default").memory or {"asked": 0})["asked"] + 1 == asked[len(seen)], "a forecast goes on with it too"
+        if restarts:
+            pool.restart()
+        seen.append(pool.asked())
+    assert seen == asked
+
+
+def test_a_setting_that_was_replaced_before_its_first_tick_has_been_in_between_all_the_same(store, monkeypatch):
+    pool = _Sets(store, monkeypatch)
+    pool.set("srtf")
+    assert [pool.asked(), pool.asked()] == [1, 2]
+    pool.set("fifo")
+    pool.set("srtf")
+    assert pool.asked() == 1
+    pool.set("srtf")
+    pool.set("srtf")
+    assert pool.asked() == 2
+
+
+def test_a_policy_that_is_set_again_is_tried_with_what_it_kept(store, monkeypatch):
+    pool = _Sets(store, monkeypatch)
+    pool.set("mine:P", "a")
+    pool.asked()
+    seen = []
+
+    class Tells(Counts):
+        def plan(self, view):
+            seen.append(view.memory)
+            return super().plan(view)
+
+    for name, code in (("mine:P", "a"), ("mine:P", "b"), ("fifo", "")):
+        assert pool.made.would_fail("default", Tells(9), name, code) is None
+    assert seen == [{"asked": 1}, None, None]
+
+
+class Leases:
+    """Gives each job a GPU for a day, once, and renews nothing."""
+
+    def plan(self, view):
+        waits = view.jobs.id[view.jobs.phase == Phase.PENDING]
+        return Plan({int(job): Allocation((gpu,), lease_end=view.now + 86400) for gpu, job in enumerate(waits)})
+
+
+def test_the_ends_of_leases_stay_when_the_same_policy_is_set_again(store, scheduling, monkeypatch):
+    monkeypatch.setattr(module, "_create", lambda setting: Leases())
+    ends = "SELECT expires_at IS NOT NULL FROM leases"
+    for policy in ("srtf", "srtf", "fifo"):
+        store.write(set_policy, PolicySetting("default", policy, 5.0, {}, "ann"))
+        scheduling.reload()
+        scheduling.tick("default")
+        assert set(rows(store, ends)) == {(policy == "srtf",)}
 
 
 def test_the_newest_memory_outlives_the_retention_of_decisions(store, scheduling, monkeypatch):

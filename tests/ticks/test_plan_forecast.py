@@ -52,6 +52,14 @@ def test_what_the_pool_cannot_hold_holds_up_nobody():
     assert starts[1] == 0
 
 
+def test_a_job_that_needs_more_memory_than_there_is_has_no_start_and_holds_up_nobody():
+    jobs = [Job(1, gpus=2, memory=24), Job(2, memory=24), Job(3, memory=80), Job(4, memory=81)]
+    starts = forecast(make_view([3], jobs, memory=[24, 80, 0]), [1, 2, 3, 4])
+    assert starts[0] == starts[1] == 0 and not math.isnan(forecast(make_view([1], [Job(3, memory=80)], memory=[0]), [3])[0])
+    assert math.isnan(forecast(make_view([2], [Job(4, memory=81), Job(5)], memory=[24, 80]), [4, 5])[0])
+    assert forecast(make_view([2], [Job(4, memory=81), Job(5)], memory=[24, 80]), [4, 5])[1] == 0
+
+
 def test_behind_one_that_waits_for_gpus_to_come_back_nothing_is_told():
     view = make_view([3], [Job(1), Job(2, gpus=3), Job(3)], unusable=[1])
     starts = forecast(view, [1, 2, 3])
@@ -91,6 +99,9 @@ def test_agrees_with_gpus_taken_one_by_one(view):
     expected = []
     for row in np.flatnonzero(jobs.phase == Phase.PENDING):
         n = int(jobs.gpus_min[row])
+        if n > sum(not 0 < size < jobs.gpu_memory[row] for size in view.gpus.memory):
+            expected.append(math.nan)
+            continue
         ends.sort()
         start = ends[n - 1] if n <= len(ends) else math.inf
         if len(ends) < n <= len(view.gpus):

@@ -298,7 +298,8 @@ def test_what_no_job_says_has_no_column(con: duckdb.DuckDBPyConnection) -> None:
     tables = Tables(0)
     insert(con, "jobs", [job | {"backbone": None, "share": None, "lease_id": None} for job in tables.jobs])
     jobs = snapshot(con, "default", NOW).view.jobs
-    assert len(jobs) and jobs.backbone is None and jobs.share is None and set(jobs.kind or ()) == {"train", "prompt"}
+    assert len(jobs) and jobs.backbone is None and jobs.share is None
+    assert jobs.kind is not None and set(jobs.kind) == {"train", "prompt"}
 
 
 def test_a_pool_without_anything_is_an_empty_view(con: duckdb.DuckDBPyConnection) -> None:

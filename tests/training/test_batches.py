@@ -28,7 +28,7 @@ def test_the_streams_of_the_ranks_are_the_batches_of_the_order(sizes, ranks):
     order = Order(*sizes, seed=1)
     for rank, stream in enumerate(streams(order, ranks)):
         for step in range(2 * order.steps_per_epoch):
-            taken = [stream.take() for _ in range(stream.share)]
+            taken = [stream.take() for _ in range(stream.part)]
             assert [order.index(position) for position in taken] == order.batch(step, rank, ranks)
             assert {position // order.batch_size for position in taken} == {step}
 

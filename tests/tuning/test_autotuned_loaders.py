@@ -1,4 +1,4 @@
-"""What else reads a DataLoader finds it in an autotuned one: its attributes, and its share of the data where accelerate divides it."""
+"""What else reads a DataLoader finds it in an autotuned one: its attributes, and its part of the data where accelerate divides it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_one_that_accelerate_gave_back_undivided_says_so_before_its_first_batch(
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_one_with_a_share_of_its_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_with_a_part_of_its_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     for loader in (
         DataLoader(DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)),
         DataLoader(DATA, batch_sampler=OfTwo(SequentialSampler(DATA), 2, False)),
@@ -128,7 +128,7 @@ def test_one_with_a_share_of_its_own_is_left_alone(caplog: pytest.LogCaptureFixt
     assert not caplog.messages
     with autotuned(DataLoader(Stream(), 2)) as tuned:
         assert numbers(tuned) == [[0, 1], [2, 3]], "a stream may divide itself"
-    assert "unless its data set gives each process a share" in caplog.text
+    assert "unless its data set gives each process a part" in caplog.text
 
 
 @pytest.mark.usefixtures("two_processes")

@@ -16,6 +16,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
 
+MAILS, PROMPTS = (Path(__file__).parent / name for name in ("few_mails.jsonl", "few_prompts.jsonl"))
+
 TINY = {
     "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
     "adhoc_sql": ["--clients", "2", "--seconds", "0.3", "--rounds", "1", "--history", "50"],
@@ -26,6 +28,7 @@ TINY = {
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
     "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
+    "packing": ["--jobs", "waits", "--seconds", "3"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
@@ -53,6 +56,7 @@ TINY = {
     "selector": ["--seeds=1", "--sizes", "20x16", "--alike", "20x16", "--small", "10x8", "--plain=1", "--ablate=10x8"],
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
+    "prompts": ["--llm=tiny", "--tasks", str(MAILS), "--prompts=2", "--bank=6", "--steps=3", f"--from={PROMPTS}"],
     "swap": ["--layers=2", "--width=32", "--vocabulary=50", "--length=8", "--parts=3", "--micro-batches", "1", "2", "--bandwidths=12"],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
@@ -70,8 +74,9 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-#: More than a tiny run takes: what they attack with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py.
-NIGHTLY = ("hostile",)
+#: More than a tiny run takes: what hostile attacks with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py, and
+#: packing is what test_shared_slot.py does, until a slot's use has been measured.
+NIGHTLY = ("hostile", "packing")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])

@@ -76,6 +76,7 @@ class History:
             gpu_memory=[job["gpu_memory"] for job in jobs],
             profiles=[Profile(row["model"], utilisation=_known(row["utilisation"]), memory=_known(row["memory"])) for row in self.models],
             slowdowns=self._slowdowns(),
+            share=[job.get("share", "") for job in jobs],
         )
 
     def _slowdowns(self) -> Floats | None:

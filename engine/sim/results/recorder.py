@@ -36,6 +36,7 @@ class Recorder:
         self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
         self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
         self._service: Floats | None = None
+        self.warm_idle = 0.0  #: see `Result`
 
     @property
     def over(self) -> int:
@@ -105,6 +106,7 @@ class Recorder:
             decisions=decisions,
             plan_seconds=plan_seconds,
             wall_seconds=wall_seconds,
+            warm_idle=self.warm_idle,
         )
 
     def _usage(self, stays: Bars, *, begun: bool) -> Usage:

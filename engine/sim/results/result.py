@@ -79,3 +79,4 @@ class Result:
     decisions: int  #: times that the policy was asked
     plan_seconds: float  #: real seconds in plan()
     wall_seconds: float  #: real seconds of the whole run
+    warm_idle: float = 0.0  #: GPU-seconds that GPUs were in a warm pool, or loading for it, and served no job

@@ -207,6 +207,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "hold": fields.flag,
     "array": _array,
     "cron": _cron,
+    "warm": fields.choice(("auto", "off")),
     **blocks.READERS,
 }
 NAMES = (*FIELDS, *DEMANDS)

@@ -20,16 +20,16 @@ _COPY = 32 << 20  #: bytes copied to measure the bandwidth: more than most cache
 
 
 def cpus() -> float:
-    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and the share that the runner gives this job.
+    """Cores that may be kept busy: the least of affinity, the cgroup's quota, and those that the runner gives this job.
 
     Outside a job the ranks on the node (LOCAL_WORLD_SIZE) have equal parts of what their launcher may use; a rank that was pinned to
     fewer cores has those.
     """
-    share = script.cpu_share()
+    given = script.given_cores()
     allowed = cores.usable()
-    if share is None and (ranks := _ranks()) > 1:
-        share = max(0.01, min(_launchers_cores(), cores.quota()) / ranks)
-    return allowed if share is None else min(allowed, share)
+    if given is None and (ranks := _ranks()) > 1:
+        given = max(0.01, min(_launchers_cores(), cores.quota()) / ranks)
+    return allowed if given is None else min(allowed, given)
 
 
 def idle() -> float:
@@ -45,11 +45,11 @@ def idle() -> float:
 def part() -> float:
     """Of the memory, what counts as this process's own: its part of the job's ranks on the node, and of the node's jobs.
 
-    A job's part is its share of the node's cores, where the runner gives one. No two ranks, and no two jobs, then take the same free
+    A job's part is that of the node's cores, where the runner gives one. No two ranks, and no two jobs, then take the same free
     memory for their own in the same moment.
     """
-    share = script.cpu_share()  # of this rank already
-    return min(1.0 / _ranks(), math.inf if share is None else share / cores.usable())
+    given = script.given_cores()  # of this rank already
+    return min(1.0 / _ranks(), math.inf if given is None else given / cores.usable())
 
 
 def memory() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the buffers of a gang hold, shared out to another number of ranks."""
+"""What the buffers of a gang hold, divided over another number of ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 def deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[BufferState]:
     """The buffers' states of a gang that now has ``ranks`` ranks: every position with the uses it has left, in exactly one of them.
 
-    Positions must be those of the job's one stream, not of a rank's. They are dealt round, so that each rank gets its share of
+    Positions must be those of the job's one stream, not of a rank's. They are dealt round, so that each rank gets its part of
     every rank's samples; a rank takes the generator of the old rank of its number, or one derived from the first.
     """
     held = [one for group in _rounds([_held(state) for state in states]) for one in group]
@@ -28,10 +28,10 @@ def deal(states: Sequence[Mapping[str, Any]], ranks: int) -> list[BufferState]:
             BufferState(
                 repeat=int(states[0]["repeat"]),
                 batches=max(int(state["batches"]) for state in states),
-                taken=_share(total["taken"], rank, ranks),
-                first_uses=_share(total["first_uses"], rank, ranks),
-                uses=_share(total["uses"], rank, ranks),
-                dropped=_share(total["dropped"], rank, ranks),
+                taken=_part(total["taken"], rank, ranks),
+                first_uses=_part(total["first_uses"], rank, ranks),
+                uses=_part(total["uses"], rank, ranks),
+                dropped=_part(total["dropped"], rank, ranks),
                 carry=0.0,
                 largest=max(int(state["largest"]) for state in states),
                 ended=all(bool(state["ended"]) for state in states),
@@ -56,7 +56,7 @@ def _rounds(held: Sequence[Sequence[_T]]) -> Iterator[list[_T]]:
         yield [of_rank[index] for of_rank in held if index < len(of_rank)]
 
 
-def _share(total: int, rank: int, ranks: int) -> int:
+def _part(total: int, rank: int, ranks: int) -> int:
     return total // ranks + (rank < total % ranks)
 
 

@@ -17,7 +17,7 @@ from ..pipeline import Pipeline
 from ..staged import InProcess, Read
 from ..staged import Samples as FromIterable
 from ..stages import Batch, Source
-from ..worker_shares import Shares
+from ..worker_parts import Parts
 from .buffer import Decoded, ReuseBuffer, Use
 from .sources import Samples, Start, Transform
 
@@ -327,7 +327,7 @@ def _check_gives_samples(data: Autotuned | Pipeline) -> None:
     pipeline = data.pipeline if isinstance(data, Autotuned) else data
     source = pipeline.stages[0]
     assert isinstance(source, Source)
-    if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable | Shares):
+    if any(isinstance(stage, Batch) for stage in pipeline.stages) or isinstance(source.data, Read | InProcess | FromIterable | Parts):
         raise UsageError(
             f"reuse: the {pipeline.name} gives batches, and samples are what is reused; build a pipeline without Batch, as "
             "Pipeline([Source(dataset), Map(decode), Prefetch()]), tuned or not, and give reuse(..., batch_size=)"

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ..controller import Controller, Decision, Observation, Values, reward
 from ..controller_options import tunable
 from ..costs import with_workers
-from .fixed import even_shares
+from .fixed import even_workers
 from .pilot import Pilot, in_words
 from .rate import Rate, RateOptions
 
@@ -54,7 +54,7 @@ class Dqn:
             self._pilot = _pilot(self.options, len(seen.knobs), self._weights)
             self._pilot.see(seen)
             self._pilot.forget_way()
-            return Decision(with_workers(seen, even_shares(seen)), "begins with the cores divided evenly")
+            return Decision(with_workers(seen, even_workers(seen)), "begins with the cores divided evenly")
         rows, _ = self._pilot.see(seen)
         chosen = self._pilot.agent.choose(rows, self._exploration())
         self._windows += 1

@@ -45,8 +45,8 @@ class Uniform:
         self.options = options
 
     def decide(self, seen: Observation) -> Decision:
-        shares = even_shares(seen)
-        return Decision(with_workers(seen, shares), f"{in_cores(seen.cpus)} divided evenly among {len(shares)} stages")
+        workers = even_workers(seen)
+        return Decision(with_workers(seen, workers), f"{in_cores(seen.cpus)} divided evenly among {len(workers)} stages")
 
 
 class Fixed:
@@ -66,14 +66,14 @@ class Fixed:
         return Decision(tuple(knob.clip(value) for knob, value in zip(seen.knobs, wanted, strict=True)), "set by hand")
 
 
-def even_shares(seen: Observation) -> dict[str, int]:
+def even_workers(seen: Observation) -> dict[str, int]:
     """Workers a stage. What a stage with one order cannot use goes to the others; a stage has one worker at least."""
     stages = {reading.name: reading for reading in seen.stages}
     room = {name: most_workers(seen.knobs[place], stages[name]) for name, place in worker_knobs(seen).items() if name in stages}
-    shares = dict.fromkeys(room, 1)
-    spare = math.floor(seen.cpus) - len(shares)
-    while spare > 0 and (growing := [name for name in shares if shares[name] < room[name]]):
+    workers = dict.fromkeys(room, 1)
+    spare = math.floor(seen.cpus) - len(workers)
+    while spare > 0 and (growing := [name for name in workers if workers[name] < room[name]]):
         for name in growing[:spare]:
-            shares[name] += 1
+            workers[name] += 1
         spare -= min(spare, len(growing))
-    return shares
+    return workers

@@ -22,7 +22,7 @@ from ..controller import Observation, Unit, Values
 from ..simulation.named_pipelines import random_pipeline
 from ..simulation.simulated import SimulatedPipeline
 from .features import LAYOUTS, Encoder, Rows
-from .fixed import even_shares
+from .fixed import even_workers
 from .q_network import STEPS, Agent, Choice, Learning, Trail
 
 SIDE_BY_SIDE = 32  #: pipelines at once
@@ -66,7 +66,7 @@ class Episodes:
     def _start(self, pipeline: SimulatedPipeline, seen: Observation) -> Values:
         kind = self._rng.integers(3)
         if kind == 0:
-            workers = even_shares(seen)
+            workers = even_workers(seen)
         elif kind == 1:
             computing = sum(stage.cpu * stage.per_batch for stage in pipeline.stages)
             rate = min(seen.cpus / computing, pipeline.consumer.batches) * self._rng.uniform(0.6, 1.2)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ...engine.protocol import Assignment
 from ..worker.cores import usable
 from . import processes
 from .gpus import Devices
@@ -36,27 +35,27 @@ def divide(cores: float, held: Mapping[int, Collection[str]], pinned: Collection
     return {lease: round(part * (a_gpu if lease in pinned else rest), 3) for lease, part in parts.items()}
 
 
-class Shares:
-    """Writes each lease's share of the cores into its run directory, when it has changed."""
+class DividedCores:
+    """Writes each lease's part of the cores into its run directory, when it has changed."""
 
-    def __init__(self, cores: Callable[[], float] = usable, is_pinned: Callable[[Assignment], bool] = lambda assignment: False):
-        self._is_pinned, self._cores = is_pinned, cores
+    def __init__(self, cores: Callable[[], float] = usable, pinned: Callable[[Sequence[Run]], Collection[int]] = lambda running: ()):
+        """``pinned``: which of the leases that run are."""
+        self._pinned, self._cores = pinned, cores
         self._told: dict[int, float] = {}
 
     def tell(self, runs: Iterable[Run]) -> dict[int, float]:
-        """Divide the cores over these leases, all that run or are about to; answers with the share of each."""
+        """Divide the cores over these leases, all that run or are about to; answers with those of each."""
         running = list(runs)
-        pinned = [run.lease for run in running if self._is_pinned(run.assignment)]
-        shares = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, pinned) if running else {}
+        parts = divide(self._cores(), {run.lease: run.assignment.gpus for run in running}, self._pinned(running)) if running else {}
         told: dict[int, float] = {}
         for run in running:
-            share = shares[run.lease]
+            part = parts[run.lease]
             with run.isolated():  # tried again at the next look
-                if self._told.get(run.lease) != share:
-                    run.dir.replace(CPUS, {"cpus": share})
-                told[run.lease] = share
+                if self._told.get(run.lease) != part:
+                    run.dir.replace(CPUS, {"cpus": part})
+                told[run.lease] = part
         self._told = told
-        return shares
+        return parts
 
 
 def own_cores() -> Sequence[int]:
@@ -69,32 +68,41 @@ class Pins:
 
     def __init__(self, devices: Devices, cores: Callable[[], Sequence[int]] = own_cores):
         self._devices, self._cores = devices, cores
+        self._held: dict[int, frozenset[int]] = {}  #: cores of leases that are pinned
 
-    def of(self, assignment: Assignment) -> frozenset[int] | None:
-        """Cores to which a job is to be pinned, None: it is not. A slot is the core at its place on the node."""
-        gpus = [self._devices.gpus[gpu] for gpu in assignment.gpus if gpu in self._devices.gpus]
-        if assignment.share == "exclusive" or not gpus or any(gpu.kind == "cuda" for gpu in gpus):
-            return None
-        cores = self._cores()
-        return frozenset(cores[gpu.index % len(cores)] for gpu in gpus)
+    def of(self, running: Sequence[Run]) -> dict[int, frozenset[int]]:
+        """Cores of the leases that are to be pinned: while others are on their slots. A slot is the core at its place on the node."""
+        cores, found = self._cores(), {}
+        users = Counter(gpu for run in running for gpu in set(run.assignment.gpus))
+        for run in running:
+            gpus = [self._devices.gpus[gpu] for gpu in run.assignment.gpus if gpu in self._devices.gpus]
+            beside = run.assignment.share != "exclusive" and any(users[gpu.id] > 1 for gpu in gpus)
+            if beside and not any(gpu.kind == "cuda" for gpu in gpus):
+                found[run.lease] = frozenset(cores[gpu.index % len(cores)] for gpu in gpus)
+        return found
 
-    def hold(self, run: Run) -> None:
-        """Pin a job that runs as its share has it now, or let it go. Costs two calls of the system when it is so already."""
-        if run.identity is None:
-            return
-        wanted = self.of(run.assignment) or frozenset(self._cores())
-        with contextlib.suppress(ProcessLookupError):
-            if os.sched_getaffinity(run.identity.pid) != wanted:
-                _pin(run.identity.pid, wanted)
+    def hold(self, running: Sequence[Run]) -> None:
+        """Pin those who share slots now, and let go those who did. Costs a call of the system each when it is so."""
+        wanted, everywhere = self.of(running), frozenset(self._cores())
+        for run in running:
+            with run.isolated(), contextlib.suppress(ProcessLookupError):  # tried again at the next look
+                if run.identity is None:
+                    continue
+                cores, root = wanted.get(run.lease, everywhere), run.identity.pid
+                # Of whom this agent knows nothing yet, another one may have begun to pin.
+                if os.sched_getaffinity(root) != cores or (run.lease in wanted and self._held.get(run.lease) != cores):
+                    _pin(root, cores)
+                self._held[run.lease] = cores
+        self._held = {lease: self._held[lease] for lease in wanted if lease in self._held}
 
 
 def _pin(root: int, cores: Collection[int]) -> None:
-    """All threads of the tree of ``root``, itself last: as long as it differs there is something left to do."""
+    """All threads of the tree of ``root``, itself first: what it starts meanwhile is where it is, and what others do, in a later pass."""
+    _pin_threads(root, cores)
     for _ in range(_PASSES):
         tree = [found.pid for found in processes.descendants(root, processes.table())]
         if not sum(_pin_threads(pid, cores) for pid in tree):
             break
-    _pin_threads(root, cores)
 
 
 def _pin_threads(pid: int, cores: Collection[int]) -> int:

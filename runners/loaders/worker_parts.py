@@ -1,6 +1,6 @@
-"""An iterable data set of which each of a DataLoader's workers reads its own share, as WebDataset does.
+"""An iterable data set of which each of a DataLoader's workers reads its own part, as WebDataset does.
 
-The DataLoader's own workers read it: which share a worker reads follows from its number, so there are as many as were asked for, always.
+The DataLoader's own workers read it: which part a worker reads follows from its number, so there are as many as were asked for, always.
 They are left as torch makes them, `get_worker_info` and the order of their batches included. Only what they send goes another way, in a
 memory file for each batch, as from the processes of other stages, and not in shared memory.
 """
@@ -18,7 +18,7 @@ from .collate import keep_to_own_memory
 from .workers import ipc
 
 
-class Shares:
+class Parts:
     """The batches of such a loader, collated; called once a pass, by the thread that iterates, from which the workers are made."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -64,7 +64,7 @@ class Shares:
         )
 
 
-class CountedShares(Shares):
+class CountedParts(Parts):
     """The same where the loader says how many there are."""
 
     def __len__(self) -> int:

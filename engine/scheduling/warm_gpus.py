@@ -1,0 +1,42 @@
+"""Which GPUs are warm for a backbone: counted in its pool by the policy, on a runner that has a fork server of it (docs/warm.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from ...policies.contract import Floats, Gpus, Strings
+from .query_columns import Array
+
+Servers = Sequence[tuple[str, str, str, float]]  #: fork servers: runner, backbone, state, and since when
+
+EXPECTED = 10.0  #: seconds in which a server should have loaded a backbone
+PATIENCE = 120.0  #: seconds after which nobody waits for it any more: jobs start there, and are told why they start cold
+SOON = 1.0  #: seconds for which what takes longer than expected is waited for at a time
+
+
+def warm_columns(backbones: Array, since: Floats, nodes: Array, servers: Servers, now: float) -> tuple[Strings, Floats] | tuple[None, None]:
+    """``warm`` and ``warm_at`` of `Gpus`; rows are GPUs.
+
+    ``backbones``: None: it is in no pool; ``since``: when that was so decided. A server that has failed is not waited for.
+    """
+    names = np.array([name or "" for name in backbones], dtype=object)
+    if not (names != "").any():
+        return None, None
+    state_of = {(node, backbone): (state, at) for node, backbone, state, at in servers}
+    at = np.full(len(names), -np.inf)
+    for gpu in np.flatnonzero(names != "").tolist():
+        state, begun = state_of.get((nodes[gpu], names[gpu]), ("loading", float(since[gpu])))
+        if state == "loading" and now < begun + PATIENCE:
+            at[gpu] = max(begun + EXPECTED, now + SOON)
+    return names, at
+
+
+def changed_pools(warm: Mapping[str, Collection[int]] | None, gpus: Gpus) -> dict[str, str | None]:
+    """GPUs (ids) that are in the pool of another backbone than they were, None: in none. ``warm``: `Plan.warm`."""
+    if warm is None:
+        return {}
+    pool_of: dict[int, str | None] = {gpu: name for name, rows in warm.items() for gpu in rows}
+    before: list[str] = [""] * len(gpus) if gpus.warm is None else gpus.warm.tolist()
+    return {str(gpus.id[gpu]): pool_of.get(gpu) for gpu in range(len(gpus)) if (pool_of.get(gpu) or "") != before[gpu]}

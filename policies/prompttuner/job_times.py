@@ -1,0 +1,48 @@
+"""How long prompt tuning takes on so many GPUs: T_i(a) of 002 table 4.4."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..contract import Demand, Floats, Ints, View
+from ..queues.elastic import Curves, Pool
+
+
+class JobTimes:
+    """Rows are those of ``view.jobs``.
+
+    A job's time is an upper bound: the most iterations that it has left times the most seconds that one takes (002 ch. 4.4.4).
+    """
+
+    def __init__(self, view: View, curves: Curves) -> None:
+        jobs = view.jobs
+        self._pool, self._curves = Pool(view), curves
+        self._work: Floats = jobs.remaining if jobs.remaining_most is None else np.fmax(jobs.remaining, jobs.remaining_most)
+        self.deadline: Floats = np.where(jobs.demand == Demand.BEST_EFFORT, np.inf, jobs.deadline)  #: moments, inf: it has none
+
+    def sizes(self, row: int) -> list[int]:
+        """Numbers of GPUs that it can have, ascending."""
+        gpus: list[int] = self._curves.of(self._pool, row).gpus.tolist()
+        return gpus
+
+    def seconds(self, row: int, gpus: int) -> float:
+        """Until it ends, started now on warm GPUs; NaN: not known."""
+        curve = self._curves.of(self._pool, row)
+        return float(self._work[row] / np.interp(gpus, curve.gpus, curve.speed))
+
+    def fewest(self, row: int, seconds: float, room: int) -> int:
+        """GPUs, at most ``room``, on which it ends within so many seconds, 0: none do. Of a job of unknown length it is the least."""
+        for gpus in self.sizes(row):
+            if gpus > room:
+                break
+            takes = self.seconds(row, gpus)
+            if takes <= seconds or math.isnan(takes):
+                return gpus
+        return 0
+
+    def most_urgent(self, rows: Ints) -> list[int]:
+        """By their deadlines, those without last; of equals the first submitted."""
+        order: list[int] = rows[np.argsort(self.deadline[rows], kind="stable")].tolist()
+        return order

@@ -1,0 +1,42 @@
+"""A tuned prompt as files: in peft's format (PromptTuningConfig), and what a person wants to know of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backbones.pretrained import Llm
+from ..packages import imported
+from .labelled_samples import CUE, Samples
+from .soft_prompt import nearest_text
+
+
+def write_adapter(folder: Path, llm: Llm, vectors: torch.Tensor, samples: Samples, started: Mapping[str, Any]) -> str:
+    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and ``prompt.json``; the prompt's nearest tokens as text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape, near = llm.model.shape, nearest_text(llm, vectors)
+    config = {
+        "peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "base_model_name_or_path": llm.origin, "revision": None,
+        "inference_mode": True, "num_virtual_tokens": len(vectors), "token_dim": shape.hidden, "num_transformer_submodules": 1,
+        "num_attention_heads": shape.heads, "num_layers": shape.layers, "prompt_tuning_init": "RANDOM", "prompt_tuning_init_text": None,
+        "tokenizer_name_or_path": None,
+    }  # fmt: skip
+    about = {
+        "llm": llm.key, "tokenizer": llm.tokens, "nearest_tokens": near, "input": "{prompt}{text}" + CUE,
+        "answers": dict(zip(samples.classes, (f" {word}" for word in samples.words), strict=True)), "started_from": dict(started),
+    }  # fmt: skip
+    weights = {"prompt_embeddings": vectors.detach().cpu().contiguous()}
+    _replace(folder / "adapter_model.safetensors", imported("safetensors.torch", "llm").save(weights, metadata={"format": "pt"}))
+    _replace(folder / "adapter_config.json", json.dumps(config, indent=2).encode())
+    _replace(folder / "prompt.json", json.dumps(about, indent=2, ensure_ascii=False).encode())
+    return near
+
+
+def _replace(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)

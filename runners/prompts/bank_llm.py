@@ -1,0 +1,40 @@
+"""An LLM as `bank_work` asks for it: features of prompts for the bank, scores of prompts for a lookup."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..backbones.pretrained import Llm, load_llm, placed
+from . import activations, prompt_score
+from .labelled_samples import load_samples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text, as the recipe prompt-tune has them unless told
+
+
+class BankLlm:
+    def __init__(self, llm: Llm) -> None:
+        self.llm, self.revision, self.tokenizer = llm, llm.revision, llm.tokens
+
+    def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Activations, a row a text."""
+        return activations.features(self.llm, texts)
+
+    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[str]], Sequence[float]]:
+        """The score of equation 4.1 of texts, on the same samples each time."""
+        found = load_samples(self.llm, data, max_tokens=MAX_TOKENS, prompt_tokens=TOKENS)
+        common = found.common(samples, seed)
+        return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, length=TOKENS)
+
+
+def load(name: str) -> BankLlm:
+    """By name; one thread, as a job has."""
+    import torch
+
+    torch.set_num_threads(1)
+    return BankLlm(placed(load_llm(name)))

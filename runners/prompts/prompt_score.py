@@ -1,0 +1,28 @@
+"""How well a prompt serves a task without tuning: equation 4.1 of 002."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..backbones.pretrained import Llm
+from ..train.batches import interruptible
+from .labelled_samples import Sample, batch_of
+from .soft_prompt import SoftPrompt, loss, of_text
+
+SAMPLES = 16  #: as 4.4.3.2 has it
+
+
+def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
+    """Mean loss of the LLM on the samples, after each prompt as the tuning would begin with it; less is better.
+
+    The samples are the same for all prompts, and all prompts have ``length`` tokens.
+    """
+    tokens, last, labels = (part.to(llm.device) for part in batch_of(samples))
+    found = []
+    with torch.no_grad():
+        for text in interruptible(prompts):
+            model = SoftPrompt(llm, of_text(llm, text, length), answers).eval().to(llm.device)
+            found.append(float(loss(model, (tokens, last, labels))))
+    return found

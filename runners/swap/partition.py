@@ -1,0 +1,391 @@
+"""Where to cut a chain: exact dynamic programming in place of the paper's exhaustive search (004 ch. 3.3.4, fig. 3-13, Algorithm 1).
+
+Between two neighbouring legal cuts lies a *piece*; a *part* is some pieces in a row, loaded and computed together. While one part computes
+the next one loads, so the *sum* of both must fit (Algorithm 1 bounds them apart), with gradients, workspace and the values that every
+micro-batch keeps at each cut. What a part adds to time and memory depends on the part before it and on what the cuts so far have kept;
+so a state is the last two cuts, with the labels (seconds, bytes kept) of which no other is as good in both.
+
+The printed objective, the sum of all computing times, is the same for every partition. Minimised is the time of a step, that is what it
+waits for copies, and what it computes twice: the last part goes forward and back in one. Then the size of the cuts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+MOST_CUTS = 72  #: the search is cubic in the cuts, so of more than these the least useful are left out
+ACCUMULATE = (1, 2, 4, 8, 16, 32, 64)  #: micro-batches of a step that `choose_accumulate` looks at
+CLOSE = 1.05  #: a step that takes so much of what it computes is good enough
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of a piece, under one of its names."""
+
+    master: int  #: equal for names of one tensor (tied weights)
+    size: int  #: bytes
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The nodes of a chain between two legal cuts, as measured with one micro-batch: seconds, and bytes beside weights and gradients."""
+
+    name: str
+    start: int  #: its nodes in the chain
+    stop: int
+    forward: float = 0.0
+    backward: float = 0.0  #: computing it again included
+    load: float = 0.0
+    out: float = 0.0  #: of its gradients to the host
+    weights: tuple[Weight, ...] = ()
+    forward_work: int = 0  #: most above what was there when its forward began
+    statistics: int = 0  #: kept from its forward to its backward beside the values that cross its end
+    again_work: int = 0  #: the same as forward_work while it is computed again
+    kept: int = 0  #: for its backward, when it has been computed again
+    backward_work: int = 0  #: most above that in its backward, in the first micro-batch, which makes the gradients
+    later_work: int = 0  #: the same in the others, which add to them
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What is made in one piece and used last in another, of one micro-batch."""
+
+    birth: int
+    last: int
+    size: int  #: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A chain as it was profiled on a device."""
+
+    pieces: tuple[Piece, ...]
+    values: tuple[Crossing, ...] = ()  #: by storage: views of one tensor are one
+    gradients: tuple[Crossing, ...] = ()  #: by value
+    inputs: int = 0  #: bytes of a micro-batch
+    part_forward: float = 0.0  #: seconds that each part adds to the forward of a micro-batch, whatever is in it
+    part_backward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The pieces [start, stop) together; as `Piece`, with the overhead of a part."""
+
+    start: int
+    stop: int
+    trains: bool  #: it is gone through backward
+    forward: float
+    backward: float
+    load: float
+    out: float
+    weights: int  #: bytes that are loaded
+    gradients: int
+    forward_work: int
+    backward_work: int  #: in a step of one micro-batch
+    later_work: int  #: in a step of several
+    made: int  #: bytes that cross its end and not its start, and statistics: kept of each micro-batch
+    crossing: int  #: bytes that cross its end, and inputs: all that is kept of a micro-batch where nothing goes back
+    arriving: int  #: bytes of the gradients of what crosses its end
+    leaving: int  #: of its start
+
+    def kept_after(self, kept: int) -> int:
+        """Bytes kept of a micro-batch when it has gone forward; ``kept``: before. Where nothing goes back, what is used up is let go."""
+        return kept + self.made if self.trains else self.crossing
+
+    def work(self, accumulate: int) -> int:
+        """Bytes that its backward needs in a step of so many micro-batches."""
+        return self.backward_work if accumulate == 1 else self.later_work
+
+
+class Parts:
+    """All parts of a measured chain, each made when first asked for; ``cuts``: positions between pieces, with both ends."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+        self.count = len(measured.pieces)
+        self._made: dict[tuple[int, int], Part] = {}
+        self._alive: dict[int, list[int]] = {}
+
+    @cached_property
+    def first_trained(self) -> int:
+        trained = (any(weight.trained for weight in piece.weights) for piece in self.measured.pieces)
+        return next((index for index, trains in enumerate(trained) if trains), 0)
+
+    @cached_property
+    def gradients_at(self) -> list[int]:
+        """Bytes of gradients that come back over each cut."""
+        return [sum(c.size for c in self.measured.gradients if c.birth < cut <= c.last) for cut in range(self.count + 1)]
+
+    def alive(self, start: int, cut: int) -> int:
+        """Bytes that were made from piece ``start`` on and cross ``cut``."""
+        if start not in self._alive:
+            ours = [c for c in self.measured.values if c.birth >= start]
+            self._alive[start] = [sum(c.size for c in ours if c.birth < at <= c.last) for at in range(self.count + 1)]
+        return self._alive[start][cut]
+
+    def __call__(self, start: int, stop: int) -> Part:
+        key = start, stop
+        if key not in self._made:
+            self._made[key] = self._make(start, stop)
+        return self._made[key]
+
+    def _make(self, start: int, stop: int) -> Part:
+        pieces = self.measured.pieces[start:stop]
+        weights, load = self._loaded(pieces)
+        trains = stop > self.first_trained
+        statistics = sum(piece.statistics for piece in pieces)
+        first, later = self._backward_work(start, stop, statistics)
+        return Part(
+            start=start,
+            stop=stop,
+            trains=trains,
+            forward=sum(piece.forward for piece in pieces) + self.measured.part_forward,
+            backward=sum(piece.backward for piece in pieces) + self.measured.part_backward if trains else 0.0,
+            load=load,
+            out=sum(piece.out for piece in pieces),
+            weights=weights,
+            gradients=sum(weight.size for piece in pieces for weight in piece.weights if weight.trained),
+            forward_work=statistics + max(self.alive(start, p) + self.measured.pieces[p].forward_work for p in range(start, stop)),
+            backward_work=first,
+            later_work=later,
+            made=self.alive(start, stop) + statistics,
+            crossing=self.alive(0, stop) + self.measured.inputs,
+            arriving=self.gradients_at[stop],
+            leaving=self.gradients_at[start],
+        )
+
+    @staticmethod
+    def _loaded(pieces: Sequence[Piece]) -> tuple[int, float]:
+        """Bytes and seconds; a tensor that several pieces use is loaded once."""
+        seen: set[int] = set()
+        size, seconds = 0, 0.0
+        for piece in pieces:
+            own = {weight.master: weight.size for weight in piece.weights}
+            fresh = sum(own[master] for master in own.keys() - seen)
+            whole = sum(own.values())
+            size += fresh
+            seconds += piece.load * (fresh / whole if whole else 1.0)
+            seen |= own.keys()
+        return size, seconds
+
+    def _backward_work(self, start: int, stop: int, statistics: int) -> tuple[int, int]:
+        """Most that one micro-batch needs on its way back through a part; in a step of one, and of several.
+
+        Computing again keeps what every piece needs for its backward; then the pieces go one after the other, the last first, while the
+        gradients of values that pass them by, the part's own values and their gradients are there.
+        """
+        kept = again = first = later = 0
+        for p in range(start, stop):
+            piece = self.measured.pieces[p]
+            again = max(again, kept + piece.again_work)
+            kept += piece.kept
+            passing = self.gradients_at[p + 1] if p < stop - 1 else 0
+            first = max(first, kept + passing + piece.backward_work)
+            later = max(later, kept + passing + piece.later_work)
+        always = self.alive(start, stop) + self.gradients_at[stop] + statistics
+        return always + max(again, first), always + max(again, first, later)
+
+
+# ---- what a partition costs ----
+
+
+def exposed(before: Part | None, part: Part, accumulate: int) -> float:
+    """Seconds that a part adds to a step beside what its pieces compute (fig. 3-12).
+
+    Forward: what its load takes longer than the part before computes. Backward: its gradients leave before the part before computes,
+    which is loaded meanwhile; the longer of the two counts.
+    """
+    if before is None:
+        return part.load + (part.out if part.trains else 0.0)
+    seconds = max(0.0, part.load - accumulate * before.forward)
+    if before.trains:
+        seconds += max(part.out, before.load - accumulate * part.backward)
+    elif part.trains:
+        seconds += part.out
+    return seconds
+
+
+def computing(part: Part, accumulate: int, last: bool) -> float:
+    """Seconds of a step that a part computes; the last one goes forward and back in one, so nothing of it is computed twice."""
+    return accumulate * ((0.0 if last else part.forward) + part.backward)
+
+
+def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
+    """Bytes that are used at most while ``part`` is the newest one: with the part before on the device too.
+
+    ``kept``: of one micro-batch, from before the part before. The sums are w_k + w_k+1 + work + kept forward; backward
+    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving.
+    """
+    others = accumulate - 1
+    here = kept if before is None else before.kept_after(kept)
+    most = 0
+    if part.trains:
+        gone_back = part.gradients + part.work(accumulate) + accumulate * here + others * max(part.arriving, part.leaving)
+        most = part.weights + (before.weights if before is not None else 0) + gone_back
+    if before is not None:
+        most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
+        if before.trains:
+            gone_back = before.gradients + before.work(accumulate) + accumulate * kept + others * max(before.arriving, before.leaving)
+            most = max(most, before.weights + part.gradients + gone_back)
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a partition costs."""
+
+    computing: float  #: seconds of a step, computing again included: the step's time if all copies were hidden
+    exposed: float  #: seconds of a step that only wait for copies
+    kept: int  #: bytes that cross the cuts, of one micro-batch, with its inputs
+    peak: int  #: bytes
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.exposed
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of a step over those that it computes."""
+        return self.seconds / self.computing if self.computing else 1.0
+
+
+def cost_of(measured: Measured, cuts: Sequence[int], accumulate: int) -> Cost:
+    """Of the partition with these cuts between pieces."""
+    parts = Parts(measured)
+    before: Part | None = None
+    computes, waits, kept, peak = 0.0, 0.0, measured.inputs, 0
+    for start, stop in itertools.pairwise([0, *cuts, parts.count]):
+        part = parts(start, stop)
+        computes += computing(part, accumulate, stop == parts.count)
+        waits += exposed(before, part, accumulate)
+        peak = max(peak, needed(before, part, kept, accumulate))
+        kept = before.kept_after(kept) if before is not None else kept
+        before = part
+    return Cost(computes, waits, kept, peak)
+
+
+# ---- search ----
+
+
+@dataclass(slots=True)
+class _Label:
+    """A way to the last two cuts: what it costs, and what the parts before the last one keep of a micro-batch."""
+
+    cost: float
+    kept: int
+    part: Part
+    before: _Label | None
+
+    def cuts(self) -> list[int]:
+        found: list[int] = []
+        label: _Label | None = self
+        while label is not None and label.part.start:
+            found.append(label.part.start)
+            label = label.before
+        return found[::-1]
+
+
+def best_cuts(measured: Measured, cap: int, accumulate: int) -> list[int] | None:
+    """Cuts between pieces with the shortest step, of these with the least that crosses; None where nothing fits into ``cap``."""
+    count = len(measured.pieces)
+
+    def step(before: _Label | None, part: Part) -> float | None:
+        whole, kept, cost = (before.part, before.kept, before.cost) if before is not None else (None, measured.inputs, 0.0)
+        if needed(whole, part, kept, accumulate) > cap:
+            return None
+        return cost + exposed(whole, part, accumulate) + computing(part, accumulate, part.stop == count)
+
+    found = _search(measured, step)
+    return found.cuts() if found is not None else None
+
+
+def smallest_cap(measured: Measured, accumulate: int) -> int:
+    """The least bytes into which some partition fits."""
+
+    def step(before: _Label | None, part: Part) -> float:
+        whole, kept, cost = (before.part, before.kept, before.cost) if before is not None else (None, measured.inputs, 0.0)
+        return max(needed(whole, part, kept, accumulate), cost)
+
+    found = _search(measured, step)
+    assert found is not None
+    return int(found.cost)
+
+
+def _search(measured: Measured, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
+    """The way to the end that costs least; ``step``: what a way costs with one more part, None where it is not allowed."""
+    parts = Parts(measured)
+    cuts = allowed_cuts(measured)
+    states: dict[int, list[_Label]] = {}  #: by the end of the last part, of each that begins elsewhere the labels
+    for stop in [*cuts, parts.count]:
+        states[stop] = []
+        for start in [0, *(cut for cut in cuts if cut < stop)]:
+            part = parts(start, stop)
+            reached = []
+            for before in states[start] if start else [None]:
+                cost = step(before, part)
+                if cost is not None:
+                    kept = measured.inputs if before is None else before.part.kept_after(before.kept)
+                    reached.append(_Label(cost, kept, part, before))
+            states[stop] += _front(reached)
+    return min(states[parts.count], key=lambda label: (label.cost, label.kept), default=None)
+
+
+def _front(labels: list[_Label]) -> Iterator[_Label]:
+    """Those that no other one is as good as in both."""
+    least: int | None = None
+    for label in sorted(labels, key=lambda label: (label.cost, label.kept)):
+        if least is None or label.kept < least:
+            least = label.kept
+            yield label
+
+
+def allowed_cuts(measured: Measured, most: int = MOST_CUTS) -> list[int]:
+    """All cuts, or of more than ``most`` those that are left when the smallest neighbours have been put together again and again."""
+    pieces = measured.pieces
+    cuts = range(1, len(pieces))
+    if len(cuts) <= most:
+        return list(cuts)
+    loads, computed = sum(p.load for p in pieces) or 1.0, sum(p.forward + p.backward for p in pieces) or 1.0
+    size = [p.load / loads + (p.forward + p.backward) / computed for p in pieces]
+    before, after = {cut: cut - 1 for cut in cuts}, {cut: cut + 1 for cut in cuts}
+    sums = dict(enumerate(size))  # of what begins at each cut
+    waiting = [(sums[before[cut]] + sums[cut], cut) for cut in cuts]
+    heapq.heapify(waiting)
+    while len(after) > most:
+        together, cut = heapq.heappop(waiting)
+        if cut not in after or together < sums[before[cut]] + sums[cut]:
+            if cut in after:
+                heapq.heappush(waiting, (sums[before[cut]] + sums[cut], cut))
+            continue
+        left, right = before.pop(cut), after.pop(cut)
+        sums[left] += sums.pop(cut)
+        if right in before:
+            before[right] = left
+        if left in after:
+            after[left] = right
+    return sorted(after)
+
+
+def choose_accumulate(measured: Measured, cap: int) -> int | None:
+    """The fewest micro-batches with which a step takes no more than `CLOSE` of what it computes, else those nearest; None: none fit."""
+    best: tuple[float, int] | None = None
+    for accumulate in ACCUMULATE:
+        cuts = best_cuts(measured, cap, accumulate)
+        if cuts is None:
+            break  # more would keep more
+        ratio = cost_of(measured, cuts, accumulate).ratio
+        if ratio <= CLOSE:
+            return accumulate
+        if best is None or ratio < best[0]:
+            best = ratio, accumulate
+    return best[1] if best is not None else None
+
+
+def most_accumulate(measured: Measured, cap: int) -> int | None:
+    """The most of `ACCUMULATE` that fit into ``cap``; None: none."""
+    return max((count for count in ACCUMULATE if smallest_cap(measured, count) <= cap), default=None)

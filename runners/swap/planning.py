@@ -1,0 +1,107 @@
+"""The internal recipe of `stoker swap plan`: profiles a task's model on the device at hand, and plans a swapped step.
+
+It trains nothing. The times go to the table ``part_times``; the plan is one line of the job's output, which the command reads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from ...engine.spec.model import JobSpec
+from ..device.cuda import CudaDevice
+from ..device.device import Device
+from ..device.metered import MeteredDevice
+from ..train.batch_feeds import Source
+from ..train.batches import Order
+from ..train.task import Task
+from ..worker import script
+from .chain import Chain, size_of, trace
+from .loss_call import inputs_of, loss_of
+from .part_times import measure
+from .partition import Measured, Piece
+from .swap_plan import plan_step
+
+MARK = "stoker-swap-plan "  #: begins the line with the plan
+
+
+def run(spec: JobSpec, task: Task, cap: int, accumulate: int | None, device: torch.device) -> None:
+    """Profile and plan; ``accumulate`` None: choose it. UsageError: the model cannot be cut, or nothing fits into the cap."""
+    on = whole_device(device)
+    measured = measured_task(task, on)
+    script.report_part_times(spec.model, spec.signature or 0, device_name(device), on.emulated, rows_of(measured.pieces))
+    plan = plan_step(measured, cap, accumulate)
+    answer = {
+        "name": spec.name,
+        "model": spec.model,
+        "device": device_name(device),
+        "emulated": on.emulated,
+        "pieces": len(measured.pieces),
+    }
+    _say(MARK + json.dumps(answer | plan.as_dict()))
+
+
+def measured_task(task: Task, device: Device) -> Measured:
+    """The profile of the task's model with its first batch."""
+    task.check(1)
+    task.model.train()
+    chain = Chain(task.model, trace(task.model, getattr(task, "whole", ())))
+    batch = first_batch(task)
+
+    def placed() -> Any:
+        return tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+    judged = placed()
+    measured = measure(
+        chain, lambda: inputs_of(task, chain, placed()), lambda _, answer: loss_of(task, answer, judged), device, _say
+    )  # fmt: skip
+    return replace(measured, inputs=max(measured.inputs, size_of(judged)))
+
+
+def first_batch(task: Task) -> Any:
+    """As the training would make it."""
+    order = Order(len(task.train), task.batch_size, task.seed)
+    source = Source(task.train, task.augment, task.collate, task.seed, order)
+    samples = [source.augmented(place, 0, source.decode(place, order.index(place))) for place in range(task.batch_size)]
+    return source.collated(samples, range(task.batch_size))
+
+
+def whole_device(device: torch.device) -> Device:
+    """All of the GPU; without one, an emulated device."""
+    if device.type == "cuda":
+        return CudaDevice(torch.cuda.get_device_properties(device).total_memory, device)
+    return MeteredDevice(1 << 60)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "emulated on the CPU"
+
+
+def rows_of(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """Rows of ``part_times``: of each piece one a direction."""
+    rows = []
+    for number, piece in enumerate(pieces):
+        own = {weight.master: weight for weight in piece.weights}
+        trained = sum(weight.size for weight in piece.weights if weight.trained)
+        sizes = {"parameters": sum(weight.size for weight in own.values()), "gradients": trained}
+        ways = {
+            "forward": (piece.forward, 0, piece.forward_work),
+            "backward": (piece.backward, piece.kept, max(piece.backward_work, piece.later_work)),
+            "load": (piece.load, 0, 0),
+            "out": (piece.out, 0, 0),
+        }
+        for way, (seconds, activations, workspace) in ways.items():
+            rows.append({"part": number, "name": piece.name[:200], "direction": way, "seconds": seconds,
+                         "activations": activations, "workspace": workspace, **sizes})  # fmt: skip
+    return rows
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,153 @@
+"""A plan of a swapped step before anything runs: parts, what stays, a time line of load, compute and swap-out, time and peak memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ...engine.errors import UsageError
+from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
+
+Stream = Literal["load", "compute", "out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A stream from ``begin`` to ``end`` (seconds of the step) with a part; what it computes is forward, backward or both."""
+
+    stream: Stream
+    direction: Literal["forward", "backward", "both"]
+    part: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """Nodes [start, stop) of the chain, by name from first to last; seconds of one micro-batch, bytes."""
+
+    start: int
+    stop: int
+    first: str
+    last: str
+    weights: int
+    gradients: int
+    kept: int  #: of each micro-batch at its end, beside what was kept before
+    forward: float
+    backward: float
+    load: float
+    out: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwapPlan:
+    """``cuts``: the nodes of the chain before which it is cut."""
+
+    cap: int
+    accumulate: int
+    cuts: tuple[int, ...]
+    parts: tuple[PlannedPart, ...]
+    stays: str
+    timeline: tuple[Busy, ...]
+    seconds: float
+    ideal: float  #: what it computes, computing again included
+    peak: int
+    whole: int  #: peak of a plan of one part, to see what swapping saves
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_step(measured: Measured, cap: int, accumulate: int | None) -> SwapPlan:
+    """The best partition for a cap of so many bytes; ``accumulate`` None: it is chosen. UsageError: nothing fits; it says what would."""
+    count = accumulate if accumulate is not None else choose_accumulate(measured, cap)
+    if count is None or (cuts := best_cuts(measured, cap, count)) is None:
+        raise UsageError(_nothing_fits(measured, cap, count or 1))
+    return planned(measured, cap, count, cuts)
+
+
+def planned(measured: Measured, cap: int, accumulate: int, cuts: Sequence[int]) -> SwapPlan:
+    """The plan of a given partition, ``cuts`` between pieces."""
+    parts = Parts(measured)
+    chosen = [parts(start, stop) for start, stop in itertools.pairwise([0, *cuts, parts.count])]
+    cost = cost_of(measured, cuts, accumulate)
+    timeline = tuple(schedule(chosen, accumulate))
+    return SwapPlan(
+        cap=cap,
+        accumulate=accumulate,
+        cuts=tuple(measured.pieces[cut].start for cut in cuts),
+        parts=tuple(_shown(measured, part) for part in chosen),
+        stays="everything" if len(chosen) == 1 else f"part {len(chosen)}, from forward to backward",
+        timeline=timeline,
+        seconds=max(busy.end for busy in timeline),
+        ideal=cost.computing,
+        peak=cost.peak,
+        whole=cost_of(measured, [], accumulate).peak,
+    )
+
+
+def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
+    """What the streams of the executor do (`SwapExecutor.run`), by the seconds that the parts take.
+
+    A part is loaded while the one before it computes. On the way back a part's gradients are gone before the next part computes.
+    """
+    line: list[Busy] = []
+    last = len(parts) - 1
+    now = 0.0  #: of the computing stream
+    loaded = [0.0] * len(parts)  #: when each load is done
+    free = 0.0
+
+    def load(k: int) -> None:
+        nonlocal free
+        begin = max(free, now)
+        free = loaded[k] = begin + parts[k].load
+        line.append(Busy("load", "backward" if back else "forward", k, begin, free))
+
+    back = False
+    load(0)
+    for k in range(last):
+        load(k + 1)
+        begin = max(now, loaded[k])
+        now = begin + accumulate * parts[k].forward
+        line.append(Busy("compute", "forward", k, begin, now))
+    back = True
+    gone = 0.0
+    for k in range(last, -1, -1):
+        if not parts[k].trains:
+            break
+        now = max(now, loaded[k], gone)
+        if k and parts[k - 1].trains:
+            load(k - 1)
+        begin, now = now, now + accumulate * parts[k].backward
+        line.append(Busy("compute", "both" if k == last else "backward", k, begin, now))
+        gone = now + parts[k].out
+        line.append(Busy("out", "backward", k, now, gone))
+    return line
+
+
+def _shown(measured: Measured, part: Part) -> PlannedPart:
+    pieces = measured.pieces[part.start : part.stop]
+    return PlannedPart(
+        start=pieces[0].start, stop=pieces[-1].stop, first=pieces[0].name, last=pieces[-1].name,
+        weights=part.weights, gradients=part.gradients, kept=part.made,
+        forward=part.forward, backward=part.backward, load=part.load, out=part.out,
+    )  # fmt: skip
+
+
+def _nothing_fits(measured: Measured, cap: int, accumulate: int) -> str:
+    least = smallest_cap(measured, accumulate)
+    line = f"memory.cap: no partition of the model fits into {_size(cap)} with accumulate: {accumulate}"
+    line += f"; the smallest cap that would is {_size(least)}"
+    fewer = most_accumulate(measured, cap)
+    if fewer is not None and fewer < accumulate:
+        return f"{line}, or write accumulate: {fewer}, with which it fits"
+    if accumulate > 1:
+        return f"{line}; accumulate: 1 needs {_size(smallest_cap(measured, 1))}"
+    return line
+
+
+def _size(count: int) -> str:
+    """As a job's file takes it, and not less."""
+    return f"{-(-count // 1024)}KiB"

