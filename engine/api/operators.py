@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...policies import registry
+from ...policies.autosched.search_space import space_of
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
@@ -240,6 +242,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
             # What was given, as the policy will read it, so that what is shown is what is in force.
             given = {key: getattr(config, key) for key in asked.config}
             auto = Auto(asked.auto, asked.every, asked.objective)
+            notes += _about_tuning(call, asked, config)
             store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto))
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
@@ -257,6 +260,15 @@ def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> lis
     if not asked.force:
         raise ValueError(f'{fails}; repair it, or set it all the same with --force ("force": true)')
     return [f"{fails}; nothing starts in the pool until it is repaired"]
+
+
+def _about_tuning(call: Call, asked: PolicyChange, config: Any) -> list[str]:
+    """What a pool that is to tune itself waits for. ValueError for a policy that has nothing to tune."""
+    if not asked.auto:
+        return []
+    space_of(type(config), dataclasses.asdict(config))
+    waits = call.daemon.tuning.waits_for(asked.pool)
+    return [f"auto: {waits}"] if waits else []
 
 
 def _about_pool(call: Call, asked: PolicyChange) -> list[str]:

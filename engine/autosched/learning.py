@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, random_configuration, samples_of
+from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, random_configuration, require_extra, samples_of
 from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
 from ..forecast.ongoing import OutOfTime
@@ -42,6 +42,7 @@ class Past:
 
 def learnt_from(past: Past, policy: str, in_force: Configuration, options: Options, objective: str, seed: int = 0) -> CausalModel:
     """Nothing after ``past.until`` is looked at. Raises NoModel where too little was to be seen."""
+    require_extra()
     began, rng = time.monotonic(), np.random.default_rng([seed, 5])
     space = space_of(registry.load(policy).Config, in_force)
     rows: list[tuple[Floats, Floats, float]] = []

@@ -13,6 +13,11 @@ BURST_SIGMAS = 3.0  #: arrivals of a check beyond the usual, in standard deviati
 BURST_LEAST = 5
 
 
+def newest(now: float, *moments: float | None) -> float:
+    """The last search of a pool, -inf: none. What lies ahead was decided before the clock was set back, and would hold up the next."""
+    return max((moment for moment in moments if moment is not None and moment <= now), default=-math.inf)
+
+
 def is_burst(history: History, now: float, check: float, since: float = -math.inf) -> bool:
     """Whether more jobs came within a check than chance brings: mean + 3 sqrt(mean) of those before. ``since``: the moment of the last
     search, which may have taken several checks; without one the last check counts."""

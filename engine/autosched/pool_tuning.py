@@ -37,7 +37,7 @@ from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
 from .learning import SECONDS, Past
-from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, newest
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
@@ -249,20 +249,23 @@ class PoolTuning:
         for applied in objects(self._store, "policy/unmeasured_tuning", pool):
             if now >= applied["ts"] + applied["period"]:
                 self._measure(pool, applied)
-        history = self._history(pool, now)
-        if len(history) < LEAST_JOBS:
-            why = f"waits for a history of {LEAST_JOBS} jobs; it has {len(history)}"
+        if why := self.waits_for(pool):
             self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
             return
-        since = max(self._searched.get(pool, -math.inf), self._store.rows("policy/last_tuning", pool)[0][0] or -math.inf)
-        due = now >= since + auto["period"]
-        burst = not due and is_burst(history, now, auto["period"] / HOUR, self._searched.get(pool, -math.inf))
+        searched = newest(now, self._searched.get(pool))
+        due = now >= newest(now, searched, self._store.rows("policy/last_tuning", pool)[0][0]) + auto["period"]
+        burst = not due and is_burst(self._history(pool, now), now, auto["period"] / HOUR, searched)
         if not due and not burst:
             return
         self._searched[pool] = now
         least = LEAST_GAIN if due else BURST_GAIN
         why = "hourly" if due and auto["period"] == 3600.0 else "a period is over" if due else "a burst of arrivals"
         self.begin(Asked(pool, auto["objective"], least_gain=least, period=auto["period"], why=why))
+
+    def waits_for(self, pool: str) -> str:
+        """What a pool that tunes itself waits for; empty: for nothing."""
+        jobs = len(self._history(pool, self._clock()))
+        return f"waits for a history of {LEAST_JOBS} jobs; it has {jobs}" if jobs < LEAST_JOBS else ""
 
     def _measure(self, pool: str, last: dict[str, Any]) -> None:
         """What came of a configuration that was applied a period ago; it is taken back if it has harmed and is still in force."""

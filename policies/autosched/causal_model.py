@@ -13,6 +13,7 @@ search goes on, what it measures corrects the predictions near it; the regressor
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import math
 import warnings
@@ -37,6 +38,12 @@ MOST_SAMPLES = 1200  #: that a model keeps, the newest
 
 class NoModel(Exception):
     """There is none, and one line says why."""
+
+
+def require_extra() -> None:
+    """Raises NoModel where the extra is not installed: said before anything is simulated to learn from."""
+    if importlib.util.find_spec("causallearn") is None or importlib.util.find_spec("sklearn") is None:
+        raise NoModel("the extra is not installed: pip install 'stoker[autosched]'")
 
 
 def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrivals: int) -> Floats:

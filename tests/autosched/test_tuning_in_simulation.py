@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import time
 from typing import ClassVar
 
@@ -12,17 +13,18 @@ import pytest
 from stoker.engine.autosched import learning, search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
-from stoker.engine.autosched.pool_gains import is_burst
+from stoker.engine.autosched.pool_gains import is_burst, newest
 from stoker.engine.autosched.rollback import has_harmed, measured_gain
 from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import History, Situation, aggregated, look_ahead, measure, no_jobs
+from stoker.engine.autosched.situation import History, Situation, aggregated, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
+from stoker.policies.autosched.duration_ranges import NoPredictor
 from stoker.policies.contract import Plan, View
 from stoker.policies.keys import tunable
 from stoker.policies.tiresias import Tiresias
@@ -170,6 +172,22 @@ def test_a_burst_is_beyond_three_sigmas() -> None:
     # A burst in the middle of a search is seen after it, and not again after the next.
     later = history(5)
     assert not is_burst(later, 6900.0, 300.0) and is_burst(later, 6900.0, 300.0, 6000.0) and not is_burst(later, 6900.0, 300.0, 6310.0)
+
+
+def test_a_clock_that_was_set_back_holds_up_nothing() -> None:
+    assert newest(100.0, 40.0, None, 90.0) == 90.0
+    assert newest(100.0, 40.0, 5000.0) == 40.0 and newest(100.0) == -math.inf
+
+
+def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sklearn", "sklearn.ensemble", "causallearn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    workload = crowded()
+    answer = find(Request(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
+    assert answer.model is None and len(answer.found.trials) == 3
+    assert answer.words == "the extra is not installed: pip install 'stoker[autosched]'"
+    with pytest.raises(NoPredictor, match="the extra is not installed"):
+        predictor_of(History(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
 
 
 def test_what_was_measured_by_hand() -> None:

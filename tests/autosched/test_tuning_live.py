@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,51 @@ def test_a_pool_is_tuned_and_says_what_was_found(home: Home, pool: Jobs) -> None
     assert bad.code == 2 and "hysteresis: 0 to 5 is not within its range" in bad.err
     told = command(home, "tune", "history", "--json")
     assert [row["outcome"] for row in json.loads(told.out)["tunings"]] == ["dry-run"]
+
+
+def test_what_cannot_be_tuned_says_so_and_what_is_in_force_stays(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
+    jobs = Jobs(start_daemon().client())
+    nothing = command(home, "policy", "set", "edf", "--auto")
+    assert nothing.code == 2 and nothing.err.strip() == "stoker: error: the policy has no keys to tune; 'stoker policy list' names others"
+    assert jobs.sql("SELECT count(*) FROM auto_tuning WHERE enabled") == [(0,)]
+    early = command(home, "policy", "set", "tiresias", "--auto", "--every", "12s")
+    assert early.code == 0 and "auto: waits for a history of 30 jobs; it has 0" in early.err
+    for arguments, words in (
+        (("tune", "default", "--dry-run"), "pool 'default' has no GPUs, so there is nothing to tune"),
+        (("tune", "nowhere"), "there is no pool 'nowhere'"),
+        (("policy", "set", "tiresias", "--auto", "--every", "5s"), "every: 5 s is outside its range 12 s to 7 days"),
+    ):
+        said = command(home, *arguments)
+        assert said.code != 0 and words in said.err and len(said.err.strip().splitlines()) == 1
+    assert jobs.sql("SELECT policy FROM policy_history ORDER BY id DESC LIMIT 1") == [("tiresias",)]
+
+
+TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "".join(
+    f"{n},1,{30 * n},100,vgg16,{100 + n},30\n" for n in range(10)
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            ("-p", "srtf", "--learn"),
+            "the history has 5 jobs, 30 are needed; durations are not predicted: 2 jobs have ended; 100 are needed",
+        ),
+        (("-p", "edf"), "the policy has no keys to tune"),
+        (
+            ("-p", "tiresias", "--range", "threshold_1=5000:9000", "--range", "threshold_2=10:20"),
+            "threshold_2: at most 20, while threshold_1",
+        ),
+        (("-p", "tiresias", "--only", "nothing"), "nothing: the policy has no such key"),
+        (("-p", "tiresias", "--at", "100d"), "no job is there or expected, so all configurations are alike"),
+    ],
+)
+def test_bad_traces_and_wishes_are_one_line(home: Home, tmp_path: Path, more: tuple[str, ...], words: str) -> None:
+    (tmp_path / "ten.csv").write_text(TEN)
+    said = command(home, "tune", "--trace", str(tmp_path / "ten.csv"), "-n", "1x2", "--trials", "3", *more)
+    assert words in said.err and "Traceback" not in said.err
+    assert said.code == (0 if "--learn" in more else said.code) and (said.code != 0 or "causal model    none:" in said.out)
 
 
 @pytest.mark.slow
