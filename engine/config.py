@@ -61,14 +61,15 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command that is run on events: completed, failed, cancelled, deadline-at-risk, policy-error, runner-suspect, task-error."""
+    """A command that is run on events: completed, failed, cancelled, deadline-at-risk, disk-low, policy-error, runner-suspect,
+    task-error."""
 
     on: tuple[str, ...]
     command: str  #: for /bin/sh; the event is in STOKER_EVENT, STOKER_JOB_ID, STOKER_JOB_NAME, STOKER_REASON and as JSON on its input
     timeout: Positive = 30.0  #: seconds
 
 
-HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "policy-error", "runner-suspect", "task-error")
+HOOK_EVENTS = ("completed", "failed", "cancelled", "deadline-at-risk", "disk-low", "policy-error", "runner-suspect", "task-error")
 
 
 class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

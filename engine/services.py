@@ -21,6 +21,7 @@ from .api.thread_pools import MOST_LARGE, Kind, Pools
 from .api.uploads import Uploads
 from .autosched.pool_tuning import PoolTuning
 from .config import Config
+from .disk_room import LOOKS, DiskWatch
 from .errors import StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
@@ -35,6 +36,7 @@ from .hooks import Hooks
 from .jobs.counts import Counts
 from .jobs.notes import Note, note
 from .jobs.recurring import Recurring
+from .prompts.bank_files import BankFiles
 from .scheduling.ticks import Scheduling
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
@@ -87,6 +89,7 @@ class Services:
         self.estimating = Estimating(self.store, self.scheduling.know_overheads)
         self.admission = Admission(self.store, self.scheduling)
         self.tuning = PoolTuning(self.store, self.scheduling, self.tasks)
+        self.bank_files = BankFiles(self.store, home)
         limits = config.limits
         self.desk = Desk(
             self.store, home, at_once=limits.queries, memory=limits.query_memory << 20, tell=lambda why: self._tell("sql.restart", why)
@@ -119,7 +122,9 @@ class Services:
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
+        self.tasks.every("disk watch", LOOKS, DiskWatch(self.home.path, self._tell).look, soon=True)
         self.tasks.every("retention", 3600.0, self._retain)
+        self.tasks.every("prompt banks", 3600.0, self.bank_files.refresh, soon=True)
         if self.config.backup.cron:
             self.tasks.cron("backup", self.config.backup.cron, lambda: nightly_backup(self.store, self.home))
         self.scheduling.start()

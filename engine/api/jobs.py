@@ -14,6 +14,7 @@ from ..fleet.remote_logs import Source, source_of
 from ..forecast.explain import expected
 from ..forecast.explain import explain as explain_job
 from ..jobs.control import Control, control
+from ..jobs.moves import WAITING
 from ..jobs.pipeline_history import describe
 from ..jobs.schedule_rows import NewSchedule, add_schedule
 from ..jobs.states import FINAL, State
@@ -150,7 +151,7 @@ async def show(call: Call) -> dict[str, Any]:
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
-            "waiting": waiting[0] if waiting else None,
+            "waiting": waiting[0] if waiting and row["state"] in WAITING else None,
             "events": objects(store, "api/events", job),
         }
 
@@ -159,7 +160,9 @@ async def show(call: Call) -> dict[str, Any]:
 
 async def explain(call: Call) -> dict[str, Any]:
     job = await _resolve(call)
-    return await call.read(explain_job, call.daemon.store, job, call.daemon.scheduling.deadlines_first)
+    scheduling = call.daemon.scheduling
+    # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
+    return await call.run(Kind.REPORT, explain_job, call.daemon.store, job, scheduling.deadlines_first, scheduling.held_back)
 
 
 async def pipeline(call: Call) -> dict[str, Any]:

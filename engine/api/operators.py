@@ -18,6 +18,7 @@ from ...policies import registry
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
+from ..disk_room import room
 from ..errors import NotFound, UsageError, nearest
 from ..fleet.watch import StopAll, stop_all
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
@@ -50,12 +51,14 @@ async def metrics(call: Call) -> Response:
 async def status(call: Call) -> dict[str, Any]:
     daemon = call.daemon
     told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
+    disk = room(daemon.home.path)
     return {
         "version": __version__,
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
         "now": time.time(),
+        "disk": {"free": disk.free, "total": disk.total, "low": disk.low},
         **told,
         "jobs": daemon.counts.by_state(),
         "pools": _pools(call, told["pools"]),

@@ -23,7 +23,7 @@ from .situation import Situation, aggregated, bound_of, features_of, measure
 
 MOMENTS = 10
 CONFIGURATIONS = 16  #: at each
-SECONDS = 40.0  #: real time after which no other simulation begins
+SECONDS = 40.0
 FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
 TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
 LEAST_SECONDS = 1.0
@@ -37,6 +37,7 @@ class Past:
     workload: Workload
     cluster: Cluster
     until: float
+    seconds: float = SECONDS  #: real time after which no other simulation begins
 
 
 def learnt_from(past: Past, policy: str, in_force: Configuration, options: Options, objective: str, seed: int = 0) -> CausalModel:
@@ -46,12 +47,12 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
     rows: list[tuple[Floats, Floats, float]] = []
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
     for share in rng.permutation(np.linspace(EARLIEST, 1.0, MOMENTS)).tolist():
-        if time.monotonic() - began > SECONDS:
+        if time.monotonic() - began > past.seconds:
             break
         try:
             simulation = stand_at(past.workload, past.cluster, policy, in_force, options, first + share * (past.until - first))
             situation = aggregated(situation_of(simulation, policy, options)[0])
-            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + SECONDS)
+            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + past.seconds)
         except (SimulationError, OutOfTime):
             continue
     samples = samples_of(rows)

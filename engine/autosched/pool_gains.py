@@ -13,10 +13,12 @@ BURST_SIGMAS = 3.0  #: arrivals of a check beyond the usual, in standard deviati
 BURST_LEAST = 5
 
 
-def is_burst(history: History, now: float, check: float) -> bool:
-    """Whether so many jobs came since the last check as chance rarely brings: mean + 3 sqrt(mean) of the checks before."""
+def is_burst(history: History, now: float, check: float, since: float = -math.inf) -> bool:
+    """Whether more jobs came within a check than chance brings: mean + 3 sqrt(mean) of those before. ``since``: the moment of the last
+    search, which may have taken several checks; without one the last check counts."""
     counts = counts_before(history.submitted, now, check)
     if len(counts) < HOUR:
         return False
-    usual = float(counts[:-1].mean())
-    return bool(counts[-1] >= max(usual + BURST_SIGMAS * math.sqrt(usual), BURST_LEAST))
+    recent = max(min(math.ceil((now - since) / check), HOUR - 1), 1) if math.isfinite(since) else 1
+    usual = float(counts[:-recent].mean())
+    return bool(counts[-recent:].max() >= max(usual + BURST_SIGMAS * math.sqrt(usual), BURST_LEAST))

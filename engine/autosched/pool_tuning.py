@@ -36,7 +36,7 @@ from ..sim.run_options import Options
 from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
-from .learning import Past
+from .learning import SECONDS, Past
 from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
@@ -71,6 +71,7 @@ class PoolTuning:
     def __init__(self, store: Store, scheduling: Scheduling, tasks: Tasks, clock: Callable[[], float] = time.time) -> None:
         self._store, self._scheduling, self._tasks, self._clock = store, scheduling, tasks, clock
         self._lock = threading.Lock()
+        self._learning = threading.Lock()  #: held while a causal model learns
         self._busy: str | None = None  #: the pool that is searched for
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
@@ -135,11 +136,11 @@ class PoolTuning:
         def told(number: int, _trial: Trial) -> None:
             self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": number + 1}
 
+        answer = None
         try:
             answer = find_apart(request, told)
             summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
             self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
-            self._keep(asked, request, answer)
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
             self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{error}; the configuration in force stays"}
@@ -149,6 +150,13 @@ class PoolTuning:
         finally:
             with self._lock:
                 self._busy = None
+        if answer is not None and self._learning.acquire(
+            blocking=False
+        ):  # what is learnt is for the next search, which it does not hold up
+            try:
+                self._keep(asked, request, answer)
+            finally:
+                self._learning.release()
 
     def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
         """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
@@ -158,14 +166,14 @@ class PoolTuning:
                 if answer.measured is None:
                     return
                 model = model.relearnt(answer.measured)
-            elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view)) is not None:
+            elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view, asked.period)) is not None:
                 model = find_apart(replace(request, learn=past, trials=1)).model
             if model is not None:
                 self._store.write(keep_model, StoredModel(asked.pool, policy, model))
-        except (SearchFailed, NoModel, ValueError) as error:
+        except (SearchFailed, NoModel, StokerError, ValueError) as error:
             log.info("pool %s: no causal model: %s", asked.pool, error)
 
-    def _past(self, pool: str, view: View) -> Past | None:
+    def _past(self, pool: str, view: View, period: float) -> Past | None:
         """The jobs of the pool that have ended, on the GPUs that it has now."""
         history = self._history(pool, view.now)
         rows = np.flatnonzero(~np.isnan(history.duration) & (history.gpus <= len(view.gpus)))
@@ -176,7 +184,9 @@ class PoolTuning:
         workload = make_workload(
             pool, history.submitted[rows] - first, history.duration[rows], history.gpus[rows], users=users, models=models
         )
-        return Past(workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]))
+        return Past(
+            workload, Cluster(tuple(np.bincount(view.gpus.node).tolist())), float(workload.submitted[-1]), min(SECONDS, period / HOUR)
+        )
 
     def _decide(self, asked: Asked, summary: dict[str, Any]) -> dict[str, Any]:
         """Put the best in force if it is worth it and nothing was set meanwhile, and write down what was found."""
@@ -246,7 +256,7 @@ class PoolTuning:
             return
         since = max(self._searched.get(pool, -math.inf), self._store.rows("policy/last_tuning", pool)[0][0] or -math.inf)
         due = now >= since + auto["period"]
-        burst = not due and is_burst(history, now, auto["period"] / HOUR)
+        burst = not due and is_burst(history, now, auto["period"] / HOUR, self._searched.get(pool, -math.inf))
         if not due and not burst:
             return
         self._searched[pool] = now

@@ -88,7 +88,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     except NoModel as error:
         model, unlearnt = None, str(error)
     features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
-    at_work = None if model is None else model.on(features)
+    at_work = None if model is None else model.on(features, in_force)
     rows: list[tuple[Floats, Floats, float]] = []
     references: list[Figures] = []
     spent: list[float] = []

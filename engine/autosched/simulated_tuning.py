@@ -68,7 +68,7 @@ class SimulatedTuning:
         if len(history) < LEAST_JOBS or not len(simulation.table):
             return
         due = simulation.now >= self._searched + self.period - 1e-6
-        if not due and not is_burst(history, simulation.now, self.period / HOUR):
+        if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
             return
         self._searched = simulation.now
         situation = situation_of(simulation, self.policy, self.options)[0] if self.looks is None else self.looks(simulation)

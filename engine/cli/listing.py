@@ -78,6 +78,13 @@ def _task_columns(now: float) -> list[Column]:
     ]
 
 
+def _disk(room: dict[str, Any] | None) -> str:
+    if room is None:  # of an older daemon
+        return "not known"
+    left = f"{fmt.size(room['free'])} of {fmt.size(room['total'])} are free"
+    return f"{left}: free some space before commits are refused" if room["low"] else left
+
+
 @click.command(cls=Command)
 @json_option
 @pass_app
@@ -95,6 +102,7 @@ def status(app: App) -> Answer:
                 ("daemon", f"version {answer['version']}, pid {answer['pid']}, up for {fmt.duration(now - answer['started_at'])}"),
                 ("home", answer["home"]),
                 ("database", f"{fmt.size(database['bytes'])}, schema {database['schema']}"),
+                ("disk", _disk(answer.get("disk"))),
                 ("jobs", jobs),
             ]
         )

@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "trace": Lazy("trace_commands:trace", "Workload traces: import, look at, make, export."),
         "simulate": Lazy("simulate:simulate", "Simulate policies on a trace."),
         "tune": Lazy("tune:tune", "Search for the configuration that fits what is coming."),
+        "prompt": Lazy("prompt:prompt", "Prompt tuning and the bank of initial prompts."),
         "replay": Lazy("replay:replay", "Ask what another policy would have made of history."),
     },
     "Running Stoker": {

@@ -50,7 +50,8 @@ _STUDY_OPTIONS = (
                       "package.module:Class. May be repeated."),
     click.option("-c", "--config", "settings", multiple=True, metavar="[POLICY.]KEY=VALUE",
                  help="Configuration key, of every policy that has it or of the one named."),
-    click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy, of consecutive seeds."),
+    click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True,
+                 help="Runs of each policy, of consecutive seeds; one where nothing is random."),
     click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="The first seed."),
     click.option("-j", "--jobs", "processes", type=click.IntRange(1, 1024), metavar="N", help="Runs at a time (default: one a core)."),
     click.option("--strict", is_flag=True, help="Jobs larger than the cluster are an error; else they are left out and counted."),
@@ -63,6 +64,8 @@ _STUDY_OPTIONS = (
 )  # fmt: skip
 
 
+#: Options with which something is drawn.
+_RANDOM = "--estimate-error, --estimate-noise, --unknown-share or --failures-per-gpu-hour"
 _ENDED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -80,6 +83,7 @@ def study_options(*, until: bool) -> Callable[[F], F]:
 
 def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], source: Source) -> Study:
     """The study that the options ask for; UsageError names what is wrong with them."""
+    from ...policies.registry import POLICIES
     from ..autosched.simulated_tuning import make_control
     from ..sim.study import Study, choose, runs_of
 
@@ -89,8 +93,12 @@ def make_study(workload: Workload, cluster: Cluster, given: Mapping[str, Any], s
         raise UsageError(str(error)) from None
     if given["strict"]:
         _refuse_large(workload, cluster)
-    seeds = range(given["seed"], given["seed"] + given["seeds"])
-    study = Study(workload, cluster, make_options(given["costs"], given), runs_of(choices, seeds), source, make_control)
+    options, count = make_options(given["costs"], given), given["seeds"]
+    if count > 1 and not options.random and all(choice.policy in POLICIES for choice in choices):  # people's own may draw
+        note(f"--seeds {count}: nothing is random here, so each policy runs once; {_RANDOM} would make seeds differ")
+        count = 1
+    seeds = range(given["seed"], given["seed"] + count)
+    study = Study(workload, cluster, options, runs_of(choices, seeds), source, make_control)
     _refuse_nothing(study)
     return study
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -279,6 +279,22 @@ def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
                 yield row
                 break
             time.sleep(POLL)
+
+
+def submit_and_wait(app: App, file: Path, check: Callable[[Sequence[Any]], None]) -> tuple[list[dict[str, Any]], list[StokerError]]:
+    """Submit the jobs of a file once ``check`` has looked at them, and wait; the jobs as they ended, and what failed."""
+    jobs = read_jobs(app, [file], {}, ())
+    check(jobs)
+    answer = post_jobs(app, jobs, dry_run=False, with_snapshot=False)
+    ids = [row["id"] for row in answer["jobs"]]
+    note("submitted " + _ids(ids))
+    _tell(forecasts(app.client, _timed(jobs, answer)), len(ids) > 1)
+    try:
+        ended = list(_await(app, ids))
+    except KeyboardInterrupt:
+        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
+        raise
+    return ended, _failures(ended)
 
 
 def _failures(ended: list[dict[str, Any]]) -> list[StokerError]:

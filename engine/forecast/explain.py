@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from .. import format as fmt
-from ..jobs.leases import PACKED
+from ..jobs.leases import EXCLUSIVE
+from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
+from ..scheduling.held_back import HeldBack
 from ..store.store import Store
 from .deadline_watch import verdict
 
@@ -16,24 +19,36 @@ from .deadline_watch import verdict
 _IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
 
 
-def explain(store: Store, job: int, deadlines_first: Callable[[str], bool] = lambda pool: False) -> dict[str, Any]:
+def explain(
+    store: Store,
+    job: int,
+    deadlines_first: Callable[[str], bool] = lambda pool: False,
+    held_back: Callable[[str, int], HeldBack | None] = lambda pool, job: None,
+) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
+    ``held_back``: the guard that a job of a pool waits for.
     """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/waiting", job)
-    waiting = found[0] if found else None
+    waiting = found[0] if found and row["state"] in WAITING else None  # it may have ended, and wait anew, since the line above
+    held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
+    if held is not None and waiting is not None and math.isfinite(held.until):
+        waiting["est_start"] = max(held.until, waiting["est_start"] or 0.0)
     decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
     partners = objects(store, "api/shared_with", job)
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
+        + _guard(waiting, held)
         + (_partners(partners) or _alone(store, row))
+        + _bank(store, row)
         + _start(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
+        "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
@@ -72,16 +87,36 @@ def _start(store: Store, row: dict[str, Any]) -> str:
 STARTED = {True: "started warm", False: "started cold"}
 
 
+def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
+    """Which guard, and which victim, unless the reason says it."""
+    return f"; {held.text}" if held is not None and waiting is not None and held.text not in waiting["reason"] else ""
+
+
 def _partners(partners: list[dict[str, Any]]) -> str:
     names = [f"job {one['job']} ({one['name']})" for one in partners]
     return f"; shares its GPUs with {', '.join(names)}" if names else ""
 
 
-def _alone(store: Store, row: dict[str, Any]) -> str:
-    """Of a job that is to share its GPUs: why it never will."""
-    if row["share"] != PACKED or row["state"] in FINAL:
+def _bank(store: Store, row: dict[str, Any]) -> str:
+    """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
+    found = objects(store, "api/bank_use", row["id"]) if row["kind"] == "prompt" else []
+    if not found:
         return ""
-    ((gpus, memory),) = store.rows("api/room_to_share", row["pool"])
+    (use,) = found
+    if use["used"]:
+        return f"; the prompt bank was used: {fmt.counted(use['scores'], 'score')} in {fmt.duration(use['seconds'])}"
+    longest, budget = fmt.duration(use["longest"]), fmt.duration(max(0.0, use["budget"]))
+    return f"; the prompt bank was not used: a lookup may take {longest}, more than 20 % of the time until the deadline ({budget})"
+
+
+def _alone(store: Store, row: dict[str, Any]) -> str:
+    """Why a job shares GPUs with nobody, where that is not for the policy to say."""
+    if row["share"] is None or row["state"] in FINAL:
+        return ""
+    ((gpus, memory, shared),) = store.rows("api/room_to_share", row["pool"])
+    if row["share"] == EXCLUSIVE:
+        where = f"on the {'GPU' if shared == 1 else f'{shared} GPUs'} that others share"
+        return f"; joins nobody {where} (share: exclusive)" if shared and row["lease_id"] is None else ""
     if 0 < gpus < row["gpus_min"]:
         return f"; shares with nobody, as gangs over several nodes do not, and no node of the pool has {row['gpus_min']} GPUs"
     if 0 < memory <= row["gpu_memory"]:

@@ -35,6 +35,7 @@ from ..tasks import Tasks
 from . import policy_errors
 from .enact import Decision, Enactment, enact
 from .guards import Actions, Evictions, Limits, next_look, protect, reconcile
+from .held_back import HeldBack, held_back
 from .lease_ends import lapsed, next_end, put_off
 from .overheads import Overheads
 from .plan_check import PlanError, check, check_enacted
@@ -421,6 +422,16 @@ class Scheduling:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
         return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory)
+
+    def held_back(self, pool: str, job: int) -> HeldBack | None:
+        """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
+        state = self._pools.get(pool)
+        if state is None:
+            return None
+        try:
+            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+        except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+            return None
 
     def foresee(self, jobs: Sequence[JobSpec]) -> list[tuple[float | None, str]]:
         """When jobs would start if they were submitted now, and why not at once: for a dry run."""

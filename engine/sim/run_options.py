@@ -58,3 +58,8 @@ class Options:
     interval: float | None = None  #: seconds between rounds; None: the policy's own, or at every event
     until: float | None = None  #: stop at this time; None: when all jobs have ended
     seed: int = 0
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn, so that another seed gives another run."""
+        return bool(self.errors.duration or self.errors.unknown or self.errors.gaussian or self.costs.failures_per_gpu_hour)

@@ -281,8 +281,12 @@ class CausalModel:
         pairs += [(other, name) for name, (_, others) in self.graph.of_metric.items() for other in others]
         return list(dict.fromkeys([*pairs, *((name, self.objective) for name in self.graph.of_objective)]))
 
-    def on(self, features: Floats) -> OnWorkload:
-        return OnWorkload(self, features)
+    def on(self, features: Floats, in_force: Configuration | None = None) -> OnWorkload:
+        """At work in one search. ``in_force``: the configuration whose reward is 1 by definition; predictions are relative to its own."""
+        at_work = OnWorkload(self, features)
+        if in_force is not None:
+            at_work.base = float(self.rewards(at_work.row(in_force)[None, :])[0])
+        return at_work
 
 
 @dataclass
@@ -293,13 +297,14 @@ class OnWorkload:
     features: Floats
     seen: list[Floats] = field(default_factory=list)
     wrong: list[float] = field(default_factory=list)  #: measured less predicted, logarithms
+    base: float = 0.0  #: what the model says of what is in force, which a mean over unlike configurations puts too low
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
-        rows = np.array([self._row(config) for config in configs])
-        predicted = self.model.rewards(rows) + np.array([self._correction(row) for row in rows])
+        rows = np.array([self.row(config) for config in configs])
+        predicted = self.model.rewards(rows) - self.base + np.array([self._correction(row) for row in rows])
         return [float(one) for one in np.exp(predicted)]
 
-    def _row(self, config: Configuration) -> Floats:
+    def row(self, config: Configuration) -> Floats:
         return np.concatenate((self.model.encoder.row(config), self.features))
 
     def _correction(self, row: Floats) -> float:
@@ -313,7 +318,7 @@ class OnWorkload:
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         """Line 12 of algorithm 3."""
         row, _, target = self.model.encoder.sample(config, self.features, self.model.objective, reference, figures)
-        self.wrong.append(target - float(self.model.rewards(row[None, :])[0]))
+        self.wrong.append(target + self.base - float(self.model.rewards(row[None, :])[0]))
         self.seen.append(row)
 
     def __str__(self) -> str:

@@ -124,7 +124,7 @@ class _Search:
         """Lines 14 to 16; one key at least stays free."""
         if self.model is None:
             return
-        for name in hopeless(self.space, self.model, self.found.best, self.constraints):
+        for name in hopeless(self.space, self.model, self.found.best, self.constraints, self.gamma):
             if len(self.constraints) + 1 < len(self.space.names):
                 self.constraints[name] = self.found.best[name]
 
@@ -175,9 +175,11 @@ def is_rejected(predicted: float, best: float, gamma: float) -> bool:
     return predicted <= gamma * best
 
 
-def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any]) -> list[str]:
-    """Line 14, the what-if analysis: keys none of whose values is predicted to be better than the best, all others as in the best.
+def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
+    """Line 14, the what-if analysis: keys of which every other value is predicted to be rejected, all other keys as in the best.
 
+    As read: "do not exceed the best" is judged as on line 9, by gamma x the best. What was measured raises the best above all that is
+    predicted only, so without gamma the first improvement would fix nearly all keys at once, and the search would end there.
     A key that is not in use changes nothing now, and may be when another one changes: it stays free.
     """
     asked = [best]
@@ -191,7 +193,7 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
             spans[one.name] = slice(len(asked), len(asked) + len(others))
             asked += others
     expected = model.predict(asked)
-    return [name for name, span in spans.items() if max(expected[span]) <= expected[0]]
+    return [name for name, span in spans.items() if max(expected[span]) <= gamma * expected[0]]
 
 
 def _key(config: Mapping[str, Any]) -> object:

@@ -29,7 +29,7 @@ class BankLlm:
         """The score of equation 4.1 of texts, on the same samples each time."""
         found = load_samples(self.llm, data, max_tokens=MAX_TOKENS, prompt_tokens=TOKENS)
         common = found.common(samples, seed)
-        return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, tokens=TOKENS)
+        return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, length=TOKENS)
 
 
 def load(name: str) -> BankLlm:

@@ -14,13 +14,15 @@ from .soft_prompt import SoftPrompt, loss, of_text
 SAMPLES = 16  #: as 4.4.3.2 has it
 
 
-def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: Sequence[int], tokens: int) -> list[float]:
-    """Mean loss of the LLM on the samples, the same for all prompts, after each as the tuning would begin with it; less is better."""
-    batch = batch_of(samples)
-    tokens_, last, labels = (part.to(llm.device) for part in batch)
+def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
+    """Mean loss of the LLM on the samples, after each prompt as the tuning would begin with it; less is better.
+
+    The samples are the same for all prompts, and all prompts have ``length`` tokens.
+    """
+    tokens, last, labels = (part.to(llm.device) for part in batch_of(samples))
     found = []
     with torch.no_grad():
         for text in interruptible(prompts):
-            model = SoftPrompt(llm, of_text(llm, text, tokens), answers).eval().to(llm.device)
-            found.append(float(loss(model, (tokens_, last, labels))))
+            model = SoftPrompt(llm, of_text(llm, text, length), answers).eval().to(llm.device)
+            found.append(float(loss(model, (tokens, last, labels))))
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..backbones import held
 from ..backbones.pretrained import Llm, load_llm
 from ..host.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
@@ -43,7 +44,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    llm = load_llm(backbone)
+    llm = held.take(backbone, load_backbone)
     samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance)
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())
@@ -67,7 +68,7 @@ def build(
 
 
 def load_backbone(name: str) -> Llm:
-    """For fork servers: `load_llm` keeps it for a process and its forks."""
+    """For a fork server too: the LLM is frozen, so what is held is never changed."""
     return load_llm(name)
 
 

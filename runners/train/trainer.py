@@ -71,6 +71,7 @@ class Trainer:
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
         self.saved = 0  #: the step of the newest checkpoint
+        self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
@@ -208,6 +209,7 @@ class Trainer:
         if name is None or target is None:
             return
         if name in metrics:
+            self.last = metrics[name]
             self.reached = metrics[name] >= target if self.stop.mode == "max" else metrics[name] <= target
         elif strict and name != "loss":
             known = sorted({*metrics, "loss"})
@@ -216,7 +218,9 @@ class Trainer:
     def _verdict(self) -> str:
         if self.stop.metric is None:
             return ""
-        return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        if self.reached or self.last is None:
+            return f": {self.stop.metric} {'reached' if self.reached else 'did not reach'} {self.stop.target}"
+        return f": {self.stop.metric} did not reach {self.stop.target}; it ended at {self.last:.4g}"
 
     # ---- from reuse to no reuse ----
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +127,27 @@ def test_what_is_measured_corrects_what_is_predicted_near_it() -> None:
     at_work.learn(config, slow, truth(IN_FORCE))
     assert at_work.predict([config])[0] == pytest.approx(math.sqrt(before * 0.5), rel=1e-6)  # half of the way, on a logarithmic scale
     assert len(at_work.model.relearnt(samples(1)).samples) == 201
+
+
+def test_what_is_in_force_is_predicted_to_gain_nothing() -> None:
+    """A model of random configurations is about their mean: its word on what is in force is the measure of its word on others."""
+    pytest.importorskip("causallearn")
+    model = CausalModel.learnt(SPACE, "jct", samples())
+    better = {**IN_FORCE, "a": 0.95}
+    alone, beside = model.on(FEATURES), model.on(FEATURES, {**IN_FORCE, "a": 0.1})
+    assert beside.predict([{**IN_FORCE, "a": 0.1}])[0] == pytest.approx(1.0)
+    assert beside.predict([better])[0] > alone.predict([better])[0] > 1.0
+    beside.learn(better, truth(IN_FORCE), truth(IN_FORCE))  # no gain, in truth: half of the way back, on a logarithmic scale
+    assert beside.predict([better])[0] == pytest.approx(math.sqrt(model.on(FEATURES, {**IN_FORCE, "a": 0.1}).predict([better])[0]))
+
+
+def test_a_model_made_again_of_what_is_stored_predicts_the_same() -> None:
+    pytest.importorskip("causallearn")
+    model = CausalModel.learnt(SPACE, "jct", samples())
+    again = CausalModel.of_plain(SPACE, "jct", json.loads(json.dumps(model.plain())))
+    fresh = samples(20, seed=9).first
+    assert again.rewards(fresh).tolist() == pytest.approx(model.rewards(fresh).tolist(), rel=1e-6)
+    assert again.edges() == model.edges() and len(pickle.dumps(model)) < 100_000
 
 
 def test_too_little_says_so() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
-from stoker.policies.autosched.search import Figures, NotMeasured, hopeless, is_rejected, reward_of, search
+from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, hopeless, is_rejected, reward_of, search
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
 from stoker.policies.keys import make_config, tunable
 from stoker.policies.registry import POLICIES, load
@@ -210,15 +210,18 @@ def test_a_true_model_saves_simulations_and_is_learnt_from() -> None:
 
 
 def test_what_if_analysis_fixes_keys_that_cannot_help() -> None:
-    """At the least of the bowl n plays no part, and all others are as good as they can be; away from it x is free."""
+    """At the least of the bowl all keys are as good as can be; away from it x is free. By gamma, what hardly matters stays free."""
     best = {**BOWL, "x": 0.8, "y": 40.0, "kind": "b"}
     space = space_of(Bowl, BOWL)
     assert set(hopeless(space, Told(), best, {})) == {"x", "y", "n", "kind"}
     assert "x" not in hopeless(space, Told(), {**best, "x": 0.3}, {})
+    kept = hopeless(space, Told(), best, {}, GAMMA)
+    assert "n" not in kept and "kind" in kept
+    assert hopeless(space, Told(1.0), best, {}, GAMMA) == []
 
 
 def test_one_key_stays_free() -> None:
-    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(1.0), epsilon=0.0, trials=10)
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(1.0), epsilon=0.0, gamma=1.0, trials=10)
     assert len(found.fixed) == 3
 
 

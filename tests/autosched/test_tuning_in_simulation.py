@@ -74,7 +74,6 @@ def test_a_trial_goes_on_as_the_simulation_would() -> None:
 def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
     monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)
-    monkeypatch.setattr(learning, "SECONDS", math.inf)
     monkeypatch.setattr(learning, "MOMENTS", 5)
     searches = [find(Request(at(workload), {}, trials=8)) for workload in (crowded(), altered_after(crowded(), NOW))]
     first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
@@ -82,7 +81,7 @@ def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("causallearn")
     in_force = dataclasses.asdict(Tiresias.Config())
     one, other = (
-        learnt_from(Past(workload, CLUSTER, NOW), "tiresias", in_force, Options(), "jct").samples.target
+        learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", in_force, Options(), "jct").samples.target
         for workload in (crowded(), altered_after(crowded(), NOW))
     )
     assert one.tolist() == other.tolist()
@@ -167,6 +166,9 @@ def test_a_burst_is_beyond_three_sigmas() -> None:
         return History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
 
     assert is_burst(history(5), 6300.0, 300.0) and not is_burst(history(4), 6300.0, 300.0)
+    # A burst in the middle of a search is seen after it, and not again after the next.
+    later = history(5)
+    assert not is_burst(later, 6900.0, 300.0) and is_burst(later, 6900.0, 300.0, 6000.0) and not is_burst(later, 6900.0, 300.0, 6310.0)
 
 
 def test_what_was_measured_by_hand() -> None:

@@ -233,7 +233,8 @@ NEEDS_DAEMON = [
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",
     "token create a --role read", "token list",
     "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
-    "trace export a", "simulate week -p fifo -n 1x2",
+    "trace export a", "simulate week -p fifo -n 1x2", "prompt bank stats", "prompt bank search a", "prompt bank show 1",
+    "prompt bank build", "prompt bank add --text a",
     "replay -p fifo",
 ]  # fmt: skip
 

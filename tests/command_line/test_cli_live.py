@@ -83,9 +83,9 @@ def jobs(live: Path) -> dict[str, int]:
 
 
 LISTINGS = [
-    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default",
-    "policy list", "policy show fifo", "schedule list",
-    "token list", "schema", "schema jobs_now", "top", "doctor", "sql SELECT\u00a01",
+    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list",
+    "pool warm default", "policy list", "policy show fifo", "schedule list",
+    "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top", "doctor", "sql SELECT\u00a01",
 ]  # fmt: skip
 
 
@@ -103,6 +103,7 @@ ELSEWHERE = {
     "pipeline", "down",
     "submit", "cancel", "hold", "release", "priority", "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
+    "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip
 
 

@@ -125,3 +125,11 @@ def test_a_metric_is_not_expected_at_a_step_that_has_passed(store: Store, step: 
     assert (found["iterations"], found["low"], found["high"]) == told
     (outlook,) = store.objects("api/outlook", 1)
     assert math.isclose(outlook["remaining"], told[0] - step), "what is left is not less than nothing"
+
+
+def test_one_that_has_been_given_gpus_is_not_said_to_back_off(store: Store) -> None:
+    """What is read after the job's state may be of its next attempt."""
+    late = {**waits(1, None), "code": "backoff", "reason": "backs off after a failed attempt until 10:00:00 UTC"}
+    store.write(put, {"jobs": [job(1, "assigned", lease_id=1, attempts=2)], "leases": [lease(1, 1, state="granted")], "waiting": [late]})
+    told = explain(store, 1)
+    assert told["waiting"] is None and told["summary"] == "assigned so, attempt 2"

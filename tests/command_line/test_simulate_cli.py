@@ -257,6 +257,25 @@ def test_seeds_are_averaged_with_their_spread(stoker: Callable[..., Told], trace
     assert "±" in stoker(*line)[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        ([], 1),
+        (["--estimate-bias", "0.5", "--resume", "3s"], 1),  # nothing is drawn
+        (["--estimate-error", "0.5"], 3),
+        (["--estimate-noise", "0.5"], 3),
+        (["--unknown-share", "0.5"], 3),
+        (["--failures-per-gpu-hour", "0.5"], 3),
+    ],
+)
+def test_seeds_of_what_is_not_random_run_once_and_that_is_said(
+    stoker: Callable[..., Told], trace: str, options: list[str], runs: int
+) -> None:
+    told = stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--seeds", "3", "-j", "1", "--no-store", "--json", *options)
+    assert [run["seed"] for run in json.loads(told[1])["runs"]] == list(range(runs))
+    assert ("--seeds 3: nothing is random here, so each policy runs once; --estimate-error" in told[2]) is (runs == 1)
+
+
 def test_large_jobs_are_counted_or_refused(stoker: Callable[..., Told], tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text(TRACE + LARGE)

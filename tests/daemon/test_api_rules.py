@@ -19,7 +19,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, daemon_apart, until
-from stoker.engine.api import jobs, operators, reports, simulations, traces
+from stoker.engine.api import jobs, operators, prompt_banks, reports, simulations, traces
 from stoker.engine.api import runner_calls as runner
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
@@ -91,6 +91,8 @@ REPORT = {  #: of the runner n2, which has lease 1
     "gpus": [{**GPU, "id": "n2/cpu0"}], "left": False,
 }  # fmt: skip
 
+BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
+
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
@@ -106,6 +108,8 @@ REQUESTS: dict[str, Any] = {
     "/v1/sql/copy": {"path": "relative"},
     "/v1/report": {"query": "jct", "values": {"since": 0.0, "jobs": None, "now": 1.0}},
     "/v1/policy": {"policy": "fifo", "pool": "default", "interval": 1.0, "config": {"backfill": True}},
+    "/v1/prompts": {"bank": BANK, "prompts": [{"text": "x", "features": [1.0, 0.5], "source": "s", "task": None}]},
+    "/v1/prompts/clusters": {"bank": BANK, "medoids": [[1, 1]]},
     "/v1/schedules/{id}/remove": {},
     "/v1/tokens": {"name": "t", "role": "read"},
     "/v1/tokens/{id}/revoke": {},
@@ -212,7 +216,8 @@ def api(template: Path) -> Iterator[Api]:
         assert "Traceback" not in daemon.said() and "a write failed" not in daemon.said(), daemon.said()[-3000:]
 
 
-TABLES = [*jobs.ENDPOINTS, *operators.ENDPOINTS, *reports.ENDPOINTS, *runner.ENDPOINTS, *simulations.ENDPOINTS, *traces.ENDPOINTS]
+PARTS = (jobs, operators, prompt_banks, reports, runner, simulations, traces)
+TABLES = [entry for part in PARTS for entry in part.ENDPOINTS]
 
 
 def test_every_request_with_a_body_is_known_here() -> None:
@@ -324,6 +329,7 @@ def test_a_priority_must_be_given(api: Api) -> None:
 GETS = {
     "/v1/jobs": ("state", "user", "all", "arrays", "limit"), "/v1/jobs/1/pipeline": ("rank", "name", "decisions", "points"),
     "/v1/jobs/1/logs": ("lease", "file", "offset"), "/v1/simulations": ("study", "limit"),
+    "/v1/prompts": ("llm", "words", "near", "limit"), "/v1/prompts/banks": ("llm",),
     "/v1/simulations/history": ("pool", "since"), "/v1/traces/none/jobs": ("offset", "limit", "id"),
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def test_a_lookup_gives_the_best_prompt_of_the_best_cluster(tmp_path, samples, r
     caplog.set_level("INFO")
     write_bank(tmp_path)
     start = beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
-    scores = score(load_llm("tiny"), PROMPTS, samples.common(16, 0), samples.answers, tokens=8)
+    scores = score(load_llm("tiny"), PROMPTS, samples.common(16, 0), samples.answers, length=8)
     cluster = min(range(0, 24, 6), key=lambda row: scores[row])
     best = min(range(cluster, cluster + 6), key=lambda row: scores[row])
     assert start.how["text"] == PROMPTS[best] and start.how["score"] == scores[best] and start.how["id"] == 100 + best

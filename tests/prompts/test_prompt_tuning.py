@@ -83,7 +83,7 @@ def test_a_tuned_prompt_is_written_for_peft_and_for_people(tmp_path, mails):
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["num_virtual_tokens"], config["token_dim"]) == ("PROMPT_TUNING", 12, 32)
     about = json.loads((folder / "prompt.json").read_text())
-    assert about["llm"] == "tiny@1" and about["answers"] in ({"bad": " bad", "good": " good"}, {"bad": " A", "good": " B"})
+    assert about["llm"] == "tiny@1" and about["answers"] == {"bad": " A", "good": " B"}  # to tiny, " bad" and " good" begin alike
     assert about["started_from"] == {"init": "text", "text": "sort mails"} and about["input"] == "{prompt}{text}\nAnswer:"
     assert about["nearest_tokens"] == "sort mailsso"  # three steps have moved no vector away from its token
 
@@ -116,7 +116,7 @@ def test_scores_are_the_loss_that_a_tuning_begins_with(mails):
     samples = load_samples(llm, str(mails), max_tokens=32)
     common = samples.common(16, 0)
     texts = ["a", "sort these mails into good and bad, and be quick about it", "a"]
-    found = score(llm, texts, common, samples.answers, tokens=12)
+    found = score(llm, texts, common, samples.answers, length=12)
     model = soft_prompt.SoftPrompt(llm, soft_prompt.of_text(llm, texts[1], 12), samples.answers)
     by_hand = []
     for ids, label in common:  # one at a time, the whole input at once, all logits
@@ -125,7 +125,7 @@ def test_scores_are_the_loss_that_a_tuning_begins_with(mails):
         logits = torch.nn.functional.linear(states[0, -1], llm.model.embed_tokens.weight)[list(samples.answers)]
         by_hand.append(-logits.log_softmax(-1)[label].item())
     assert found[1] == pytest.approx(sum(by_hand) / len(by_hand), abs=1e-5)
-    assert found[0] == found[2] and score(llm, texts[:1], common, samples.answers, tokens=12)[0] == found[0]
+    assert found[0] == found[2] and score(llm, texts[:1], common, samples.answers, length=12)[0] == found[0]
 
 
 def test_common_samples_are_balanced_of_the_training_part_and_the_same_for_all(mails):

@@ -103,6 +103,15 @@ def test_a_job_that_can_share_with_nobody_is_told_so(store: Store) -> None:
     ]  # fmt: skip
 
 
+def test_a_job_that_is_to_be_alone_is_told_that_others_share(host: Host) -> None:
+    host.submit("left"), host.submit("right"), host.submit("closed", share=Share(gpu="exclusive"))
+    assert "joins" not in explain(host.store, 3)["summary"]
+    host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2))
+    assert explain(host.store, 3)["summary"].endswith("; joins nobody on the GPU that others share (share: exclusive)")
+    host.tick({3: Allocation((1,))})
+    assert "joins" not in explain(host.store, 3)["summary"]
+
+
 def test_one_of_a_pair_alone_is_named_by_a_plan(host: Host) -> None:
     """A policy that takes over from one that packs names whom it keeps, with or without the other; nobody may come beside them."""
     host.submit("left"), host.submit("right"), host.submit("late")

@@ -16,6 +16,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
 
+MAILS, PROMPTS = (Path(__file__).parent / name for name in ("few_mails.jsonl", "few_prompts.jsonl"))
+
 TINY = {
     "store_writes": ["--clients", "2", "--seconds", "0.2", "--rounds", "1"],
     "adhoc_sql": ["--clients", "2", "--seconds", "0.3", "--rounds", "1", "--history", "50"],
@@ -54,6 +56,7 @@ TINY = {
     "selector": ["--seeds=1", "--sizes", "20x16", "--alike", "20x16", "--small", "10x8", "--plain=1", "--ablate=10x8"],
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
+    "prompts": ["--llm=tiny", "--tasks", str(MAILS), "--prompts=2", "--bank=6", "--steps=3", f"--from={PROMPTS}"],
     "swap": ["--layers=2", "--width=32", "--vocabulary=50", "--length=8", "--parts=3", "--micro-batches", "1", "2", "--bandwidths=12"],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }

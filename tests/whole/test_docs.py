@@ -147,9 +147,10 @@ def test_options_exist(page: Path) -> None:
     for line in command_lines(page):
         command = command_of(line[0].rstrip(","))
         assert command is not None, line
-        if isinstance(command, click.Group) and len(line) > 1:
-            command = command.get_command(click.Context(command), line[1])
-            assert command is not None, line
+        for word in line[1:]:
+            if isinstance(command, click.Group):
+                command = command.get_command(click.Context(command), word)
+                assert command is not None, line
         known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts} | {"--help"}
         if command.context_settings.get("ignore_unknown_options"):
             continue  # it hands them on

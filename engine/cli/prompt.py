@@ -1,0 +1,159 @@
+"""`stoker prompt`: initial prompts from the bank, and prompt tuning."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from .. import format as fmt
+from ..errors import StokerError, UsageError
+from .command import App, Command, Group, Lazy, examples, pass_app, unless_ended
+from .jobref import job_path
+from .output import Answer, Column, json_option, print_facts, print_table, write
+from .prompt_bank import LLM, progress, ranked
+from .prompt_work import answers, has_daemon, here_option
+
+RECIPE = "prompt-tune"
+
+
+class _PromptGroup(Group):
+    """The commands of this module, and the bank's, which are imported when they are asked for."""
+
+    lazy = {"bank": Lazy("prompt_bank:bank", "The prompt bank.")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.lazy])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self.lazy[cmd_name].target.split(":")
+        return cast(click.Command, getattr(importlib.import_module(f".{module}", __package__), attribute))
+
+
+@click.group(cls=_PromptGroup)
+@examples("stoker prompt bank build", "stoker prompt lookup --data sms-spam", "stoker prompt tune prompt.yaml")
+def prompt() -> None:
+    """Prompt tuning: a bank of initial prompts, lookups in it, and tuning jobs."""
+
+
+@prompt.command(cls=Command)
+@click.option("--llm", default=LLM, show_default=True, metavar="NAME", help="LLM that is to be tuned.")
+@click.option("--data", required=True, metavar="SET", help="A packaged set, or FILE.csv or FILE.jsonl with text and label columns.")
+@click.option("--text", "texts", multiple=True, metavar="TEXT", help="A prompt of your own, scored beside the bank's; may be repeated.")
+@click.option("--samples", type=click.IntRange(1, 1024), default=16, show_default=True, help="Samples that each candidate is scored on.")
+@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the choice of samples.")
+@click.option("--limit", "-n", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
+@here_option
+@json_option
+@pass_app
+@examples(
+    "stoker prompt lookup --data sms-spam",
+    "stoker prompt lookup --llm smollm2-135m --data sms-spam --text 'Is this message spam?'",
+    "stoker prompt lookup --data mails.csv --samples 32 --json",
+)
+def lookup(app: App, llm: str, data: str, texts: tuple[str, ...], samples: int, seed: int, limit: int, here: bool) -> Answer:
+    """Find good initial prompts for a data set in the bank, without tuning.
+
+    All representatives are scored by the LLM's loss on the samples, then the other prompts of the best one's cluster.
+    """
+    from ..prompts.stored_prompts import BankKey
+
+    BankKey(llm=llm, revision="any", tokenizer="any").require_names()
+    there = str(Path(data).absolute()) if Path(data).suffix in (".csv", ".jsonl") else data
+    request = {"work": "lookup", "llm": llm, "texts": list(texts), "data": there, "samples": samples, "seed": seed}
+    last: Mapping[str, Any] = {}
+    bank: Mapping[str, str] = {}
+    scored = todo = 0
+    with unless_ended("nothing was changed"), answers(app, request, job=not here and has_daemon(app)) as found:
+        for answer in found:
+            if "bank" in answer:
+                bank, todo = answer["bank"], answer["todo"]
+            elif "scored" in answer:
+                scored = answer["scored"]
+                progress(scored, max(todo, scored), "candidates", 1)
+            else:
+                last = answer
+    if not last:
+        raise StokerError("the lookup has ended without an answer; see the log of its job")
+    rows = ranked(last["candidates"])
+    value = {"bank": bank, "candidates": rows, "scored": scored, "prompts": last["prompts"], "seconds": last["seconds"]}
+    return Answer(value, lambda: _show(value, limit))
+
+
+def _show(value: Mapping[str, Any], limit: int) -> None:
+    print_table(value["candidates"][:limit], _CANDIDATES, "no candidates")
+    write("\n")
+    print_facts([
+        ("bank", f"{value['bank']['llm']}@{value['bank']['revision']}, {value['prompts']} prompts"),
+        ("scored", f"{value['scored']} candidates in {fmt.duration(value['seconds'])}"),
+    ])  # fmt: skip
+
+
+_LAYER = {0: "yours", 1: "representative", 2: "of its cluster"}
+_CANDIDATES = [
+    Column("PLACE", "place", right=True),
+    Column("SCORE", lambda row: f"{row['score']:.4f}", right=True),
+    Column("WHAT", lambda row: _LAYER[row["layer"]], rank=1),
+    Column("ID", lambda row: str(row.get("id", "")), right=True, rank=2),
+    Column("TEXT", "text", flexible=True, least=30),
+]
+
+
+@prompt.command(cls=Command)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+@pass_app
+@examples("stoker prompt tune prompt.yaml", "stoker prompt tune prompt.yaml --json")
+def tune(app: App, file: Path) -> Answer:
+    """Submit a prompt-tuning job from a YAML file, wait for it, and show what it has reached and where its prompt is.
+
+    What else the job says stands in its log; 'stoker submit' does the same without waiting.
+    """
+    from .submit import submit_and_wait
+
+    ended, failures = submit_and_wait(app, file, _require_tuning)
+    value = _tuned(app, ended[0])
+    return Answer(value, lambda: _show_tuned(value), failures)
+
+
+def _require_tuning(jobs: Sequence[Any]) -> None:
+    if len(jobs) != 1 or jobs[0].recipe != RECIPE:
+        raise UsageError(f"recipe: a file for 'stoker prompt tune' has one job, of recipe {RECIPE}; 'stoker submit' takes any")
+
+
+def _tuned(app: App, job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job, its metrics, and what it says of its prompt where that is on this host."""
+    folder = app.home.path / "jobs" / str(job["id"]) / "checkpoints" / "prompt"
+    try:
+        about = json.loads((folder / "prompt.json").read_bytes())
+    except (OSError, ValueError):
+        about = None
+    progress = app.client.get(job_path(str(job["id"])))["progress"] or {}
+    return {
+        "job": {name: job[name] for name in ("id", "name", "state", "state_reason", "run_time")},
+        "progress": {name: progress.get(name) for name in ("step", "loss", "metric")},
+        "prompt": about,
+        "path": None if about is None else str(folder),
+    }
+
+
+def _show_tuned(value: Mapping[str, Any]) -> None:
+    job, reached, about = value["job"], value["progress"], value["prompt"] or {}
+    started = about.get("started_from", {})
+    elsewhere = f"not on this host: 'stoker logs {job['id']}' says where it is"
+    print_facts([
+        ("job", f"{job['id']} {fmt.clean(job['name'])}: {job['state']} after {fmt.duration(job['run_time'])}"),
+        ("steps", fmt.number(reached["step"])),
+        ("loss", fmt.number(reached["loss"])),
+        ("metric", fmt.number(reached["metric"])),
+        ("began with", fmt.clean(str(started.get("text") or started.get("init", "")))),
+        ("bank", fmt.clean(str(started.get("bank", "")))),
+        ("nearest tokens", fmt.clean(str(about.get("nearest_tokens", "")))),
+        ("prompt", value["path"] or (elsewhere if job["state"] == "completed" else "")),
+    ])  # fmt: skip

@@ -1,0 +1,91 @@
+"""The file `bank.npz` of each bank that has clusters: what workers read, written by the daemon alone.
+
+Arrays: ``prompts`` (unicode, n), ``features`` (float32, n × d), ``medoid`` (int32, n: row of the prompt that represents it), ``ids`` and
+``tasks`` (n), ``llm`` (name@revision), ``tokenizer``, and ``stamp``, which tells one content from another. `Home.bank` says where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..home import Home
+from ..store.sqlfiles import sql
+from ..store.store import Store
+from .stored_prompts import BankKey
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class BankFiles:
+    """Keeps the files as the tables are. `refresh` writes those that differ, each whole or not at all."""
+
+    def __init__(self, store: Store, home: Home) -> None:
+        self._store = store
+        self._home = home
+        self._writing = threading.Lock()  # of two who write, the later one has read the later state
+
+    def refresh(self) -> None:
+        """After a change, and when the daemon starts: it may have been killed between a commit and its file."""
+        with self._writing:
+            for llm, revision, tokenizer, stamp in self._store.rows("api/bank_stamps"):
+                bank = BankKey(llm=llm, revision=revision, tokenizer=tokenizer)
+                path = self._home.bank(*bank.key)
+                if _stamp(path) != stamp:
+                    _write(path, {**self._arrays(bank), "stamp": stamp})
+
+    def _arrays(self, bank: BankKey) -> dict[str, Any]:
+        import numpy as np
+
+        found = bank_arrays(self._store, bank)
+        tasks = ["" if task is None else str(task) for task in found["task"]]
+        return {
+            "prompts": np.array([str(text) for text in found["text"]]), "features": found["features"],
+            "medoid": rows_of(found["id"].tolist(), found["medoid"].tolist()), "ids": found["id"], "tasks": np.array(tasks),
+            "llm": f"{bank.llm}@{bank.revision}", "tokenizer": bank.tokenizer,
+        }  # fmt: skip
+
+
+def bank_arrays(store: Store, bank: BankKey) -> dict[str, Any]:
+    """Columns of a bank, in the order of its numbers; ``features`` are float32, n × d. Empty of a bank that is not there."""
+    import numpy as np
+
+    with store.read() as con:
+        found: dict[str, Any] = con.execute(sql("api/bank_prompts"), list(bank.key)).fetchnumpy()
+    return {**found, "features": np.stack(found["features"]).astype("<f4")} if len(found["id"]) else {}
+
+
+def rows_of(ids: Sequence[int], medoids: Sequence[int]) -> NDArray[np.int32]:
+    """The row of each prompt's representative."""
+    import numpy as np
+
+    place = {number: row for row, number in enumerate(ids)}
+    return np.array([place[medoid] for medoid in medoids], dtype=np.int32)
+
+
+def _stamp(path: Path) -> str | None:
+    """Of the file that is there, None: none is, or it is damaged."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return str(found["stamp"])
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    import numpy as np
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

@@ -1,0 +1,159 @@
+"""Work on a prompt bank that needs the LLM: ``python -m stoker.runners.prompts.bank_work FOLDER``, a job or a process of the command line.
+
+FOLDER/request.json (`Request`) says what. Answers are lines of JSON, appended to FOLDER/answer.jsonl as they are found, so that what was
+found before an interruption can be kept:
+
+``features``: ``{"bank": {llm, revision, tokenizer}, "todo": n}``, then ``{"texts": [..], "features": [[..]]}`` some at a time.
+``lookup``: ``{"bank": …, "todo": n}``, ``{"scored": n}`` as it goes on, ``{"candidates": [{text, score, layer}], "seconds": …}``.
+
+The last line is ``{"done": true}``; without it, the process says on stderr in one line what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from ...engine.errors import Conflict, NotFound, StokerError, UsageError
+from ...engine.home import Home
+from ..worker import script
+from .lookup import lookup, most_scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SLICE = 16  #: prompts between two answers
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    work: Literal["features", "lookup"]
+    llm: str
+    home: str
+    texts: tuple[str, ...] = ()  #: features: of these; lookup: scored beside the bank's
+    known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and texts that the bank has already
+    data: str = ""
+    samples: int = 16
+    seed: int = 0
+
+
+class Model(Protocol):
+    """What an LLM does for a bank."""
+
+    revision: str
+    tokenizer: str
+
+    def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Activations, a row a text."""
+
+    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[str]], Sequence[float]]:
+        """The score of equation 4.1 of texts, on the same samples each time."""
+
+
+class Answers:
+    """Lines that are whole when they are read: each is one write."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "answer.jsonl"
+        self.before = [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []  #: of an earlier attempt
+        self._file = path.open("ab", buffering=0)
+
+    def tell(self, **answer: Any) -> None:
+        self._file.write(json.dumps(answer).encode() + b"\n")
+
+
+def serve(folder: Path, load: Callable[[str], Model]) -> None:
+    """Do what the request asks with the LLM that ``load`` gives."""
+    try:
+        request = msgspec.json.decode((folder / "request.json").read_bytes(), type=Request)
+    except OSError:
+        raise NotFound(f"{folder}/request.json: is not there; work on a bank runs on the host of the command that asked for it") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{folder}/request.json: {error}") from None
+    answers, model = Answers(folder), load(request.llm)
+    (_features if request.work == "features" else _lookup)(request, model, answers)
+    answers.tell(done=True)
+
+
+def _features(request: Request, model: Model, answers: Answers) -> None:
+    known = {text for revision, tokenizer, texts in request.known if (revision, tokenizer) == _which(model) for text in texts}
+    known.update(text for answer in answers.before for text in answer.get("texts", ()))
+    todo = [text for text in dict.fromkeys(request.texts) if text not in known]
+    answers.tell(bank=_bank(request, model), todo=len(todo))
+    for start in range(0, len(todo), SLICE):
+        texts = todo[start : start + SLICE]
+        answers.tell(texts=texts, features=[[float(value) for value in row] for row in model.features(texts)])
+        script.report(step=start + len(texts), total=len(todo))
+
+
+def _lookup(request: Request, model: Model, answers: Answers) -> None:
+    began = time.monotonic()
+    bank = _load_bank(request, model)
+    score = model.scorer(request.data, request.samples, request.seed)
+    prompts, scored = bank["prompts"].tolist(), 0
+
+    def told(texts: Sequence[str]) -> list[float]:
+        nonlocal scored
+        found: list[float] = []
+        for text in texts:
+            found += score([text])
+            scored += 1
+            answers.tell(scored=scored)
+        return found
+
+    answers.tell(bank=_bank(request, model), todo=most_scores(bank["medoid"]) + len(request.texts))
+    given = [{"text": text, "score": value, "layer": 0} for text, value in zip(request.texts, told(request.texts), strict=True)]
+    found = lookup(bank["medoid"], lambda rows: told([prompts[row] for row in rows]))
+    rows = [{"text": prompts[one.row], "id": int(bank["ids"][one.row]), "score": one.score, "layer": one.layer} for one in found]
+    answers.tell(
+        candidates=sorted(given + rows, key=lambda row: float(str(row["score"]))), seconds=time.monotonic() - began, prompts=len(prompts)
+    )
+
+
+def _load_bank(request: Request, model: Model) -> dict[str, Any]:
+    import numpy as np
+
+    path = Home(Path(request.home)).bank(request.llm, *_which(model))
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return dict(found)
+    except FileNotFoundError:
+        others = sorted(path.parents[2].glob(f"{request.llm}@*/*/bank.npz"))
+        build = f"'stoker prompt bank build --llm {request.llm}' makes one"
+        if others:
+            there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
+            here = f"{request.llm}@{model.revision} ({model.tokenizer})"
+            raise Conflict(f"the bank is of {there}, and the LLM that is installed is {here}; features are never mixed: {build}") from None
+        raise NotFound(f"there is no bank of {request.llm} yet: {build}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise StokerError(f"{path}: cannot be read ({error}); the daemon writes it again when it starts") from None
+
+
+def _which(model: Model) -> tuple[str, str]:
+    return model.revision, model.tokenizer
+
+
+def _bank(request: Request, model: Model) -> dict[str, str]:
+    return {"llm": request.llm, "revision": model.revision, "tokenizer": model.tokenizer}
+
+
+def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
+    """Serve; what is wrong is one line on stderr, and the exit code."""
+    try:
+        serve(Path(arguments[0]), load)
+    except StokerError as error:
+        sys.stderr.write(f"stoker: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    from .bank_llm import load
+
+    sys.exit(main(sys.argv[1:], load))

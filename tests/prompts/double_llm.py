@@ -1,0 +1,40 @@
+"""A double of the LLM, for tests of what surrounds it: features are counts of letters, a score is how few letters of the data it has.
+
+As a program it is `runners.prompts.bank_work` with that double.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from stoker.engine.errors import NotFound
+from stoker.runners.prompts import bank_work
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Double:
+    tokenizer = "letters"
+
+    def __init__(self, llm: str) -> None:
+        if llm != "double":
+            raise NotFound(f"there is no LLM {llm!r}; there is double")
+        self.revision = os.environ.get("DOUBLE_REVISION", "r1")
+
+    def features(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if limit := int(os.environ.get("DOUBLE_ENDS_AFTER", "0")):
+            os.environ["DOUBLE_ENDS_AFTER"] = str(limit - 1)
+            if limit == 1:
+                raise NotFound("the double was told to end here")
+        return np.array([[1 + text.lower().count(letter) for letter in LETTERS] for text in texts], dtype=np.float32)
+
+    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[str]], Sequence[float]]:
+        return lambda texts: [1.0 / (1 + sum(text.lower().count(letter) for letter in data)) for text in texts]
+
+
+if __name__ == "__main__":
+    sys.exit(bank_work.main(sys.argv[1:], Double))

@@ -1,0 +1,222 @@
+"""`stoker prompt` on a real daemon, with a real runner where one is there. The LLM alone is a double (`double_llm`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e import DaemonProcess, RunnerProcess, daemon_apart
+from stoker.engine.cli import prompt_work
+from stoker.engine.cli.main import run
+from stoker.engine.home import Home
+from stoker.engine.prompts import packaged_prompts
+
+pytestmark = pytest.mark.xdist_group("prompt-commands")
+
+Stoker = Callable[..., tuple[int, str, str]]
+TOPICS = {
+    "spam": "Is this message spam or not? {}",
+    "news": "Which section of the newspaper printed number {}?",
+    "film": "Did they like film {}?",
+}
+DOUBLE = [sys.executable, str(Path(__file__).with_name("double_llm.py"))]
+
+
+@pytest.fixture(scope="module")
+def daemon(template: Path) -> Iterator[DaemonProcess]:
+    with daemon_apart(template) as found:
+        yield found
+
+
+@pytest.fixture
+def stoker(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stoker:
+    monkeypatch.setattr(prompt_work, "WORKER", DOUBLE)
+
+    def call(*arguments: str, home: Path = daemon.home.path) -> tuple[int, str, str]:
+        code = run(["--home", str(home), *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "texts.jsonl"
+    lines = [{"text": text.format("x" * number), "task": task} for number in range(1, 16) for task, text in TOPICS.items()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def built(stoker: Stoker, texts: Path) -> Stoker:
+    code, _, err = stoker("prompt", "bank", "build", "--llm", "double", "--from", str(texts), "--clusters", "3")
+    assert code == 0, err
+    return stoker
+
+
+def test_a_build_that_is_cut_off_goes_on(stoker: Stoker, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOUBLE_ENDS_AFTER", "2")
+    code, out, err = stoker("prompt", "bank", "build", "--llm", "double", "--from", str(texts), "--clusters", "3")
+    assert (code, out) == (3, "") and err.splitlines()[-1] == "stoker: error: the double was told to end here"
+    _, out, _ = stoker("prompt", "bank", "stats", "--json")
+    assert [(row["prompts"], row["clusters"]) for row in json.loads(out)] == [(16, 0)]
+    monkeypatch.delenv("DOUBLE_ENDS_AFTER")
+    code, out, err = stoker("prompt", "bank", "build", "--llm", "double", "--from", str(texts), "--clusters", "3", "--json")
+    assert code == 0 and "16 of 45 prompts are in the bank already" in err
+    value = json.loads(out)
+    assert (value["added"], value["prompts"], value["clusters"]) == (29, 45, 3)
+    _, out, _ = stoker("sql", "SELECT count(*), count(DISTINCT medoid), count(DISTINCT len(features)) FROM prompts", "-o", "csv")
+    assert out.splitlines()[1] == "45,3,1"
+
+
+def test_a_lookup_scores_two_layers(built: Stoker) -> None:
+    code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--text", "spam spam spam spam", "--json")
+    assert code == 0, err
+    value = json.loads(out)
+    assert value["candidates"][0]["text"] == "spam spam spam spam" and value["candidates"][0]["layer"] == 0
+    assert value["bank"] == {"llm": "double", "revision": "r1", "tokenizer": "letters"} and value["prompts"] == 45
+    assert value["scored"] == len(value["candidates"]) < 45
+    scores = [row["score"] for row in value["candidates"]]
+    assert scores == sorted(scores) and {row["layer"] for row in value["candidates"]} == {0, 1, 2}
+    _, out, _ = built("prompt", "lookup", "--llm", "double", "--data", "spam", "-n", "3")
+    assert out.splitlines()[0].split() == ["PLACE", "SCORE", "WHAT", "ID", "TEXT"] and "scored" in out
+
+
+def test_a_lookup_needs_no_daemon_but_its_bank(built: Stoker, daemon: DaemonProcess) -> None:
+    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", home=Path(folder))
+        assert (code, out) == (3, "") and "there is no bank of double yet: 'stoker prompt bank build --llm double' makes one" in err
+        shutil.copytree(daemon.home.prompts, Home(Path(folder)).prompts, dirs_exist_ok=True)
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--json", home=Path(folder))
+        assert code == 0 and json.loads(out)["prompts"] == 45
+        assert not list(Home(Path(folder)).prompts.glob("work/*"))
+
+
+def test_a_bank_of_another_revision_is_not_used(built: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOUBLE_REVISION", "r2")
+    code, _, err = built("prompt", "lookup", "--llm", "double", "--data", "spam")
+    assert code == 4 and "the bank is of double@r1 (letters), and the LLM that is installed is double@r2 (letters)" in err
+    code, out, _ = built("prompt", "bank", "add", "--llm", "double", "--text", "Of the second revision")
+    assert code == 0 and out == "double@r2 (letters): 1 prompt added\n"
+    _, out, _ = built("prompt", "bank", "stats", "--json")
+    assert {row["revision"]: row["prompts"] for row in json.loads(out)} == {"r1": 45, "r2": 1}
+
+
+def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
+    code, out, err = built("prompt", "bank", "add", "--llm", "double", "--text", "Is this mail spam?", "--task", "mails")
+    assert code == 0 and out.endswith(": 1 prompt added\n"), err
+    _, out, _ = built("prompt", "bank", "add", "--llm", "double", "--text", "Is this mail spam?")
+    assert out.endswith(": 0 prompts added, 1 known before\n")
+    _, out, _ = built("prompt", "bank", "search", "MAIL", "spam", "--json")
+    (row,) = json.loads(out)
+    assert (row["text"], row["task"], row["source"]) == ("Is this mail spam?", "mails", "command line")
+    _, out, _ = built("prompt", "bank", "show", str(row["id"]), "--json")
+    shown = json.loads(out)
+    assert "spam" in shown["prompt"]["representative"] and all("spam" in near["text"] for near in shown["nearest"])
+    _, out, _ = built("prompt", "bank", "search", "--near", str(row["id"]), "-n", "2", "--json")
+    assert [near["distance"] for near in json.loads(out)] == sorted(near["distance"] for near in json.loads(out))
+    _, out, _ = built("prompt", "bank", "show", str(row["id"]))
+    assert "Is this mail spam?" in out and "from the representative" in out
+
+
+BAD = [
+    (["build", "--from", "nowhere.jsonl"], 3, "nowhere.jsonl: no such file"),
+    (["add"], 2, "nothing to add: give --text or --from"),
+    (["add", "--text", " "], 2, "--text: must have 1 to 2000 characters, not 0"),
+    (["build", "--llm", "../x"], 2, "llm: '../x' is no name"),
+    (["show", "99999"], 3, "no prompt has the number 99999"),
+    (["search", "--near", "99999"], 3, "no prompt has the number 99999"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), BAD, ids=lambda value: str(value)[:30])
+def test_bad_input_gets_one_line(stoker: Stoker, arguments: list[str], code: int, words: str) -> None:
+    found, out, err = stoker("prompt", "bank", *arguments)
+    assert (found, out, err.count("\n")) == (code, "", 1) and words in err
+
+
+LINES = [
+    ("no json", "texts.jsonl:1: is not JSON"),
+    ('{"prompt": "x"}', "texts.jsonl:1: text: must be there"),
+    ('{"text": "fine"}\n{"text": ""}', "texts.jsonl:2: text: must have 1 to 2000 characters"),
+    ('{"text": "fine", "task": 3}', "texts.jsonl:1: task: must be a text"),
+    ("\n", "holds no prompts"),
+    (b"\xff\xfe", "is not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), LINES, ids=str)
+def test_bad_files_name_the_line(stoker: Stoker, tmp_path: Path, content: str | bytes, words: str) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, out, err = stoker("prompt", "bank", "build", "--llm", "double", "--from", str(file))
+    assert (code, out, err.count("\n")) == (2, "", 1) and words in err
+
+
+def packages(folder: Path) -> None:
+    """Packages of the shape of the real ones."""
+    templates = folder / "promptsource" / "templates" / "sms_spam"
+    templates.mkdir(parents=True)
+    (templates / "templates.yaml").write_text(
+        "templates:\n  a1: !Template\n"
+        '    jinja: \'Is the label of this message {{"ham"}} or {{"spam"}}? {{sms}} ||| {{ choices[label] }}\'\n'
+        "    metadata: !TemplateMetadata\n      choices_in_prompt: true\n  a2: !Template\n    jinja: '{{sms}} ||| x'\n"
+    )
+    (folder / "promptsource" / "__init__.py").write_text("raise RuntimeError('code of a package ran')")
+    tasks = folder / "lm_eval" / "tasks" / "boolq"
+    tasks.mkdir(parents=True)
+    (tasks / "boolq.yaml").write_text('doc_to_text: "{{passage}} Question: is it true?"\ndescription: !function utils.f\n')
+    (tasks / "broken.yaml").write_text("description: [")
+    (folder / "lm_eval" / "__init__.py").write_text("")
+
+
+def test_packages_are_read_without_running_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {source.package: prompts for source, prompts in packaged_prompts.packaged()}
+    assert [tuple(one) for one in found["promptsource"] or ()] == [
+        ("Is the label of this message ham or spam?", "promptsource", "sms_spam")
+    ]
+    assert [tuple(one) for one in found["lm-eval"] or ()] == [("Question: is it true?", "lm-eval", "boolq")]
+
+
+def test_a_build_names_what_brings_prompts(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
+    assert (code, out) == (3, "") and "pip install --no-deps lm-eval==" in err and "no package with prompts is installed" in err
+    monkeypatch.undo()
+    packages(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(prompt_work, "WORKER", DOUBLE)
+    code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
+    assert code == 0 and "promptsource: 1 prompts" in err and "lm-eval: 1 prompts" in err and "evals is not installed" in err
+
+
+def test_a_limit_takes_of_each_task_in_turn() -> None:
+    given = [packaged_prompts.PromptText(f"{task} {number}", "s", task) for task in "ab" for number in range(3)]
+    assert [prompt.text for prompt in packaged_prompts.spread(given, 3)] == ["a 0", "b 0", "a 1"]
+
+
+def test_on_a_runner_it_is_a_job_unless_told_otherwise(built: Stoker, daemon: DaemonProcess) -> None:
+    runner = RunnerProcess(daemon.home, "bank-host", 1)
+    try:
+        runner.start()
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--json")
+        assert code == 0 and "computes it on a runner" in err and json.loads(out)["prompts"] >= 45
+        code, out, err = built("prompt", "lookup", "--llm", "none", "--data", "spam")
+        assert (code, out) == (3, "") and "there is no LLM 'none'; there is double (job " in err.splitlines()[-1]
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--here")
+        assert code == 0 and "job" not in err
+        _, out, _ = built("ps", "--all", "--json")
+        assert {(row["name"], row["state"]) for row in json.loads(out)} == {
+            ("prompt-bank-double", "completed"),
+            ("prompt-bank-none", "failed"),
+        }
+    finally:
+        runner.end()
