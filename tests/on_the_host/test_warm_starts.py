@@ -174,6 +174,23 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_that_is_killed_while_it_forks_loses_no_job_and_starts_none_twice(host: Warm) -> None:
+    host.warmed(1)
+    for lease, pause in zip(range(2, 6), (0.0, 0.02, 0.04, 0.06), strict=True):
+        (server,) = until(host.servers)
+        until(lambda server=server: processes.command(server.pid) == fork_server.READY)
+        host.daemon.want(job(lease))
+        until(lambda lease=lease: (host.run(lease).path / "assignment.json").exists())
+        time.sleep(pause)  # its request is on its way, or taken up, or has been
+        processes.send(server, signal.SIGKILL)
+        assert host.daemon.update(lease).outcome == "completed"
+        steps = [json.loads(line)["step"] for line in host.run(lease).reports(0).read_text().splitlines()]
+        assert steps == sorted(steps) and processes.tagged(host.run(lease).tag) == []
+        until(lambda server=server: not identity.alive(server))
+        host.daemon.want()
+
+
+@pytest.mark.slow
 def test_a_server_that_hangs_costs_two_seconds_and_no_job(host: Warm) -> None:
     host.warmed(1)
     (server,) = host.servers()
