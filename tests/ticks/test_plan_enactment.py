@@ -244,6 +244,7 @@ ENACTED = {
     "groups": "leases.share: sharing/test_shared_gpus.py",
     "rejected": "the reason to wait: test_policies_elastic.py",
     "memory": "decisions.memory: this file",
+    "warm": "pools of warm GPUs: on_the_host/test_warm_pools.py",
     "Allocation.gpus": "leases: this file",
     "Allocation.lease_end": "leases.expires_at: test_lease_clock.py",
     "Allocation.profile": "leases.profile: test_profiling_live.py",
