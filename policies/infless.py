@@ -39,7 +39,7 @@ class Infless:
     class Config:
         headroom: float = tunable(0.1, "share by which the work is taken to be longer than estimated", low=0.0, high=10.0)
         startup: float = tunable(30.0, "seconds until GPUs that were given train", low=0.0, high=3600.0)
-        keep_alive: float = tunable(0.0, "seconds for which idle GPUs stay warm for their backbone, simulated only", low=0.0, high=86400.0)
+        keep_alive: float = tunable(0.0, "seconds for which idle GPUs stay warm for their backbone", low=0.0, high=86400.0)
 
     name: ClassVar[str] = "infless"
     interval: ClassVar[float | None] = None

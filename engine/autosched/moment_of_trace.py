@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
-from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
+from .situation import DailyPredictor, History, Situation, look_ahead, predicted_durations, usual_durations
 
 
 def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[str, Any], options: Options, moment: float) -> Simulation:
@@ -26,19 +26,21 @@ def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[
     return simulation
 
 
-def situation_of(simulation: Simulation, policy: str, options: Options, *, predict: bool = False) -> tuple[Situation, str]:
+def situation_of(
+    simulation: Simulation, policy: str, options: Options, predictor: DailyPredictor | None = None, vcs: Sequence[str] = ()
+) -> tuple[Situation, str]:
     """What is known at the simulation's moment, and nothing of what comes after it; and the words on the arrivals that are expected.
 
-    ``predict``: durations that nothing tells are those of the local predictor, if there can be one.
+    ``predictor``: durations that nothing tells are those that it predicts, if it can. ``vcs``: the virtual cluster of each of the jobs.
     """
-    view, history = plain_view(simulation), history_of(simulation)
+    view, history = plain_view(simulation), history_of(simulation, vcs)
     durations, told = usual_durations(history), ""
-    if predict:
+    if predictor is not None:
         try:
-            predictor = predictor_of(history)
-            durations = predicted_durations(history, predictor, view.now)
-            beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
-            told = f"; durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %)"
+            newest = predictor.at(history, view.now)
+            durations = predicted_durations(history, newest, view.now)
+            beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in newest.beside.items())
+            told = f"; durations are predicted, the range right in {100 * newest.accuracy:.0f} % ({beside} %)"
         except NoPredictor as error:
             told = f"; durations are not predicted: {error}"
     coming, words = look_ahead(history, durations, view.now)
@@ -60,7 +62,7 @@ def _columns(view: View) -> dict[str, Any]:
     return {field.name: getattr(jobs, field.name) for field in dataclasses.fields(jobs) if getattr(jobs, field.name) is not None}
 
 
-def history_of(simulation: Simulation) -> History:
+def history_of(simulation: Simulation, vcs: Sequence[str] = ()) -> History:
     workload, now = simulation.workload, simulation.now
     ended = simulation.recorder.ended
     whole = History(
@@ -70,6 +72,7 @@ def history_of(simulation: Simulation) -> History:
         ended.copy(),
         [workload.users[code] for code in workload.user.tolist()],
         [workload.models[code] for code in workload.model.tolist()],
+        vcs,
     )
     return whole.until(now)
 

@@ -18,7 +18,7 @@ from ..sim.study import Choice
 from .moment_of_trace import history_of, situation_of
 from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .search_process import Answer, Request, SearchFailed, find
-from .situation import LEAST_JOBS, Situation
+from .situation import LEAST_JOBS, DailyPredictor, Situation
 
 PERIOD = 3600.0
 LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
@@ -57,6 +57,7 @@ class SimulatedTuning:
     searches: Callable[[Request], Answer] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
+    _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
     _samples: Samples | None = None
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
@@ -71,7 +72,9 @@ class SimulatedTuning:
         if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
             return
         self._searched = simulation.now
-        situation = situation_of(simulation, self.policy, self.options)[0] if self.looks is None else self.looks(simulation)
+        # Where nothing is unknown there is nothing to predict.
+        predictor = self._predictor if self.options.errors.unknown > 0 else None
+        situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
         request = Request(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
             seed=len(self.turns), aggregate=self.aggregate, model=self.model if self.causal else None,

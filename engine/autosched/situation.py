@@ -11,7 +11,7 @@ import numpy as np
 
 from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
-from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
+from ...policies.autosched.duration_ranges import DAY, DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
 from ...policies.autosched.search import Figures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
@@ -39,6 +39,7 @@ class History:
     ended: Floats  #: NaN: it has not
     user: Sequence[str]
     model: Sequence[str] = ()
+    vc: Sequence[str] = ()  #: virtual cluster, where a trace names it
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -54,6 +55,7 @@ class History:
             np.where(over, self.ended[past], np.nan),
             [self.user[row] for row in past.tolist()],
             [self.model[row] for row in past.tolist()] if len(self.model) else (),
+            [self.vc[row] for row in past.tolist()] if len(self.vc) else (),
         )
 
 
@@ -105,8 +107,26 @@ def predictor_of(history: History) -> DurationRanges:
 
 
 def _past_jobs(history: History, rows: slice) -> PastJobs:
-    _, user = np.unique(np.array(list(history.user), dtype=object).astype(str), return_inverse=True)
-    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user[rows].astype(np.int64))
+    user, vc = _codes(history.user)[rows], _codes(history.vc)[rows] if len(history.vc) else None
+    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user, vc)
+
+
+def _codes(names: Sequence[str]) -> Ints:
+    return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
+
+
+class DailyPredictor:
+    """The local predictor, learnt anew once a day (002 ch. 6.5.1)."""
+
+    def __init__(self) -> None:
+        self._newest: DurationRanges | None = None
+        self._learnt_at = -math.inf
+
+    def at(self, history: History, now: float) -> DurationRanges:
+        """Raises NoPredictor."""
+        if self._newest is None or now >= self._learnt_at + DAY:
+            self._newest, self._learnt_at = predictor_of(history), now
+        return self._newest
 
 
 def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:

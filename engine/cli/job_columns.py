@@ -230,7 +230,7 @@ def servers(now: float) -> list[Column]:
 def _stays(row: Row, now: float) -> str:
     if row["state"] == "failed":
         return ""
-    return "is kept" if row["until"] is None else f"until {fmt.expected(row['until'], now)}"
+    return "is kept" if row["until"] is None else f"ends {fmt.expected(row['until'], now)} unless used"
 
 
 def devices() -> list[Column]:

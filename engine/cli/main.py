@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "runner": Lazy("runner:runner", "Runners: the agents that run jobs."),
         "drain": Lazy("runner:drain", "Let a runner finish its jobs and start no more."),
         "policy": Lazy("policy:policy", "Scheduling policies of the pools."),
+        "pool": Lazy("pool:pool", "Pools: which backbones are kept warm."),
         "token": Lazy("token:token", "Access tokens for TCP."),
         "backup": Lazy("upkeep:backup", "Write a verified copy of the database."),
         "compact": Lazy("upkeep:compact", "Rewrite the database file without its gaps."),

@@ -60,4 +60,4 @@ def list_(app: App) -> Answer:
 def revoke(app: App, id: int) -> Answer:
     """Revoke a token, from now on."""
     answer = app.client.post(f"/v1/tokens/{id}/revoke", {})
-    return Answer(answer, lambda: write(f"token {id} is revoked\n"))
+    return Answer(answer, lambda: write(f"token {id} is revoked\n"), done=f"token {id} is revoked")

@@ -121,7 +121,8 @@ def import_(
         "starts_at": found.starts_at, "jobs": len(found.jobs), "dropped": found.dropped, "repaired": found.repaired, "first": tally.first,
         "existing": stored["existing"], "dry_run": dry_run,
     }  # fmt: skip
-    return Answer(answer, lambda: _show_import(found, tally, stored["existing"], dry_run))
+    told = "" if dry_run else f"trace {found.name} is stored"
+    return Answer(answer, lambda: _show_import(found, tally, stored["existing"], dry_run), done=told)
 
 
 def _show_import(found: Trace, tally: Tally, existing: bool, dry_run: bool) -> None:
@@ -256,7 +257,8 @@ def drop(app: App, name: tuple[str, ...]) -> Answer:
             done.append(json.loads(app.client.fetch("DELETE", _path(check_stored(one)))))
         except StokerError as error:
             errors.append(error)
-    return Answer(done, lambda: write("".join(map(_dropped, done))), errors)
+    names = ", ".join(row["name"] for row in done)
+    return Answer(done, lambda: write("".join(map(_dropped, done))), errors, done=f"dropped: {names}" if done else "")
 
 
 def _dropped(row: dict[str, Any]) -> str:

@@ -88,7 +88,8 @@ def synth(app: App, source: str | None, name: str, to: Path | None, force: bool,
         raise UsageError(_as_option(str(error), {*options, "name"})) from None
     stored = _write(made, to, force) if to else _store(app, made)
     value = {"name": made.name, "jobs": len(made.jobs), "dropped": made.dropped, "recipe": made.recipe, **stored}
-    return Answer(value, lambda: print_facts(_facts(value)))
+    where = f"is written to {to}" if to else "is stored"
+    return Answer(value, lambda: print_facts(_facts(value)), done=f"workload {made.name} {where}")
 
 
 def _as_option(message: str, options: Iterable[str]) -> str:

@@ -76,7 +76,7 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
         answer = app.client.get("/v1/tune", pool=pool)
     if answer["state"] == "failed":
         raise StokerError(answer["why"])
-    return Answer(answer, lambda: _show(answer))
+    return Answer(answer, lambda: _show(answer), done="" if given["dry_run"] else f"pool {pool} was tuned: 'stoker tune history' tells how")
 
 
 def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
@@ -117,6 +117,7 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     from ..autosched.learning import Past
     from ..autosched.moment_of_trace import situation_of, stand_at
     from ..autosched.search_process import Request
+    from ..autosched.situation import DailyPredictor
     from ..sim.run_options import Options
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose
@@ -138,7 +139,9 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
         simulation = stand_at(workload, cluster, choice.policy, choice.config, Options(), at)
     except SimulationError as error:
         raise StokerError(str(error)) from None
-    situation, words = situation_of(simulation, choice.policy, Options(), predict=given["learn"])
+    pools = {job.key: job.pool or "" for job in trace.jobs}
+    vcs = [pools.get(key, "") for key in workload.key]
+    situation, words = situation_of(simulation, choice.policy, Options(), DailyPredictor() if given["learn"] else None, vcs)
     request = Request(situation, choice.config, given["objective"], given["trials"], seed=given["seed"])
     if given["learn"]:
         request = dataclasses.replace(request, learn=Past(workload, cluster, at))

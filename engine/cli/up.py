@@ -297,7 +297,7 @@ def down(app: App, workers: bool, timeout: float) -> Answer:
             raise Conflict(f"the daemon (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
         time.sleep(0.05)
     what = "the daemon and its workers have" if workers else "the daemon has"
-    return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"))
+    return Answer({"stopped": True, "pid": pid, "workers": workers}, lambda: write(f"{what} stopped\n"), done=f"{what} stopped")
 
 
 def _end_up(home: Home, timeout: float) -> Answer:
@@ -312,7 +312,8 @@ def _end_up(home: Home, timeout: float) -> Answer:
             raise Conflict(f"'stoker up' (pid {pid}) is still stopping after {timeout:.0f} s; wait with a larger --timeout, or kill it")
         time.sleep(0.05)
     found = {"stopped": True, "pid": None, "workers": False}
-    return Answer(found, lambda: write("no daemon answered; 'stoker up', which was to keep one running, has ended\n"))
+    said = "no daemon answered; 'stoker up', which was to keep one running, has ended"
+    return Answer(found, lambda: write(f"{said}\n"), done=said)
 
 
 def _answers(app: App) -> bool:

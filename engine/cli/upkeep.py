@@ -27,7 +27,7 @@ def backup(app: App, file: Path | None) -> Answer:
     answer = app.client.post("/v1/backup", {"path": str(file.absolute()) if file else None}, timeout=TIMEOUT)
     rows = sum(answer["tables"].values())
     said = f"{answer['path']}: {fmt.size(answer['bytes'])}, {rows} rows, in {fmt.duration(answer['seconds'])}"
-    return Answer(answer, lambda: write(said + "\n"))
+    return Answer(answer, lambda: write(said + "\n"), done=f"the copy is written: {answer['path']}")
 
 
 @click.command(cls=Command)
@@ -37,4 +37,5 @@ def backup(app: App, file: Path | None) -> Answer:
 def compact(app: App) -> Answer:
     """Rewrite the database file without its gaps: a new file is written, verified and put in place."""
     answer = app.client.post("/v1/compact", {}, timeout=TIMEOUT)
-    return Answer(answer, lambda: write(f"{fmt.size(answer['before'])} before, {fmt.size(answer['after'])} after\n"))
+    said = f"{fmt.size(answer['before'])} before, {fmt.size(answer['after'])} after"
+    return Answer(answer, lambda: write(f"{said}\n"), done=f"the database is compacted: {said}")

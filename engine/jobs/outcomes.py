@@ -115,7 +115,7 @@ def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:
 
 def _words(outcome: str, exit_code: int | None) -> str:
     known = {
-        "oom": "out of memory: ask for more gpu_memory, or use a smaller batch",
+        "oom": "out of memory: ask for more gpu_memory, use a smaller batch, or give a recipe or entrypoint memory: {cap: SIZE}",
         "timeout": "ran longer than its timeout: raise timeout, or stop earlier",
         "hang": "made no progress for its hang_after: the end of its log may show where it hangs",
     }

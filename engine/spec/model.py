@@ -139,6 +139,37 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "memory", f"is less than gpu_memory, {spec.gpu_memory} bytes, which the job needs; raise one or lower the other"
 
 
+class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much memory of its GPU a training may use, and of how many batches a step is (004 ch. 3)."""
+
+    cap: Size | None = None  #: bytes of the GPU; the model's parts are swapped in and out to stay below
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=4096)] | Literal["auto"] = 1  #: batches of a step, whose gradients are averaged
+    swap: Literal["auto", "off", "force"] = "auto"  #: auto: as few parts as the cap allows, one where all fits; force: two at least
+
+    @property
+    def batches(self) -> int:
+        """Of a step."""
+        return self.accumulate if self.accumulate != "auto" else 1
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if spec.command is not None:
+            yield "", "is for a job with a recipe or an entrypoint: a command keeps its memory itself"
+        if self.accumulate == "auto":
+            yield "accumulate", "auto is looked for by 'stoker swap plan JOB.yaml --accumulate auto'; write the number that it finds"
+        if self.swap == "off" and self.cap is not None:
+            yield "cap", "is what swapping keeps to; remove it, or swap: off"
+        if self.swap == "force" and self.cap is None:
+            yield "swap", "force needs a cap, such as cap: 600MiB"
+        if self.cap is not None and 0 < spec.gpu_memory < self.cap:
+            yield "cap", f"is more than gpu_memory, {spec.gpu_memory} bytes; lower it, or remove gpu_memory, for which the cap then stands"
+        if self.cap is not None and spec.share is not None and spec.share.memory is not None and spec.share.memory < self.cap:
+            yield "cap", f"is more than share.memory, {spec.share.memory} bytes; lower it, or raise share.memory"
+        if self.cap is not None and (spec.gpus_min, spec.gpus_max) != (1, 1):
+            yield "cap", "a model is swapped on one GPU; write gpus: 1"
+        if spec.reuse is not None and (self.cap is not None or self.batches > 1):
+            yield "", "is not carried out together with reuse; remove one of them"
+
+
 def command_digest(command: Sequence[str]) -> str:
     """The same name with other arguments is other work."""
     return hashlib.sha256(json.dumps(command).encode()).hexdigest()[:8]
@@ -187,6 +218,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     family: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}$")] | None = None
     cron: str | None = None  #: recurring: five fields, UTC
     share: Share | None = None  #: None: nothing is said of it
+    memory: Memory | None = None  #: None: all of the model is on its GPUs, and a step is one batch
     backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
 
@@ -203,8 +235,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def memory_of_a_gpu(self) -> int:
-        """Bytes, see `jobs.gpu_memory`: what it says that it takes of a GPU that it shares, else what it needs."""
-        return (self.share and self.share.memory) or self.gpu_memory
+        """Bytes, see `jobs.gpu_memory`: what it says that it takes of a GPU that it shares, else what it needs, or keeps to."""
+        return (self.share and self.share.memory) or self.gpu_memory or (self.memory and self.memory.cap) or 0
 
     @property
     def starts_from(self) -> str | None:

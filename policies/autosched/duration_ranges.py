@@ -1,8 +1,9 @@
 """The local predictor (002 ch. 6.4.2.2, 6.5.1): in which range a job's duration lies, and a duration drawn from the history of that range.
 
-Features are those of table 6.2 (recent arrivals, recent completions, the job) and its user, whom the table forgets and the text finds worth
-4 to 7 %. As a job runs it can no longer be shorter than it has run: ranges below are left out, and draws are longer than that. Gradient
-boosted trees of scikit-learn take the place of XGBoost. What a job's features are made of was known when it was submitted.
+Features are those of table 6.2 (recent arrivals, recent completions, the job), its user, whom the table forgets and the text finds worth
+4 to 7 %, and its virtual cluster (the pool that a trace names). As a job runs it can no longer be shorter than it has run: ranges below are
+left out, and draws are longer than that. Gradient boosted trees of scikit-learn take the place of XGBoost. What a job's features are made
+of was known when it was submitted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class PastJobs:
     duration: Floats
     ended: Floats
     user: Ints  #: a code
+    vc: Ints | None = None  #: code of the virtual cluster; None: of nobody
 
 
 def range_of(duration: Floats) -> Ints:
@@ -48,21 +50,21 @@ def features(jobs: PastJobs, row: int, now: float, elapsed: float) -> Floats:
     over = np.flatnonzero(jobs.ended <= now)
     over = over[over != row]
     last = over[np.argsort(jobs.ended[over], kind="stable")][-RECENT:]
-    own = last_of_user(jobs, row, over)
     running = np.minimum(
         np.where(jobs.ended[before] <= now, jobs.duration[before], now - jobs.submitted[before]), now - jobs.submitted[before]
     )
     moment = jobs.submitted[row]
     return np.concatenate((
-        [moment % DAY, moment % (7 * DAY), np.log1p(elapsed), jobs.gpus[row], jobs.user[row], *own],
+        [moment % DAY, moment % (7 * DAY), np.log1p(elapsed), jobs.gpus[row], jobs.user[row], *last_of(jobs, jobs.user, row, over)],
+        [0.0, 0.0, 0.0] if jobs.vc is None else [jobs.vc[row], *last_of(jobs, jobs.vc, row, over)],
         _filled(now - jobs.submitted[before]), _filled(running), _filled(jobs.gpus[before]),
         _filled(now - jobs.submitted[last]), _filled(now - jobs.ended[last]), _filled(jobs.duration[last]), _filled(jobs.gpus[last]),
     ))  # fmt: skip
 
 
-def last_of_user(jobs: PastJobs, row: int, over: Ints) -> tuple[float, float]:
-    """Logarithms of the last and of the median duration of its user's jobs that had ended; NaN: none had."""
-    own = over[jobs.user[over] == jobs.user[row]]
+def last_of(jobs: PastJobs, codes: Ints, row: int, over: Ints) -> tuple[float, float]:
+    """Logarithms of the last and of the median duration of the ended jobs of its user, or of its virtual cluster; NaN: there are none."""
+    own = over[codes[over] == codes[row]]
     if not len(own):
         return np.nan, np.nan
     newest = own[np.argmax(jobs.ended[own])]

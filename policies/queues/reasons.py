@@ -59,7 +59,8 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
         case Why.NO_GPUS:
             return Reason("no-gpus", f"{need}; no runner offers any to this pool")
         case Why.IMPOSSIBLE:
-            return Reason("impossible", f"{need}; the pool has only {placement.capacity(memory=memory)}, so it can never start here")
+            less = "; 'memory: {cap: SIZE}' trains in less of a GPU's memory" if memory and placement.capacity() >= n else ""
+            return Reason("impossible", f"{need}; the pool has only {placement.capacity(memory=memory)}, so it can never start here{less}")
         case Why.RESOURCES:
             nodes = placement.nodes_needed(n, memory=memory)
             where = "" if n == 1 else " on one node" if nodes == 1 else f" on {nodes} nodes"

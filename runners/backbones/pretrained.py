@@ -68,6 +68,13 @@ def load_llm(name: str) -> Llm:
     return llm
 
 
+def placed(llm: Llm) -> Llm:
+    """On the GPU that the runner has given to this process, if it has."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") and torch.cuda.is_available():
+        llm.model.to(torch.device("cuda", torch.cuda.current_device()))
+    return llm
+
+
 def _smollm2() -> Llm:
     """SmolLM2-135M-Instruct (Ben Allal et al. 2025), its weights of 4 bits in 32."""
     tokenizers, safetensors = imported("tokenizers", "llm"), imported("safetensors.torch", "llm")

@@ -319,12 +319,14 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        asked = int(run.assignment.spec.get("gpu_memory") or 0)
+        spec = run.assignment.spec
+        field = "gpu_memory" if spec.get("gpu_memory") else "memory.cap"
+        asked = int(spec.get("gpu_memory") or (spec.get("memory") or {}).get("cap") or 0)
         needed = _needed(run)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if asked > known.memory and (known.memory or known.kind == "cuda"):
-                return "start-failed", f"gpu_memory: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+                return "start-failed", f"{field}: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
             if gpu not in shared:
                 now = self.health.look(gpu)
                 if now.health != "ok":
@@ -459,7 +461,7 @@ def _remove_empty(directory: RunDir) -> None:
 
 
 def _needed(run: Run) -> int:
-    """Bytes of each GPU: as asked for, or what earlier jobs of the model were measured to need; 0: not known."""
+    """Bytes of each GPU: as asked for, what it keeps to, or what earlier jobs of the model were measured to need; 0: not known."""
     spec = run.assignment.spec
     return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
 

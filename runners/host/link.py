@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -258,11 +259,20 @@ def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
             if room <= 0:
                 return batches, False
             with run.isolated():
-                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0))
+                batch = tail.read(run.dir, rank, run.acked.offsets.get(rank, 0), run.acked.told.get(rank, 0))
                 batches.append(batch)
+                if batch.left_out:
+                    run.acked.told[rank] = batch.offset
+                    _say(run, batch.left_out)
                 complete = complete and not batch.more
                 room -= len(batch.records)
     return batches, complete
+
+
+def _say(run: Run, words: str) -> None:
+    """A line in the job's own log, for whoever wrote the job."""
+    with suppress(OSError), run.dir.log.open("ab") as file:
+        file.write(f"[stoker: {words}]\n".encode(errors="backslashreplace"))
 
 
 def updates(run: Run, ended: bool) -> list[WorkerUpdate]:

@@ -35,6 +35,9 @@ class Acked:
     states: set[str] = field(default_factory=set)
     offsets: dict[int, int] = field(default_factory=dict)  #: bytes of each rank's reports
     closed: bool = False  #: nothing of this lease will be sent any more
+    told: dict[int, int] = field(
+        default_factory=dict
+    )  #: bytes of each rank up to which the job's log says what was left out; in memory alone
 
     @classmethod
     def load(cls, run: RunDir) -> Acked:
@@ -62,6 +65,7 @@ class Batch:
     records: list[Record]
     offset: int
     more: bool  #: the file goes on
+    left_out: str = ""  #: of lines behind ``told`` that are no reports, in words for the job's log
 
 
 def ranks(run: RunDir) -> list[int]:
@@ -78,8 +82,11 @@ def sizes(run: RunDir) -> dict[int, int]:
     return found
 
 
-def read(run: RunDir, rank: int, offset: int) -> Batch:
-    """Whole lines from ``offset`` on. A line without its end is still being written, or never will be."""
+def read(run: RunDir, rank: int, offset: int, told: int = 0) -> Batch:
+    """Whole lines from ``offset`` on. A line without its end is still being written, or never will be.
+
+    ``told``: bytes of which it has been said already what was left out.
+    """
     path = run.reports(rank)
     with path.open("rb") as file:
         file.seek(offset)
@@ -87,12 +94,31 @@ def read(run: RunDir, rank: int, offset: int) -> Batch:
     end = chunk.rfind(b"\n") + 1
     if end == 0 and len(chunk) == _CHUNK:
         log.error("%s: a line of more than %d bytes at %d is skipped", path, _CHUNK, offset)
-        return Batch(rank, [], offset + _CHUNK, more=True)
-    records = [record for line in chunk[:end].splitlines() if (record := _parse(line, path)) is not None]
-    return Batch(rank, records, offset + end, more=len(chunk) == _CHUNK)
+        words = f"a line of {path.name} has more than {_CHUNK} bytes and is left out" if offset + _CHUNK > told else ""
+        return Batch(rank, [], offset + _CHUNK, more=True, left_out=words)
+    records, refused, position = [], [], offset
+    for line in chunk[:end].splitlines(keepends=True):
+        position += len(line)
+        found = _parse(line)
+        if isinstance(found, Record):
+            records.append(found)
+        elif position > told:
+            refused.append(found)
+    if refused:
+        log.warning("%s: %d lines are not reports and are skipped, the first: %s", path, len(refused), refused[0])
+    return Batch(rank, records, offset + end, more=len(chunk) == _CHUNK, left_out=_in_words(path, refused))
 
 
-def _parse(line: bytes, path: Path) -> Record | None:
+def _in_words(path: Path, refused: list[str]) -> str:
+    if not refused:
+        return ""
+    lines = "1 line" if len(refused) == 1 else f"{len(refused)} lines"
+    first = "" if len(refused) == 1 else ", the first"
+    return f"{lines} of {path.name} {'is' if len(refused) == 1 else 'are'} no report and left out{first}: {refused[0]}"
+
+
+def _parse(line: bytes) -> Record | str:
+    """A report, or why it is none."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, RecursionError):
@@ -102,8 +128,7 @@ def _parse(line: bytes, path: Path) -> Record | None:
         msgspec.json.encode(record)  # half a surrogate pair, as in a file's name that is not UTF-8, cannot be passed on
         return record
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        log.warning("%s: a line is not a report and is skipped: %s", path, error)
-        return None
+        return str(error)
 
 
 def _bounded(content: Any) -> Any:

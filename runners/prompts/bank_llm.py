@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..backbones.pretrained import Llm, load_llm
+from ..backbones.pretrained import Llm, load_llm, placed
 from . import activations, prompt_score
 from .labelled_samples import load_samples
 
@@ -37,4 +37,4 @@ def load(name: str) -> BankLlm:
     import torch
 
     torch.set_num_threads(1)
-    return BankLlm(load_llm(name))
+    return BankLlm(placed(load_llm(name)))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TEXT = "text:"  #: how an `init` begins that is a text
+_TELL = 5.0  #: seconds between lines of the log during a lookup
 _CHOSEN = "initial-prompt.json"  #: beside the checkpoints: later attempts begin where the first did, whatever the clock says
 
 
@@ -96,14 +97,18 @@ class Beginning:
         prompts, medoid = bank["prompts"].tolist(), bank["medoid"]
         common, began = self.samples.common(self.score_samples, self.seed), self.clock()
         known: dict[int, float] = {}
+        most, told = most_scores(medoid), time.monotonic()
 
         def scores(rows: Sequence[int]) -> list[float]:
+            nonlocal told
             for row in rows:
+                if time.monotonic() - told >= _TELL:
+                    told = time.monotonic()
+                    log.info("looking up the initial prompt: %d of at most %d scored", len(known), most)
                 if row not in known:
                     known.update(zip([row], score(self.llm, [prompts[row]], common, self.samples.answers, self.tokens), strict=True))
             return [known[row] for row in rows]
 
-        most = most_scores(medoid)
         if self.deadline is not None:
             longest, budget = self._time_scores(scores, medoid) * most, BUDGET * (self.deadline - began)
             if longest > budget:

@@ -55,8 +55,8 @@ class Recipe:
     target: str  #: module:function below this package, called with all params by keyword; returns a Task
     params: Mapping[str, Param] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  #: modules of the extra "recipes"
-    #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks get by `backbones.held.take`. A
-    #: parameter `backbone` with choices need not be repeated here.
+    #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
+    #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
     pretrained: tuple[str, ...] = ()
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:

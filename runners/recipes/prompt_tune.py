@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..backbones import held
-from ..backbones.pretrained import Llm, load_llm
+from ..backbones.pretrained import Llm, load_llm, placed
 from ..host.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
@@ -44,7 +44,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    llm = held.take(backbone, load_backbone)
+    llm = placed(held.take(backbone, load_backbone))  # the lookup computes too
     samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance)
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())

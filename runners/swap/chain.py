@@ -8,6 +8,7 @@ not be computed apart: where an operation changes in place what crosses, or wher
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,16 @@ class BufferChanged(UsageError):
         super().__init__(
             f"memory: the model's forward changes its buffer {name!r}, and of buffers only running statistics (running_mean, running_var, "
             "num_batches_tracked) are carried back from a part; write 'memory: {swap: off}'"
+        )
+
+
+class AttributeChanged(UsageError):
+    """The forward changes what is neither parameter nor buffer: parts are computed twice, and traced code runs once for all steps."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"memory: the model's forward changes its attribute {name!r}, which a model that is cut into parts cannot keep; "
+            "leave that out, or write 'memory: {swap: off}'"
         )
 
 
@@ -58,6 +69,7 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
         raise UsageError(f"memory: the task's whole modules: the model has no module {sorted(unknown)[0]!r}")
     while True:
         tracer = _Tracer(leaves)
+        attributes = held_by(model)
         buffers = [(module, dict(module._buffers)) for module in model.modules()]
         try:
             graph = tracer.trace(model)
@@ -73,10 +85,46 @@ def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
             for name, value in model.named_modules():
                 if replaced := [key for key, now in value._buffers.items() if isinstance(now, fx.Proxy)]:
                     raise BufferChanged(f"{name}.{replaced[0]}".lstrip("."))
+            require_same(model, attributes)
             return graph
         finally:
             for module, held in buffers:
                 module._buffers.update(held)
+
+
+Held = dict[nn.Module, dict[str, tuple[Any, Any]]]  #: attributes of modules: the value, and what is in it where that is a container
+
+
+def held_by(module: nn.Module) -> Held:
+    """What the module and those in it hold beside parameters, buffers and modules."""
+    own = ("_parameters", "_buffers", "_modules")
+    return {
+        each: {
+            name: (value, _content(value))
+            for name, value in vars(each).items()
+            if name not in own and not name.startswith("_tensor_constant")  # those that tracing has put there
+        }
+        for each in module.modules()
+    }
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value._version
+    if isinstance(value, Mapping):
+        return [(name, id(each)) for name, each in value.items()]
+    return list(map(id, value)) if isinstance(value, (list, set, deque)) else None
+
+
+def require_same(module: nn.Module, before: Held, path: str = "") -> None:
+    """AttributeChanged where the module does not hold what it held; that is put back where it was another value."""
+    paths = {each: name for name, each in module.named_modules(prefix=path)}
+    for each, held in held_by(module).items():
+        for name in held.keys() | before[each].keys():
+            was, now = before[each].get(name), held.get(name)
+            if was is None or now is None or was[0] is not now[0] or was[1] != now[1]:
+                vars(each).update({name: was[0]} if was is not None else {})
+                raise AttributeChanged(f"{paths[each]}.{name}".lstrip("."))
 
 
 class Chain:
@@ -95,23 +143,44 @@ class Chain:
             node: max((last if user.op == "output" else self.place.get(user, last) for user in node.users), default=-1)
             for node in (*self.inputs, *self.nodes)
         }
+        self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.buffers = dict(model.named_buffers(remove_duplicate=False))
+        #: tensors that are neither: constants of the forward, attributes that were not registered; they are loaded as these are
+        self.constants = self._constants()
         self.tensors_of = [self._tensors(node) for node in self.nodes]  #: names of parameters and buffers that each node uses
-        self._modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         if not self.nodes:
             raise UsageError("memory: the model cannot be cut into parts: its forward computes nothing")
 
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def _constants(self) -> dict[str, torch.Tensor]:
+        names = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        values = {name: self.attribute(name) for name in sorted(names - self.parameters.keys() - self.buffers.keys())}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
     def _tensors(self, node: fx.Node) -> list[str]:
         names = []
         if node.op == "call_module":
             prefix = f"{node.target}."
             names = [name for name in (*self.parameters, *self.buffers) if name.startswith(prefix)]
-        names += [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"]
-        return names
+        used = [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"]
+        return names + [name for name in used if name in self.parameters or name in self.buffers or name in self.constants]
+
+    def master(self, name: str) -> torch.Tensor:
+        """A parameter, buffer or constant as it is on the host."""
+        for held in (self.parameters, self.buffers, self.constants):
+            if name in held:
+                return held[name]
+        raise KeyError(name)
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """The model computes with this one from here on."""
+        path, _, last = name.rpartition(".")
+        module = self._modules[path]
+        place: dict[str, Any] = module._parameters if name in self.parameters else module._buffers if name in self.buffers else vars(module)
+        place[last] = tensor
 
     def crossing(self, cut: int) -> list[fx.Node]:
         """Values that cross a cut before node ``cut``: computed before it, used by it or later."""
@@ -153,7 +222,11 @@ class Chain:
         node = self.nodes[index]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self._value(values, used))
         if node.op == "call_module":
-            result = self._modules[str(node.target)](*args, **kwargs)
+            module = self._modules[str(node.target)]
+            before = {} if type(module).__module__.startswith("torch.nn") else held_by(module)
+            result = module(*args, **kwargs)
+            if before:
+                require_same(module, before, str(node.target))
         elif node.op == "call_function":
             result = node.target(*args, **kwargs)
         else:
@@ -174,9 +247,6 @@ class Chain:
     def attribute(self, name: str) -> Any:
         path, _, last = name.rpartition(".")
         return getattr(self._modules[path], last)
-
-    def module(self, path: str) -> nn.Module:
-        return self._modules[path]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """The inputs of the model as values."""

@@ -114,6 +114,27 @@ class SwapExecutor:
         self._make_room(arrived)
         return losses
 
+    @torch.no_grad()
+    def answer(self, values: Values) -> Any:
+        """What the model answers to inputs on the device, on the device; it is gone through forward only."""
+        last = len(self.parts) - 1
+        self._load(0)
+        for k, (start, stop) in enumerate(self.parts):
+            if k < last:
+                self._load(k + 1)
+            self._enter(k)
+            self.device.launch(lambda start=start, stop=stop: self.chain.compute(values, start, stop))  # type: ignore[misc]
+            self._leave(k)
+        return self.chain.answer(values)
+
+    def abandon(self) -> None:
+        """After an error: the model has the host's weights again."""
+        for loaded in self._loaded.values():
+            for name in loaded.tensors:
+                self.chain.put(name, self.chain.master(name))
+        self._loaded.clear()
+        self._leaving.clear()
+
     def _make_room(self, arrived: Callable[[int], None]) -> None:
         """Back-pressure: the gradients of the part before are gone before the next ones come."""
         while self._leaving:
@@ -127,19 +148,16 @@ class SwapExecutor:
 
     # ---- weights ----
 
-    def _master(self, name: str) -> torch.Tensor:
-        return self.chain.parameters[name] if name in self.chain.parameters else self.chain.buffers[name]
-
     def _load(self, k: int) -> None:
         copies: dict[int, torch.Tensor] = {}  #: one of each weight, under however many names it stands in the part
         made: dict[str, torch.Tensor] = {}
         pairs = []
         for name in self.names[k]:
-            master = self._master(name).detach()
-            if id(self._master(name)) not in copies:
-                copies[id(self._master(name))] = self.device.empty_like(master)
-                pairs.append((master, copies[id(self._master(name))]))
-            made[name] = copies[id(self._master(name))]
+            master = self.chain.master(name)
+            if id(master) not in copies:
+                copies[id(master)] = self.device.empty_like(master.detach())
+                pairs.append((master.detach(), copies[id(master)]))
+            made[name] = copies[id(master)]
         self._loaded[k] = Loaded(self.device.copy_in(pairs), self.version, made)
 
     def _enter(self, k: int) -> None:
@@ -152,16 +170,11 @@ class SwapExecutor:
         self.device.wait(loaded.event)
         for name, tensor in loaded.tensors.items():
             if name in self.chain.parameters:
-                self._set(name, nn.Parameter(tensor, requires_grad=self.chain.parameters[name].requires_grad))
+                self.chain.put(name, nn.Parameter(tensor, requires_grad=self.chain.parameters[name].requires_grad))
             else:
-                self._set(name, tensor)
+                self.chain.put(name, tensor)
                 if name not in self.mutated:
                     loaded.constant[name] = tensor._version
-
-    def _set(self, name: str, tensor: torch.Tensor) -> None:
-        path, _, last = name.rpartition(".")
-        module = self.chain.module(path)
-        (module._parameters if name in self.chain.parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
 
     def _leave(self, k: int) -> None:
         """The host's weights are the model's again, and the part's memory is free; what a forward has changed of it goes back."""
@@ -173,7 +186,7 @@ class SwapExecutor:
             if self.chain.attribute(name) is not loaded.tensors[name] or loaded.tensors[name]._version != version:
                 raise BufferChanged(name)
         for name, tensor in loaded.tensors.items():
-            self._set(name, self._master(name))
+            self.chain.put(name, self.chain.master(name))
             self.device.drop(tensor)
 
     # ---- computing ----
@@ -205,7 +218,7 @@ class SwapExecutor:
         try:
             self.chain.compute(values, start, stop)
         except RuntimeError as error:
-            if "in-place operation" not in str(error):
+            if "in-place operation" not in str(error) and "modified inplace" not in str(error):
                 raise
             raise UsageError(f"memory: {_IN_PLACE}: nodes {start} to {stop} of the model ({error})") from None
         for node, value in keep.items():
@@ -224,7 +237,8 @@ class SwapExecutor:
             else:
                 rng.set_state(batch.generators)
             leaves = {node: _kept(batch.values[node]) for node in self.wanted[k]}
-            values = {node: _view(leaf) for node, leaf in leaves.items()}
+            came: dict[Any, list[torch.Tensor]] = {node: [] for node in leaves}
+            values = {node: _entered(leaf, came[node]) for node, leaf in leaves.items()}
             entered = dict(values)
             self._compute(k, values)
             roots: list[torch.Tensor] = []
@@ -245,9 +259,9 @@ class SwapExecutor:
                 torch.autograd.backward(roots, gradients)
             if tail is None:  # not before: the backward of BatchNorm refuses statistics that have changed since
                 self._restore(after)
-            for node, leaf in leaves.items():
-                if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
-                    batch.gradients[node] = leaf.grad
+            for node in leaves:
+                if came[node]:
+                    batch.gradients[node] = came[node].pop()
                 if self.chain.place[node] >= (self.parts[k - 1][0] if k else 0) or k == 0 or not self._wanted_before(node, k):
                     batch.values.pop(node, None)
             return None if loss is None else loss.detach()
@@ -268,6 +282,8 @@ class SwapExecutor:
         pairs, sources = [], []
         for name in self.names[k]:
             if self._trains(name) and (gradient := self.chain.attribute(name).grad) is not None:
+                if gradient.layout != torch.strided:
+                    raise UsageError(f"memory: {name} has a sparse gradient, which cannot be swapped out; write sparse=False for it")
                 if name not in self._host_gradients:
                     self._host_gradients[name] = torch.empty_like(self.chain.parameters[name], requires_grad=False)
                 pairs.append((gradient, self._host_gradients[name]))
@@ -306,8 +322,25 @@ def _kept(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _view(leaf: Any) -> Any:
-    return leaf.view_as(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+class _Entry(torch.autograd.Function):
+    """Where a value enters a part. Its gradient is kept as it comes: ``.grad`` of a leaf would lie in memory as the value does.
+
+    That would give other sums further on, where the value is a transposed view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, came: list[torch.Tensor]) -> torch.Tensor:
+        ctx.came = came
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.came.append(gradients[0])
+        return None, None
+
+
+def _entered(leaf: Any, came: list[torch.Tensor]) -> Any:
+    return _Entry.apply(leaf, came) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf  # type: ignore[no-untyped-call]
 
 
 def _versions(value: Any) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Task:
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
 
+    whole: Sequence[str] = ()
+    """Names of modules that stay whole where the model is cut into parts, such as one whose forward cannot be traced."""
     finish: Callable[[nn.Module, Path], None] | None = None
     """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
 

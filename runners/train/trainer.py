@@ -153,7 +153,7 @@ class Trainer:
         if self.reusing is not None:
             values |= self.reusing.trained(self.step, part.fresh)
         samples = self.step * self.work.accumulate * self.task.batch_size
-        self._report({"loss": mean, "samples": float(samples), **values})
+        self._report({"loss": mean, "samples": float(samples), **values, **self.work.values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:
             self._logged = time.monotonic()

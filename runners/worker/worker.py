@@ -32,7 +32,9 @@ from . import script
 if TYPE_CHECKING:
     import torch
 
+    from ..train.step import Step
     from ..train.task import Task
+    from .ranks import Ranks
 
 SWAP_PLAN = "swap-plan"  #: an internal recipe: it plans the job in its parameters
 ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
@@ -103,7 +105,8 @@ def _train(spec: JobSpec, profile: bool) -> int:
         if any_rank(interrupted):
             return PREEMPTED_EXIT
         # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
-        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline}
+        work = _work(spec, task, ranks)
+        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
         if profile:
             done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
@@ -113,6 +116,15 @@ def _train(spec: JobSpec, profile: bool) -> int:
         return 0 if done else PREEMPTED_EXIT
     finally:
         ranks.leave()
+
+
+def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
+    """What a batch does to the weights; None: the plain step."""
+    if spec.memory is None:
+        return None
+    from ..swap.swapped_step import step_of
+
+    return step_of(spec.memory, task, ranks)
 
 
 def _plan_swapping(params: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from stoker.engine.autosched.situation import DailyPredictor, History
 from stoker.policies.autosched.duration_ranges import DurationRanges, NoPredictor, PastJobs, drawn, features, likeliest, range_of
 
 
@@ -36,6 +37,25 @@ def test_users_who_do_the_same_again_are_learnt() -> None:
     fresh = of_users(seed=1)
     whole = learnt.draw(fresh, [300, 301], float(fresh.submitted[301]), np.array([0.0, 50000.0]))
     assert range_of(whole)[0] == range_of(fresh.duration[[300]])[0] and whole[1] > 50000.0
+
+
+def test_a_virtual_cluster_tells_what_users_do_not() -> None:
+    pytest.importorskip("sklearn")
+    jobs = of_users()
+    nobody = dataclasses.replace(jobs, user=np.zeros(len(jobs.user), dtype=int))
+    without, beside = DurationRanges.learnt(nobody), DurationRanges.learnt(dataclasses.replace(nobody, vc=jobs.user))
+    assert beside.accuracy > 0.9 > without.accuracy
+
+
+def test_it_is_learnt_anew_once_a_day() -> None:
+    pytest.importorskip("sklearn")
+    jobs = of_users()
+    whole = History(jobs.submitted, jobs.gpus, jobs.duration, jobs.ended, [f"u{code}" for code in jobs.user.tolist()])
+    daily = DailyPredictor()
+    first = daily.at(whole.until(2 * 86400.0), 2 * 86400.0)
+    assert daily.at(whole.until(2.9 * 86400.0), 2.9 * 86400.0) is first
+    later = daily.at(whole.until(3 * 86400.0), 3 * 86400.0)
+    assert later is not first and len(later.known) > len(first.known)
 
 
 def test_features_know_nothing_of_what_is_to_come() -> None:

@@ -230,7 +230,8 @@ NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
-    "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "token create a --role read", "token list",
+    "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",
+    "token create a --role read", "token list",
     "token revoke 1", "backup", "compact", "serve-sql", "submit -- true", "trace list", "trace show a", "trace drop a",
     "trace export a", "simulate week -p fifo -n 1x2", "prompt bank stats", "prompt bank search a", "prompt bank show 1",
     "prompt bank build", "prompt bank add --text a",
@@ -412,7 +413,17 @@ def test_what_was_acknowledged_is_done_though_it_cannot_be_told(home, start_daem
         ),
         ("cancel a >&-", 0, "stoker: cancel: done; that could not be written"),
         ("cancel a nobody >&-", 3, "there is no job 'nobody'"),
+        (f"backup {home.path}/copy.duckdb >&-", 0, f"the copy is written: {home.path}/copy.duckdb; that could not be written"),
+        ("compact >/dev/full", 0, "stoker: the database is compacted: "),
+        ("token create --role read a >&-", 1, "cannot write the output"),  # its secret is lost
+        ("token revoke 1 --json >&-", 0, "stoker: token 1 is revoked; that could not be written"),
+        ("trace synth --name small --jobs 3 --nodes 1x2 --load 0.5 >&-", 0, "stoker: workload small is stored; that could not"),
+        (f"trace synth --name other --jobs 3 --nodes 1x2 --load 0.5 --to {home.path}/t.csv >&-", 0, "stoker: workload other is written to"),
+        (f"trace import {home.path}/t.csv --name file >/dev/full", 0, "stoker: trace file is stored; that could not"),
+        ("trace drop small >&-", 0, "stoker: dropped: small; that could not"),
+        ("trace drop nothing >&-", 3, "nothing"),
         ("ps >&-", 1, "stoker: error: cannot write the output: Bad file descriptor"),
+        ("down >&-", 0, "stoker: the daemon has stopped; that could not be written"),
     ]:
         done = subprocess.run(f"{stoker} {line}", shell=True, capture_output=True, text=True, check=False)
         assert (done.returncode, said in done.stderr) == (rc, True), (line, done)

@@ -83,8 +83,9 @@ def jobs(live: Path) -> dict[str, int]:
 
 
 LISTINGS = [
-    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "policy list", "policy show fifo", "schedule list",
-    "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top", "doctor", "sql SELECT\u00a01",
+    "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default", "policy list",
+    "policy show fifo", "schedule list", "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top", "doctor",
+    "sql SELECT\u00a01",
 ]  # fmt: skip
 
 
@@ -388,7 +389,8 @@ def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert json.loads(stoker("runner", "list", "--json")[1])[0]["state"] in ("draining", "drained")
     assert stoker("runner", "resume", "here")[0] == 0
     code, _, err = stoker("runner", "forget", "here")
-    assert code == 4 and err.count("\n") == 1
+    assert code == 4 and err.startswith("stoker: error: runner here was heard less than ") and err.count("\n") == 1
+    assert err.endswith("ago, or the daemon has just started: stop it with 'stoker runner stop here', or wait until it is silent\n")
     assert stoker("drain", "nowhere")[0] == 3
 
 

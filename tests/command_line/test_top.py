@@ -82,7 +82,7 @@ def test_what_is_warm_has_a_part_of_its_own_and_stands_at_its_gpus() -> None:
     lines = drawn({**snapshot(), "gpus": gpus, "warm": [server, *others]}, 160, 40)
     assert any("Warm: 2 of 3 ready" in line for line in lines)
     assert any("smollm2-135m" in line and "is kept" in line and "800" in line for line in lines)
-    assert any("(entrypoints)" in line and "until in 5m" in line for line in lines)
+    assert any("(entrypoints)" in line and "ends in 5m unless used" in line for line in lines)
     assert any("failed" in line and "1 threads were started" in line for line in lines)
     assert any("llama (loading)" in line for line in lines)
     assert not any("Warm:" in line for line in drawn(snapshot(), 160, 40))

@@ -15,7 +15,7 @@ from stoker.engine.spec.build import Context
 from stoker.engine.spec.check import require
 from stoker.engine.spec.click_options import overrides
 from stoker.engine.spec.dump import dump
-from stoker.engine.spec.model import Duration, JobSpec, Share, Size
+from stoker.engine.spec.model import Duration, JobSpec, Memory, Share, Size
 from stoker.engine.spec.reading import blocks, tree
 from stoker.engine.spec.reading.load import load_text
 
@@ -198,3 +198,37 @@ def test_stored_specs_keep_their_model_and_signature(stored: str, model: str, si
     spec = msgspec.json.decode(stored, type=JobSpec)
     assert (spec.model, spec.signature) == (model, signature)
     assert msgspec.structs.replace(spec, share=Share(gpu="packed")).signature == signature  # speeds are those of a job alone
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("memory: {cap: 0}", "f.yaml:3: memory.cap: must be a whole number >= 1, not 0"),
+        ("memory: {cap: nan}", "f.yaml:3: memory.cap: must be a size such as 8GiB, 500MiB or a number of bytes, not 'nan'"),
+        ("memory: {accumulate: 0}", "f.yaml:3: memory.accumulate: must be a whole number >= 1, not 0"),
+        ("memory: {swap: on}", "f.yaml:3: memory.swap: must be one of auto, off, force, not 'on'"),
+        ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto is looked for by 'stoker swap plan JOB.yaml --accumulate auto'; "
+                                       "write the number that it finds"),
+        ("memory: {cap: 1GiB, swap: off}", "f.yaml:3: memory.cap: is what swapping keeps to; remove it, or swap: off"),
+        ("memory: {swap: force}", "f.yaml:3: memory.swap: force needs a cap, such as cap: 600MiB"),
+        ("memory: {cap: 2GiB}\ngpu_memory: 1GiB", "f.yaml:3: memory.cap: is more than gpu_memory, 1073741824 bytes; lower it, or remove "
+                                                  "gpu_memory, for which the cap then stands"),
+        ("memory: {cap: 2GiB}\ngpus: {min: 1, max: 2}", "f.yaml:3: memory.cap: a model is swapped on one GPU; write gpus: 1"),
+        ("memory: {cap: 2GiB}\nreuse: 3", "f.yaml:3: memory: is not carried out together with reuse; remove one of them"),
+        ("memory: {cap: 2GiB}\nshare: {gpu: packed, memory: 1GiB}", "f.yaml:3: memory.cap: is more than share.memory, 1073741824 bytes; "
+                                                                    "lower it, or raise share.memory"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_memory_is_a_line(text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_text(f"name: a\nrecipe: toy\n{text}", "f.yaml", HERE)
+    assert str(caught.value) == problem
+
+
+def test_a_cap_is_what_a_job_counts_for_and_a_command_has_none() -> None:
+    (spec,) = load_text("recipe: toy\nmemory: {cap: 2GiB, accumulate: 4}", "f.yaml", HERE)
+    assert spec.memory == Memory(cap=2 << 30, accumulate=4)
+    assert job_row(spec, 0.0)["gpu_memory"] == 2 << 30
+    assert msgspec.structs.replace(spec, memory=None).signature != spec.signature
+    with pytest.raises(UsageError, match="memory: is for a job with a recipe or an entrypoint"):
+        load_text("command: a\nmemory: {accumulate: 2}", "f.yaml", HERE)

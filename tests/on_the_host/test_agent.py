@@ -22,7 +22,7 @@ from stoker.engine.errors import Conflict, Stale, StokerError, StoreError
 from stoker.engine.home import Home
 from stoker.engine.identity import Process
 from stoker.engine.protocol import Assignment, Assignments, Hello, Poll, Report
-from stoker.runners.host import agent, processes, rundir, supervisor
+from stoker.runners.host import agent, link, processes, rundir, supervisor
 from stoker.runners.host import report_tail as tail
 from stoker.runners.host.gpus import CpuSlots
 from stoker.runners.host.rundir import RunDir
@@ -701,6 +701,32 @@ def test_bad_lines_cost_only_themselves(tmp_path: Path) -> None:
     run.reports(0).write_text(good % (1, 1, "0.5") + "\0\0garbage\n" + good % (2, 2, "NaN") + good % (3, 3, "null"))
     records = tail.read(run, 0, 0).records
     assert [(r.seq, r.values) for r in records] == [(1, {"loss": 0.5}), (2, {}), (3, {})]
+
+
+def test_the_job_s_log_says_once_what_was_no_report(tmp_path: Path) -> None:
+    run = taken_up(tmp_path)
+    good = b'{"seq": 1, "ts": 1.0, "step": 1}\n'
+    run.dir.log.write_bytes(b"its output\n")
+    run.dir.reports(0).write_bytes(good + b"\xff garbage\n[]\n")
+    for _ in range(3):  # nothing is acknowledged meanwhile
+        (batch,), complete = link.news(run, 100)
+        assert len(batch.records) == 1 and complete
+    with run.dir.reports(0).open("ab") as file:
+        file.write(b'{"seq": "two"}\n')
+    link.news(run, 100)
+    run.acked.offsets[0] = run.dir.reports(0).stat().st_size
+    link.news(run, 100)
+    output, first, second = run.dir.log.read_text().splitlines()
+    assert output == "its output"
+    assert first.startswith("[stoker: 2 lines of reports-0.jsonl are no report and left out, the first: ") and first.endswith("]")
+    assert second.startswith("[stoker: 1 line of reports-0.jsonl is no report and left out: ")
+
+
+def test_a_report_without_end_is_left_out_with_a_word(tmp_path: Path) -> None:
+    run = taken_up(tmp_path)
+    run.dir.reports(0).write_bytes(b"x" * (1 << 20))
+    link.news(run, 100)
+    assert run.dir.log.read_text() == "[stoker: a line of reports-0.jsonl has more than 1048576 bytes and is left out]\n"
 
 
 def test_retention(tmp_path: Path) -> None:

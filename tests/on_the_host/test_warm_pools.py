@@ -10,6 +10,7 @@ import pytest
 from one_runner import Host
 from stoker.engine.protocol import ForkServer
 from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
+from stoker.engine.scheduling.warm_by_hand import KeepWarm, keep_warm
 from stoker.engine.scheduling.warm_gpus import EXPECTED, PATIENCE, warm_columns
 from stoker.engine.store.store import Store
 from stoker.runners.backbones import held
@@ -131,3 +132,18 @@ def test_the_key_of_a_server() -> None:
     assert text.backbone({"backbone": "other"}) is None and toy.backbone({"backbone": "minilm"}) is None
     prompt = Recipe("prompt", "", "prompt:build", {"backbone": Param("gpt", "", choices=("bert", "gpt"))})
     assert prompt.backbone({}) == "gpt" and prompt.backbone({"params": {"backbone": "bert"}}) == "bert"
+
+
+def test_what_people_keep_warm_is_kept_on_each_runner_of_the_pool(store: Store) -> None:
+    host = Host(store)
+    store.write(keep_warm, KeepWarm("default", ("minilm", "gpt"), "ann"))
+    store.write(keep_warm, KeepWarm("elsewhere", ("bert",), "ann"))
+    host.tick({}, warm={"gpt": [0], "llama": [1]})
+    assert kept(host) == ["gpt", "llama", "minilm"]
+    store.write(keep_warm, KeepWarm("default", ("gpt",), "ann"))
+    host.tick({}, warm={})
+    assert kept(host) == ["gpt"]  # a policy takes nothing from people
+    store.write(keep_warm, KeepWarm("default", (), "ann"))
+    assert kept(host) == []
+    events = host.rows("SELECT before, after FROM events WHERE kind = 'pool.warm' AND detail ->> '$.pool' = 'default' ORDER BY seq")
+    assert events == [(None, "gpt, minilm"), ("gpt, minilm", "gpt"), ("gpt", None)]

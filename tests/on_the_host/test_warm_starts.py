@@ -105,7 +105,11 @@ BY_NIGHT = {
     "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
     "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
 }
-BY_DAY = {"digits-cnn": {"recipe": "digits-cnn"}, "entrypoint": {"entrypoint": "mine:task"}}
+BY_DAY = {
+    "digits-cnn": {"recipe": "digits-cnn"},
+    "entrypoint": {"entrypoint": "mine:task"},
+    "prompt-tune": {"recipe": "prompt-tune", "params": {"backbone": "tiny", "data": "rows.csv", "batch_size": 4, "max_tokens": 16}},
+}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,9 @@ BY_DAY = {"digits-cnn": {"recipe": "digits-cnn"}, "entrypoint": {"entrypoint": "
 )  # fmt: skip
 def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, spec: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"it is {word} {n},{word}\n" for n in range(40) for word in ("good", "bad"))
+    )
     cold = host.warmed(1, workdir=str(tmp_path), **spec)
     assert any("loss" in record.get("values", {}) for record in cold)
     assert host.train(2, workdir=str(tmp_path), **spec) == cold

@@ -15,6 +15,7 @@ from stoker.runners.prompts.activations import features
 from stoker.runners.prompts.initial_prompt import Beginning
 from stoker.runners.prompts.labelled_samples import load_samples
 from stoker.runners.prompts.prompt_score import score
+from stoker.runners.train.batches import Interrupted
 from stoker.runners.worker import script, worker
 
 PROMPTS = [f"{verb} {what} {'now' * more}" for verb in ("sort", "find", "tell", "mark") for what in ("mails", "spam") for more in range(3)]
@@ -109,6 +110,14 @@ def test_a_later_attempt_begins_where_the_first_did(tmp_path, samples, reports):
     none = beginning(samples, tmp_path, deadline=0.0).start("bank", tmp_path / "others")
     path.unlink()
     assert torch.equal(beginning(samples, tmp_path).start("bank", tmp_path / "others").vectors, none.vectors)
+
+
+def test_a_job_that_is_asked_to_stop_leaves_the_lookup(tmp_path, samples, monkeypatch, reports):
+    write_bank(tmp_path)
+    monkeypatch.setattr(script, "should_stop", lambda: True)
+    with pytest.raises(Interrupted):
+        beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
+    assert not (tmp_path / "checkpoints").exists() and reports == []  # its next attempt looks up anew
 
 
 def test_a_bank_that_cannot_be_used_is_told_in_one_line(tmp_path, samples):

@@ -62,6 +62,7 @@ MAY_IMPORT = {
         "engine.prompts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 

@@ -151,7 +151,10 @@ def test_pain_01_a_silent_but_living_runner_is_suspect_and_its_job_does_not_run_
         assert jobs.show(waiting)["attempts"] == 0
         # Nor can a person declare it dead by mistake: its process is seen to live.
         said = command(fleet.home, "runner", "forget", "here")
-        assert said.code == 4 and f"process {fleet.runner.pid} is alive" in said.line
+        assert said.code == 4 and said.line.endswith(
+            f"runner here: its process {fleet.runner.pid} is alive on this host, and no job may run twice; "
+            f"'stoker runner stop here --now' ends it, if not 'kill {fleet.runner.pid}'"
+        )
     finally:
         os.kill(fleet.runner.pid, signal.SIGCONT)
     until(lambda: fleet.states()["here"] == "up")
