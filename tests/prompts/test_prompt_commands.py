@@ -165,6 +165,11 @@ def test_bad_input_gets_one_line(stoker: Stoker, arguments: list[str], code: int
     assert (found, out, err.count("\n")) == (code, "", 1) and words in err
 
 
+def test_a_lookup_is_for_the_host_of_the_daemon(stoker: Stoker) -> None:
+    code, out, err = stoker("prompt", "lookup", "--llm", "double", "--data", "spam", "--url", "http://127.0.0.1:1")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "on the daemon's host: run it there" in err
+
+
 LINES = [
     ("no json", "texts.jsonl:1: is not JSON"),
     ('{"prompt": "x"}', "texts.jsonl:1: text: must be there"),
