@@ -18,7 +18,7 @@ _LEAST_WORK = 1.0  #: seconds: a job that is about to end holds its GPUs until i
 
 
 class ElasticFlow:
-    """Deadlines are guaranteed to whom they are promised (Gu et al., ASPLOS 2023).
+    """Deadlines are guaranteed to the jobs that were promised them (Gu et al., ASPLOS 2023).
 
     The minimum satisfactory share of a job is the fewest GPUs with which it ends by its deadline (section 4.1). Admission control
     fills the GPUs over time with all admitted jobs, the earliest deadline first, each with its minimum satisfactory share of
@@ -28,13 +28,13 @@ class ElasticFlow:
     m (f(n') - f(n)) / (f(m) (n' - n)) a GPU, f being its speed. Jobs without a deadline, or of unknown length, are best-effort
     (section 4.4): they start on what deadlines leave, in the order of their submission, and grow by the same rule.
 
-    Least shares of those before a job may fall as they progress, and leave it no room. So who was promised its deadline and is lost by
+    Least shares of those before a job may fall as they progress, and leave it no room. So a job with a promise that is lost by
     filling anew is given what was planned for it when it was last filled in, as all others then are; that plan still holds where
     estimates are right, nothing fails and nothing is protected from a change.
 
     Numbers of GPUs double (section 4.3: buddy allocation with migration leaves no fragments). Promises count GPUs, not places: they need
     gangs and nodes of powers of two GPUs, all large enough for every job. With others a gang may find no room in as many GPUs as it
-    was counted for: it may be late, and those who fit what is left start there meanwhile.
+    was counted for: it may be late, and jobs that fit what is left start there meanwhile.
 
     Of soft deadlines the last counts. A job is not rejected once it was admitted; if its deadline can no longer be met, because
     estimates were wrong, it goes on as the first of the best-effort jobs. GPUs of jobs that may not be resized now are counted as

@@ -18,11 +18,11 @@ _TURN = Reason("turn", "waits for its next time slice: jobs of its size take tur
 
 
 class Gandiva:
-    """Jobs of one size take turns on the same GPUs: who has run for a slice gives them to who waits and had the smaller share.
+    """Jobs of one size take turns on the same GPUs: a job that has run for a slice gives them to one that waits and had less.
 
     A job's share is the part of its life for which it has run, so a new job goes first (early feedback), and jobs that came together
     go round robin. Turns are taken among gangs of one size, Gandiva's affinity, which leaves no fragments. What is free goes
-    to larger gangs first. Of a size of which nobody runs, the first may displace jobs of other sizes that have run for a slice
+    to larger gangs first. If no job of a size runs, its first may displace jobs of other sizes that have run for a slice
     and had a larger share.
 
     Xiao et al., sec. 3 and 4. Left out: packing and migration by introspection, and growing and shrinking.

@@ -27,7 +27,7 @@ class Genie:
     number of GPUs that the job may have. The number it gets is the least that meets that deadline if it starts now; where the
     free GPUs allow no such number, it starts on those that end it soonest. Jobs that can meet no deadline any more come after those
     that can, and best-effort jobs last, in the order of their submission; these get ``gpus_min`` GPUs, as does a job whose
-    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off; then who heads the line holds back the
+    speed no profile tells. Jobs that fit may overtake one that does not, unless ``backfill`` is off; then the first in line holds back the
     others until it starts, or can wait no more and loses its place.
     """
 

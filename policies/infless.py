@@ -23,8 +23,8 @@ class Infless:
       smaller of equals (the paper picks the instance with the highest throughput for its resources among those that meet the latency);
     - over-provisioning: ``headroom`` on the estimated time, and ``startup`` seconds for an instance to initialise, which 002
       measures at 11 % of a job's latency on average, and up to half;
-    - no global schedule: jobs are served as they come, each for itself. Who comes later takes what is left, nobody is
-      preempted or moved for anybody, and a job that does not fit holds back nobody;
+    - no global schedule: jobs are served as they come, each for itself. A later job takes what is left, none is
+      preempted or moved for another, and a job that does not fit holds back none;
     - autoscaling: a running job that will miss its deadline gets more GPUs if enough are free for it to meet it after all. It
       is not scaled down, as its load does not fall.
 

@@ -30,12 +30,12 @@ class Lucid:
     time alone (``priority``; 002 table 6.1 names the key and not its values, which are those of Tiresias and Themis).
     Placement: where no free GPUs suffice, a job joins a running job of the same gang size, of one node at most, when the sharing
     scores (0 to 2 each, by how fast the two were beside each other, or else by GPU utilisation) of both add up to ``pack_knob`` at
-    most and their memory fits. At most two share, and a job without a profile shares with nobody. Jobs that fit may overtake one that
+    most and their memory fits. At most two share, and a job without a profile shares with none. Jobs that fit may overtake one that
     does not. Only the profiler's leases end; no job is preempted otherwise.
 
-    A decision of ours: free GPUs come first. The released code looks for a partner first, and gives free GPUs to who finds none,
+    A decision of ours: free GPUs come first. The released code looks for a partner first, and gives free GPUs to a job without one,
     as long as its forecast of the cluster's load does not turn packing off; there is no such forecast here, and packing beside free
-    GPUs would slow two jobs and spare nobody a wait, which is what 002 has the pack knob weigh against speed.
+    GPUs would slow two jobs and spare none a wait, which is what 002 has the pack knob weigh against speed.
     """
 
     @dataclass(frozen=True)

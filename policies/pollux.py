@@ -25,8 +25,8 @@ class Pollux:
     was changed, d what a change costs (``restart``).
 
     The authors search with a genetic algorithm over jobs x nodes. Here every gang is placed on as few nodes as can be, so
-    fitness is a sum over jobs that depends on their numbers of GPUs alone, and is concave but for the penalty and the step from one node
-    to several. But for that step, the best division without penalty is had by handing out GPUs one after another; from there, and
+    fitness is a sum over jobs that depends on their numbers of GPUs alone, and is concave except for the penalty and the step from one node
+    to several. Except for that step, the best division without penalty is had by handing out GPUs one after another; from there, and
     from the division in force, GPUs change hands from job to job while that raises fitness with the penalty. This has no
     randomness, costs milliseconds where the genetic search is what keeps Pollux from scaling (002 ch. 3.5.3), and changes what
     runs only for a gain, so it comes to rest.

@@ -27,7 +27,7 @@ class Themis:
     largest rho (at least one) takes part in the auction; of these go first whose bids gain most for the GPUs they ask: rho without
     the GPUs for a lease term over rho with them, its logarithm a GPU, which is the greedy way to the largest product of valuations
     1/rho. So with a large fraction the largest rho always goes first, and with a small one short jobs do, as 002 ch. 6.6.4 says.
-    What the auction leaves goes to the other bidders by rho. A running lease is not interrupted; who wins its own GPUs anew renews
+    What the auction leaves goes to the other bidders by rho. A running lease is not interrupted; a job that wins its own GPUs anew renews
     its lease. No lease is shorter than 60 s, as a large gang's would be with priority service: its resumption has to fit in. A job
     is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
 

@@ -19,7 +19,7 @@ class Tiresias:
 
     What is compared with the thresholds is the job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or its
     seconds alone (``time``: LAS). Within a queue jobs go in the order in which they came to it, as in the published program, or in
-    that of their submission (``within``), with ``gittins`` in that of their index; nobody is displaced, but for one case: a job that
+    that of their submission (``within``), with ``gittins`` in that of their index; no job is displaced, except in one case: a job that
     sinks takes its place among those that wait in its new queue. A job that does not fit is passed over. A job that has waited
     ``starve_limit`` times as long as it has run goes to the highest queue. A job is spread over more nodes than it needs only if its
     model's skew is known and within ``pack_limit``.
