@@ -193,7 +193,7 @@ import stoker.runners.host.agent as agent, stoker.runners.host.gpus as devices
 from stoker.engine.protocol import GpuInfo
 agent._require_names = lambda *_: None
 class One(devices.CpuSlots):
-    def __init__(self, node, count):
+    def __init__(self, node, count, memory=None):
         self.gpus = {GPU: GpuInfo(id=GPU, index=0, kind="cuda", name="A100")}
 GPU = sys.argv.pop(1)
 if GPU:
