@@ -1,8 +1,8 @@
 """Fixtures: a store on a real file, and real daemon and runner processes with a home of their own.
 
-A test that takes more than 5 s of processor time, its processes counted, is marked `slow`, but for the state machine of `test_properties`,
-which finds most. `make quick` leaves these out, `make test` does not. Both share the tests among workers: those of one `xdist_group`
-stay together, as what they share is made but once.
+A test that takes more than 5 s, or some seconds and is not the first of its room to fail, is marked `slow`. The state machine of
+`test_properties` is not, as it finds most. `make quick` leaves these out, `make test` does not. Both divide the tests among workers: those
+of one `xdist_group` stay together, as what they share is made but once.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _show(plan: dict[str, Any]) -> None:
         ("ideal", f"{_seconds(ideal)}, all loading hidden: the step takes {plan['seconds'] / ideal if ideal else 1.0:.2f} times that"),
         ("peak", f"{fmt.size(plan['peak'])} of {fmt.size(plan['cap'])}; in one part it would be {fmt.size(plan['whole'])}"),
         ("stays", plan["stays"]),
-        ("stored", f"memory: {{cap: {plan['cap']}, accumulate: {count}}}"),
+        ("write", f"memory: {{cap: {plan['cap']}, accumulate: {count}}}"),
     ])  # fmt: skip
     section(f"{fmt.counted(len(plan['parts']), 'part')}, times of one batch")
     rows = [{"number": number, **part} for number, part in enumerate(plan["parts"], start=1)]

@@ -17,7 +17,7 @@ from .job_times import JobTimes
 from .warm_allocation import start_warm
 
 APART = 0.05  #: seconds between two rounds at least (002 ch. 4.5.3)
-TOO_FEW = Reason("gpus", "too few GPUs are free, and jobs whose deadlines can be kept come first")
+TOO_FEW = Reason("resources", "too few GPUs are free, and jobs whose deadlines can be kept come first")
 
 
 class PromptTuner:
@@ -105,16 +105,16 @@ class _Round:
         """Whether it ends in time although it waits (algorithm 2)."""
         name, now, loading = self.backbone[job], self.view.now, self.config.loading
         if delay_schedulable(job, self.moments[name], self.times):
-            return self._waits(job, "delayed", f"ends in time on GPUs that are warm for {name}, when they are free")
+            return self._waits(job, Reason("delayed", f"ends in time on GPUs that are warm for {name}, when they are free"))
         if grow(job, name, self.pools, self.moments, self.times, now, loading) or self._displace(job):
-            return self._waits(job, "loading", f"waits for GPUs that load {name}")
+            return self._waits(job, Reason("loading", f"waits for GPUs that load {name}"))
         return False
 
-    def _waits(self, job: int, code: str, text: str) -> bool:
+    def _waits(self, job: int, reason: Reason) -> bool:
         if job not in self.given:
-            if code in ("delayed", "loading"):
+            if reason.code in ("delayed", "loading"):
                 self.booked.add(self.backbone[job])
-            self.waiting.setdefault(Reason(code, text), []).append(job)
+            self.waiting.setdefault(reason, []).append(job)
         return True
 
     def _displace(self, job: int) -> bool:
@@ -142,7 +142,7 @@ class _Round:
             if (cold := self.pools.cold(job)).sum() >= least:
                 self.given[job] = self.pools.take(cold, least)
             else:
-                self._waits(job, TOO_FEW.code, TOO_FEW.text)
+                self._waits(job, TOO_FEW)
             return
         moments, ready = self.moments[name], self.pools.ready(name, job)
         at = moments[least - 1] if len(moments) >= least else math.inf
@@ -150,11 +150,13 @@ class _Round:
             self.given[job] = self.pools.take(ready, least)
         elif at > now + self.config.loading and not (late and at < math.inf) and self.pools.cold(job).sum() >= least:
             add(job, name, least, self.pools, self.moments, self.times, now + self.config.loading)
-            self._waits(job, "loading", f"waits for GPUs that load {name}")
+            self._waits(job, Reason("loading", f"waits for GPUs that load {name}"))
             return
         else:
-            late_words = "cannot end by its deadline any more, and starts" if late else "has no deadline, and starts"
-            self._waits(job, "late" if late else "last", f"{late_words} when GPUs that are warm for {name} are idle")
+            idle = f"starts when GPUs that are warm for {name} are idle"
+            self._waits(
+                job, Reason("late", f"cannot end by its deadline any more; {idle}") if late else Reason("last", f"no deadline; {idle}")
+            )
         if at < math.inf:
             self.booked.add(name)
             book(moments, least, max(at, now) + self.times.seconds(job, least))

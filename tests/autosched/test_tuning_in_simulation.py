@@ -71,6 +71,7 @@ def test_a_trial_goes_on_as_the_simulation_would() -> None:
     assert measure(situation, registry.create("tiresias", {})).jct == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
     monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)

@@ -43,6 +43,7 @@ def test_a_pool_is_tuned_and_says_what_was_found(home: Home, pool: Jobs) -> None
     assert [row["outcome"] for row in json.loads(told.out)["tunings"]] == ["dry-run"]
 
 
+@pytest.mark.slow
 def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None:
     assert command(home, "policy", "set", "srtf", "hysteresis=50", "--auto", "--every", "12s").code == 0
     row: tuple[Any, ...] = until(lambda: pool.sql("SELECT outcome, why, trials FROM tunings WHERE asked_by = 'autosched'"), 60)[0]

@@ -84,8 +84,8 @@ def jobs(live: Path) -> dict[str, int]:
 
 LISTINGS = [
     "ps", "ps --arrays --all", "status", "show good", "explain later", "runner list", "pool warm default", "policy list",
-    "policy show fifo", "schedule list", "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top", "doctor",
-    "sql SELECT\u00a01",
+    "policy show fifo", "schedule list", "token list", "prompt bank stats", "prompt bank search", "schema", "schema jobs_now", "top",
+    "doctor", "sql SELECT\u00a01",
 ]  # fmt: skip
 
 
@@ -119,6 +119,7 @@ def test_json_of_every_listing(stoker: Stoker, jobs: dict[str, int], line: str) 
     json.loads(out, parse_constant=_no_json)
 
 
+@pytest.mark.slow
 def test_json_of_every_study_is_strict(stoker: Stoker, jobs: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "three.csv").write_text("job_id,job_key,submit,duration,num_gpu,vc\n0,a,0,100,1,v\n1,b,10,50,2,v\n2,c,20,10,1,v\n")
     for line in STUDIES:

@@ -360,6 +360,7 @@ def test_figures_that_no_longer_apply_are_removed(page: Path, tmp_path: Path) ->
     assert {file.name for file in tmp_path.iterdir()} == {"index.html"}
 
 
+@pytest.mark.slow
 def test_one_job_with_hostile_texts_and_a_loss_that_is_never_a_number(tmp_path: Path) -> None:
     made = History(slots=1)
     made.job(1, "$\\frac{<script>alert('x')</script>&日本", 0, 0, owner="<b>ada", state_reason="a\nb <i>")
@@ -420,6 +421,7 @@ def test_durations_are_told_in_the_unit_in_which_they_read_well(longest: float, 
     assert [shown(at, None) for at in axes.get_xticks() if 0 <= at <= longest * 1.001] == ticks
 
 
+@pytest.mark.slow
 def test_more_jobs_than_a_page_lists_are_aggregated(tmp_path: Path) -> None:
     database = Database(large(600))
     found = collect(database, Scope.of(None, None, T0 + 1e7))
@@ -455,6 +457,7 @@ def test_matplotlib_is_loaded_late_and_pyplot_never() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=patient(60))
 
 
+@pytest.mark.slow
 def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
     made = small()
     whole = {"pipeline": "pipeline", "controller": "rate", "reward": 5.0, "cpus": 2.0, "cpu_used": 1.0, "memory_used": 1, "memory_total": 4}

@@ -373,6 +373,7 @@ def _is_closed(peer: socket.socket) -> bool:
 HALF = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n"
 
 
+@pytest.mark.slow
 def test_strangers_are_closed_in_time_and_those_with_a_token_are_not(daemon: Callable[..., DaemonProcess]) -> None:
     port = free_port()
     running = daemon("--tcp", f"127.0.0.1:{port}")
@@ -470,6 +471,7 @@ def _ends(running: DaemonProcess, ask: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["Hangs", "Spins"])
+@pytest.mark.slow
 def test_down_ends_it_whatever_policy_runs_and_nothing_is_lost(daemon: Callable[..., DaemonProcess], policy: str) -> None:
     port = free_port()
     running = daemon("--tcp", f"127.0.0.1:{port}", config='hooks = [{on = ["cancelled"], command = "sleep 600", timeout = 600.0}]\n')

@@ -235,6 +235,7 @@ _names = itertools.count()
 
 @hypothesis.settings(max_examples=600)
 @hypothesis.given(st.sampled_from(CASES), st.sampled_from(NONSENSE))
+@pytest.mark.slow
 def test_nonsense_in_any_field_is_taken_or_refused_in_one_line(api: Api, case: tuple[str, Place], value: Any) -> None:
     endpoint, place = case
     hypothesis.assume(harmless(endpoint, place, value))

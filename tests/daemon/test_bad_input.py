@@ -592,6 +592,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 def test_policies_that_misbehave_change_nothing_and_are_on_record(live: Live, gang: tuple[int, int]) -> None:
     holder, waiting = gang
     before = live.jobs.sql("SELECT id, job_id, state FROM leases WHERE ended_at IS NULL")

@@ -144,6 +144,7 @@ def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, 
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_agent_leaves_its_jobs_to_the_next_one(start_daemon, start_runner, tmp_path, diary) -> None:
     daemon: DaemonProcess = start_daemon()
     runner: RunnerProcess = start_runner()

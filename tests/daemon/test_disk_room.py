@@ -15,6 +15,7 @@ from stoker.engine.home import Home
 from stoker.engine.hooks import Hooks
 from stoker.engine.jobs.notes import Note, note
 from stoker.engine.store.store import Store
+from waiting import until
 
 GIB = 1 << 30
 
@@ -40,6 +41,7 @@ def test_it_is_told_once_while_it_can_still_be_stored(store: Store, tmp_path: Pa
     for free in (20 * GIB, GIB // 2, GIB // 4, 20 * GIB, 20 * GIB, GIB // 2):
         monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free, total=100 * GIB))
         watch.look()
+    until(lambda: heard.exists() and heard.read_text().count("\n") == 2)
     hooks.close()
     with store.read() as con:
         kinds = [kind for (kind,) in con.execute("SELECT kind FROM events WHERE kind LIKE 'disk.%' ORDER BY seq").fetchall()]

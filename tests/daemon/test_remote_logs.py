@@ -43,6 +43,7 @@ def afar(start_daemon, home: Home) -> Iterator[tuple[Jobs, Home, RunnerProcess]]
     shutil.rmtree(there.path, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_log_on_another_host_is_fetched_through_its_runner(afar: tuple[Jobs, Home, RunnerProcess], home: Home) -> None:
     jobs, there, runner = afar
     job = jobs.python("many", f"for number in range({LINES}): print('x' * 1000, number)")  # it is rotated on its way

@@ -14,6 +14,7 @@ TELLS = "import stoker, time; stoker.report(step=7, total=10); time.sleep(600)"
 
 
 @pytest.mark.xdist_group("clock")
+@pytest.mark.slow
 def test_a_silent_host_shows_on_its_jobs_and_a_gang_on_both_its_hosts(start_daemon, start_runner, home: Home) -> None:
     home.config.write_text("[runners]\nsilent_after = 6\n")
     client = start_daemon().client()

@@ -344,6 +344,7 @@ def test_a_process_that_was_killed_is_replaced_and_that_is_told(live: DaemonProc
     assert "SIGKILL" in sql(client, "SELECT reason FROM events WHERE kind = 'sql.restart' ORDER BY seq DESC LIMIT 1")[0][0]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(live: DaemonProcess) -> None:
     client = live.client()
     sql(client, "SELECT 1")

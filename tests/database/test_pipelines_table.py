@@ -441,6 +441,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return int(width), int(height)
 
 
+@pytest.mark.slow
 def test_a_tuners_steps_survive_the_daemon_and_are_shown(
     home: Any, start_daemon: Callable[..., Any], start_runner: Callable[..., Any], stoker: Said
 ) -> None:

@@ -341,6 +341,7 @@ def test_agent_waits_for_a_daemon(host: Host) -> None:
     until(lambda: host.daemon.hellos)
 
 
+@pytest.mark.slow
 def test_progress_without_a_daemon_is_no_hang(host: Host) -> None:
     """Nobody acknowledges its records; it idles between them, longer than hang_after in all."""
     host.daemon.telemetry = 0.1
@@ -512,6 +513,7 @@ def test_hang_is_stopped(host: Host) -> None:
     assert {(sample.gpu, sample.lease) for sample in samples} == {("n1/cpu0", 1)}
 
 
+@pytest.mark.slow
 def test_slow_progress_is_no_hang(host: Host) -> None:
     """A process that idles between its reports, and one that computes without any: both longer than hang_after in all."""
     host.daemon.telemetry = 0.1

@@ -138,6 +138,7 @@ def said(host: Warm) -> str:
     return agent.communicate(timeout=60)[1]
 
 
+@pytest.mark.slow
 def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     host.warmed(1)
     (server,) = host.servers()
@@ -172,6 +173,7 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     until(lambda: not identity.alive(supervisor))  # its last word is written a moment before it leaves
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_costs_two_seconds_and_no_job(host: Warm) -> None:
     host.warmed(1)
     (server,) = host.servers()
@@ -214,6 +216,7 @@ def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.Mo
     assert done.stdout == "1 threads were started at import, which a fork would lose"
 
 
+@pytest.mark.slow
 def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
     server = Server(None, {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE})
     try:

@@ -69,12 +69,14 @@ def test_a_script_may_end_in_the_middle_of_a_pass() -> None:
     assert run("-c", LEAVES) == "8 8 8 8 8\n"
 
 
+@pytest.mark.slow
 def test_the_autotuned_script_trains_and_says_what_the_tuner_found(tmp_path: Path) -> None:
     said = run(str(ROOT / "examples" / "autotuned_script.py"), "--samples=600", "--epochs=2", cwd=tmp_path)
     assert re.search(r"^epoch 2: loss \d+\.\d+, [\d,]+ samples/s$", said, re.MULTILINE), said
     assert re.search(r"^the tuner: .*read \d+", said, re.MULTILINE), said
 
 
+@pytest.mark.slow
 def test_the_reuse_script_trains_in_two_stages(tmp_path: Path) -> None:
     said = run(str(ROOT / "examples" / "reuse_script.py"), "--samples=256", "--passes=4", cwd=tmp_path)
     assert re.search(r"^step \d+ of 32, \d+ samples decoded: from here on without reuse, as ", said, re.MULTILINE), said

@@ -428,6 +428,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> None:
     script = tmp_path / "forked.py"
     script.write_text(FORKED)

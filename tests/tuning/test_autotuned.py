@@ -167,6 +167,7 @@ with autotuned(pipeline, interval=0.4) as tuned:
 
 @pytest.mark.xdist_group("clock")
 @pytest.mark.skipif(cores.usable() < 2, reason="needs two cores")
+@pytest.mark.slow
 def test_a_machine_that_changes_its_size_is_followed() -> None:
     done = subprocess.run([sys.executable, "-c", RESIZED], capture_output=True, text=True, timeout=patient(100), check=True)
     assert json.loads(done.stdout) == [[2.0, 1.0, 2.0], [True, True]]

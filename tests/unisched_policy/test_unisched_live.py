@@ -111,6 +111,7 @@ def test_an_impossible_deadline_is_told_and_the_job_still_served(home, jobs: Job
     assert jobs.ended(lost)["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_script_that_runs_alone_is_never_started_anew(home, start_daemon, start_runner: Callable[..., RunnerProcess]) -> None:
     """It saves nothing, and is longer than its leases and than the time for which the guards protect it."""
     (home.path / "config.toml").write_text("[guards]\nmin_run_time = 2\n")

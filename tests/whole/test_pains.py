@@ -312,6 +312,7 @@ def test_pain_05_out_of_memory_is_recognised_and_never_retried_for_ever(jobs: Jo
 # -- 6 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_06_preemptions_of_a_job_are_bounded_and_everything_ends(fleet: Fleet, jobs: Jobs) -> None:
     """'Two 1-GPU jobs killed eleven, 79.7 node-hours' (ROCm/spur #888): a budget of preemptions that no policy can override."""
     gate = Path(tempfile.mkdtemp(dir=fleet.home.path)) / "go"
@@ -370,6 +371,7 @@ def test_pain_07_a_preempted_job_ends_as_if_it_had_never_been_stopped(jobs: Jobs
 # -- 8 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_08_every_waiting_job_has_a_reason_and_every_reason_appears(fleet: Fleet, jobs: Jobs) -> None:
     """'Why is it waiting?' (kueue #168, snakepit #155): a row for each waiting job, in a word and in a sentence."""
     fleet.client.post("/v1/policy", {"policy": "fifo"})  # the priority policy has nobody wait behind one that does not fit
