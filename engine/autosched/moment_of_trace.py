@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...policies import registry
-from ...policies.autosched.duration_ranges import NoPredictor
+from ...policies.autosched.duration_ranges import DAY, DurationRanges, NoPredictor
 from ...policies.contract import Floats, View
 from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
-from .situation import DailyPredictor, History, Situation, look_ahead, predicted_durations, usual_durations
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
+
+
+class DailyPredictor:
+    """The local predictor, learnt anew once a day (002 ch. 6.5.1)."""
+
+    def __init__(self) -> None:
+        self._newest: DurationRanges | None = None
+        self._learnt_at = -math.inf
+
+    def at(self, history: History, now: float) -> DurationRanges:
+        """Raises NoPredictor."""
+        if self._newest is None or now >= self._learnt_at + DAY:
+            self._newest, self._learnt_at = predictor_of(history), now
+        return self._newest
 
 
 def stand_at(workload: Workload, cluster: Cluster, policy: str, config: Mapping[str, Any], options: Options, moment: float) -> Simulation:

@@ -15,10 +15,10 @@ from ...policies.autosched.search_space import space_of
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
-from .moment_of_trace import history_of, situation_of
+from .moment_of_trace import DailyPredictor, history_of, situation_of
 from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
 from .search_process import Answer, Request, SearchFailed, find
-from .situation import LEAST_JOBS, DailyPredictor, Situation
+from .situation import LEAST_JOBS, Situation
 
 PERIOD = 3600.0
 LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
-from ...policies.autosched.duration_ranges import DAY, DurationRanges, PastJobs
+from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
 from ...policies.autosched.search import Figures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
@@ -113,20 +113,6 @@ def _past_jobs(history: History, rows: slice) -> PastJobs:
 
 def _codes(names: Sequence[str]) -> Ints:
     return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
-
-
-class DailyPredictor:
-    """The local predictor, learnt anew once a day (002 ch. 6.5.1)."""
-
-    def __init__(self) -> None:
-        self._newest: DurationRanges | None = None
-        self._learnt_at = -math.inf
-
-    def at(self, history: History, now: float) -> DurationRanges:
-        """Raises NoPredictor."""
-        if self._newest is None or now >= self._learnt_at + DAY:
-            self._newest, self._learnt_at = predictor_of(history), now
-        return self._newest
 
 
 def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:

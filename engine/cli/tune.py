@@ -115,9 +115,8 @@ def _trace(app: App, given: Mapping[str, Any], only: tuple[str, ...], ranges: Ma
 def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     """The moment of the trace, and the words on what is expected then."""
     from ..autosched.learning import Past
-    from ..autosched.moment_of_trace import situation_of, stand_at
+    from ..autosched.moment_of_trace import DailyPredictor, situation_of, stand_at
     from ..autosched.search_process import Request
-    from ..autosched.situation import DailyPredictor
     from ..sim.run_options import Options
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose

@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from stoker.engine.autosched.situation import DailyPredictor, History
+from stoker.engine.autosched.moment_of_trace import DailyPredictor
+from stoker.engine.autosched.situation import History
 from stoker.policies.autosched.duration_ranges import DurationRanges, NoPredictor, PastJobs, drawn, features, likeliest, range_of
 
 
