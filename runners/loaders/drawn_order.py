@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,10 +18,13 @@ T = TypeVar("T")
 
 
 class DrawnOrder:
-    """Of the sampler of one loader. A pass is drawn once; a pass that is resumed is drawn again from the same states."""
+    """Of one sampler. A pass is drawn once; a pass that is resumed is drawn again from the same states."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    def __init__(self, sampler: Any, *, loader: DataLoader[Any] | None = None) -> None:
+        """``loader``: whose sampler it is."""
+        self._sampler = sampler
+        batches = None if loader is None else loader.batch_sampler
+        self._places = [loader, sampler, batches, *(getattr(place, "sampler", None) for place in (sampler, batches))]
         self._before: dict[str, Any] | None = None  #: the pass that goes on, or was loaded
         self._again = False  #: the next pass is that one
 
@@ -38,7 +42,7 @@ class DrawnOrder:
         self._again = False
         if repr(first) != self._before["first"]:
             raise UsageError(
-                f"loader: {type(self._loader.sampler).__name__} draws another order than the one that was left, so samples would come "
+                f"loader: {type(self._sampler).__name__} draws another order than the one that was left, so samples would come "
                 "twice or never; let it draw from a generator that it keeps as an attribute, or resume at the beginning of a pass"
             )
         return drawn
@@ -72,20 +76,23 @@ class DrawnOrder:
         for sampler, epoch in zip(counting, state["epochs"], strict=True):
             sampler.epoch = epoch
 
-    def _places(self) -> list[Any]:
-        loader = self._loader
-        return [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-
     def _generators(self) -> list[Any]:
         """Those that the loader and its samplers keep, each once."""
-        kept = (value for place in self._places() for value in getattr(place, "__dict__", {}).values())
+        kept = (value for place in self._places for value in getattr(place, "__dict__", {}).values())
         return list(
             {id(value): value for value in kept if isinstance(value, torch.Generator | random.Random | np.random.Generator)}.values()
         )
 
     def _counting(self) -> list[Any]:
         """Samplers that count passes, as DistributedSampler."""
-        return list({id(place): place for place in self._places() if isinstance(getattr(place, "epoch", None), int)}.values())
+        return list({id(place): place for place in self._places if isinstance(getattr(place, "epoch", None), int)}.values())
+
+
+def begun_with_first(indices: Iterable[T]) -> tuple[Iterator[T], list[T]]:
+    """A pass and its first index. A sampler draws its own seed when that is wanted: here, and not in the thread that reads."""
+    rest = iter(indices)
+    first = list(islice(rest, 1))
+    return chain(first, rest), first
 
 
 def _state(generator: Any) -> Any:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...engine.errors import UsageError
-from .drawn_order import DrawnOrder
+from .drawn_order import DrawnOrder, begun_with_first
 from .kinds import Kinds
 from .readings.meters import BusyClock
 from .readings.window import Readings
@@ -77,7 +77,7 @@ class Pipeline:
         self._sizing = threading.Lock()  #: a tuner sets while the consumer begins a pass
         self._pass: Pass | None = None
         self._progress, self._begun = Progress(), False  #: of the pass that goes on or comes next, and whether it has begun
-        self._order: DrawnOrder | None = getattr(getattr(self.stages[0], "sampler", None), "order", None)  #: of a loader's sampler
+        self._order = _order_of(self.stages[0])
         self._iterations = 0
         self._readings = Readings(self.stages, self._kinds, _positive(name, "samples_per_item", samples_per_item))
         self._process = os.getpid()
@@ -168,7 +168,10 @@ class Pipeline:
         elif self._order is not None and self._progress.delivered:
             self._order.redraw()
         try:
-            begun = source.begin()
+            if self._order is None or self._order is getattr(source.sampler, "order", None):  # a loader's, which draws by it itself
+                begun = source.begin()
+            else:
+                begun = self._order.draw(lambda: begun_with_first(source.begin()))
         except Exception as error:
             error.add_note(f"in stage {source.name!r} of the pipeline, before its first item")
             raise
@@ -322,6 +325,13 @@ def _knob(stage: Stage, most: int = MOST_WORKERS) -> Knob:
     if isinstance(stage, Prefetch):
         return Knob(stage.name, Unit.MIB, 1, stage.most)
     return Knob(stage.name, Unit.WORKERS, 1, most)
+
+
+def _order_of(source: Stage) -> DrawnOrder | None:
+    """The order that its sampler draws; None: it has none."""
+    sampler = source.sampler if isinstance(source, Source) else None
+    own = getattr(sampler, "order", None)
+    return own if isinstance(own, DrawnOrder) or sampler is None else DrawnOrder(sampler)
 
 
 def _signature(stages: Sequence[Stage]) -> list[str]:

@@ -137,7 +137,7 @@ class Indices:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        self.order = DrawnOrder(loader)
+        self.order = DrawnOrder(loader.sampler, loader=loader)
 
     def __iter__(self) -> Iterator[Wanted]:
         return self.order.draw(self._draw)

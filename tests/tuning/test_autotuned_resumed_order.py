@@ -11,7 +11,7 @@ import pytest
 import torch
 from saved import through_a_file
 from stoker.engine.errors import UsageError
-from stoker.loaders import autotuned
+from stoker.loaders import Map, Pipeline, Source, autotuned
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -89,6 +89,20 @@ def test_a_resumed_pass_gives_the_rest_and_the_next_one_what_it_would_have_given
         assert [batch.tolist() for batch in other] == rest
         if "global" not in kind and kind != "weighted":
             assert [batch.tolist() for batch in other] == following
+
+
+@pytest.mark.parametrize("sampler", [lambda: RandomSampler(DATA, generator=seeded()), lambda: RandomSampler(DATA), lambda: [4, 2, 9, 0]])
+def test_so_does_a_pass_of_a_plain_source(sampler: Callable[[], Any]) -> None:
+    with Pipeline([Source(DATA, sampler=sampler()), Map(str)]) as one:
+        list(one)
+        going = iter(one)
+        first = next(going)
+        state = through_a_file(one.state_dict())
+        rest = list(going)
+    torch.manual_seed(99)
+    with Pipeline([Source(DATA, sampler=sampler()), Map(str)]) as other:
+        other.load_state_dict(state)
+        assert list(other) == rest and first not in rest
 
 
 def test_an_order_that_cannot_be_drawn_again_is_refused() -> None:
