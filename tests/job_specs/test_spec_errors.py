@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,16 @@ def test_malformed_yaml_is_one_line_with_its_number(text: str, context: Context)
     assert said.startswith("f.yaml:")
     assert "not valid YAML: " in said or "lone surrogate" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("field", ["deadline: 2026-03-29 02:30", "soft: [{deadline: 2026-03-29 02:30, reward: 80}]"])
+def test_a_local_time_that_is_none_is_refused_in_deadlines_and_steps(field: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        said = message(RUN + field, context)
+    time.tzset()
+    assert "f.yaml:2: " in said and "2026-03-29 02:30 does not exist: clocks are put forward then" in said
 
 
 def test_aliases_count_as_what_they_stand_for(context: Context) -> None:
