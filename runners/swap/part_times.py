@@ -24,7 +24,6 @@ from ..train import rng
 from .chain import Chain, Values, size_of, tensors
 from .partition import Crossing, Measured, Piece, Weight
 from .swap_executor import MicroBatch, SwapExecutor, Tail
-from .swap_plan import plan_step
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
 ENOUGH = 10.0  #: seconds of measuring after which no further round begins
@@ -43,19 +42,11 @@ def unbounded(device: Device) -> Device:
     return device
 
 
-def cuts_for(chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device, least: int = 1) -> tuple[int, ...]:
-    """Nodes of the chain before which it is best cut, for `SwapExecutor`; ``least`` parts (1 or 2). UsageError: nothing fits.
-
-    It is profiled with one micro-batch: ``begin`` gives its inputs, ``tail`` its loss.
-    """
-    return plan_step(measure(chain, begin, tail, device), cap, accumulate, least).cuts
-
-
 def measure(
     chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS
 ) -> Measured:
     """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
-    with _untouched(chain):
+    with untouched(chain):
         shape = Shape(chain, begin())
         told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
         fine = _profiled(chain, shape.cuts, begin, tail, device, rounds)
@@ -298,7 +289,7 @@ def _less(piece: Piece, part_forward: float, part_backward: float, frozen: bool)
 
 
 @contextmanager
-def _untouched(chain: Chain) -> Iterator[None]:
+def untouched(chain: Chain) -> Iterator[None]:
     """Leaves gradients, buffers and random generators as they were."""
     buffers = {name: value.clone() for name, value in chain.buffers.items()}
     gradients = {name: parameter.grad for name, parameter in chain.parameters.items()}

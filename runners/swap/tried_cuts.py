@@ -10,7 +10,7 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
-from .part_times import Begin, Shape, _untouched, measure, unbounded
+from .part_times import Begin, Shape, measure, unbounded, untouched
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
 
@@ -62,7 +62,7 @@ class _Trial:
 
     def _peak(self, cuts: Cuts) -> int | None:
         """Most bytes that the work took; None where the device itself has no room for it."""
-        with _untouched(self.chain):
+        with untouched(self.chain):
             executor = SwapExecutor(self.chain, cuts, unbounded(self.device))
             executor.device.reset_peak()
             try:
@@ -78,7 +78,7 @@ class _Trial:
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
     chain = trial.chain
-    with _untouched(chain):
+    with untouched(chain):
         legal = Shape(chain, values).cuts
     if len(legal) + 1 < least:
         raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")

@@ -9,10 +9,10 @@ from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.chain import Chain, trace
 from stoker.runners.swap.loss_call import inputs_of, loss_of
-from stoker.runners.swap.part_times import Shape, cuts_for, measure
+from stoker.runners.swap.part_times import Shape, measure
 from stoker.runners.swap.partition import Parts, best_cuts, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
-from stoker.runners.swap.swap_plan import planned
+from stoker.runners.swap.swap_plan import plan_step, planned
 from stoker.runners.train import rng
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,8 +161,7 @@ def test_the_peak_is_never_above_the_planned_one_and_time_is_as_planned(kind):
 def test_a_step_within_the_smallest_cap_is_computed_under_it():
     task = Task(Model)
     cap = smallest_cap(task.measured(), 4)
-    with task.counter:
-        cuts = cuts_for(task.chain, cap, 4, lambda: task.chain.bind((task.device.put(task.batch),), {}), task.tail, task.device)
+    cuts = plan_step(task.measured(), cap, 4).cuts
     _, peak = task.run(cuts, 4, cap)  # else CapExceeded
     _, whole = task.run([], 4)
     assert peak <= cap < whole
