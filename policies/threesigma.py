@@ -26,7 +26,7 @@ GOOD_ENOUGH = 0.01  #: relative gap
 
 
 class ThreeSigma:
-    """Each cycle plans who starts when within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
+    """Each cycle plans which job starts when within a window, for the greatest expected utility; SLO jobs preempt best-effort jobs.
 
     3Sigma (EuroSys 2018) as 002 ch. 5.4.4 compares with it, in cycles of 60 s. What is left of a job is a distribution
     (`durations`). Starting job j at time s has the expected utility of its end (Eqn 1), and takes at a later t its GPUs times the

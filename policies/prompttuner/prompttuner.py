@@ -25,7 +25,7 @@ class PromptTuner:
 
     Each backbone (LLM) has a pool of GPUs that have it loaded; all other GPUs are cold, and cost nothing. A job that waits gets the
     fewest warm GPUs on which it ends by its deadline, the most urgent first (algorithm 1). Where these are not enough, and no running
-    job will leave some in time, the fewest cold GPUs join the pool (algorithm 2). A GPU that serves nobody for the window
+    job will leave some in time, the fewest cold GPUs join the pool (algorithm 2). A GPU that serves no job for the window
     leaves its pool. Nothing that starts from a backbone is preempted.
 
     Where 002 is silent: jobs that cannot end in time, and those without a deadline or a backbone, come last, in the order of submission;

@@ -40,7 +40,7 @@ class UniSched:
     time, so that what is left over by deadlines goes to the shortest. Leases run out at the end of a cycle and are renewed, or
     their jobs are suspended; what jobs are expected to lose by that counts as work (Eqn 5.3). A gang may be spread over more nodes
     than it needs where its speed there is known and the optimum is larger for it. Between cycles GPUs that become free are filled
-    at once with who waits. A job that can no longer meet a deadline comes after best-effort jobs, unless they are far longer.
+    at once by jobs that wait. A job that can no longer meet a deadline comes after best-effort jobs, unless they are far longer.
     """
 
     Config: ClassVar[type] = UniSchedConfig
