@@ -20,7 +20,7 @@ from stoker.engine.protocol import Assignment
 from stoker.runners.host import processes
 from stoker.runners.host.launch import prepare
 from stoker.runners.host.rundir import RunDir
-from stoker.runners.host.warm_starts import Server, WarmStarts
+from stoker.runners.host.warm_starts import Kind, Server, WarmStarts
 from stoker.runners.worker import fork_server
 from test_agent import Host, until
 
@@ -235,7 +235,7 @@ def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
-    server = Server(None, {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE})
+    server = Server(Kind(None, None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE})
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why

@@ -528,7 +528,7 @@ class TestProfiling:
         measured = "INSERT INTO speeds VALUES ($1, 'A100', 'toy', 4, 1.0, 0.1, NULL, NULL, 3, now(), NULL)"
         store.exclusive(lambda con: con.execute(measured, [asked["signature"]]))
         assert self.ask(store, "unisched")["takes"] == asked["takes"], "measured on other GPUs than the pool has"
-        gpu = "INSERT INTO gpus VALUES ('g', 'n', 0, $1, 'cuda', 'A100', 0, 'ok', NULL)"
+        gpu = "INSERT INTO gpus (id, node_id, idx, pool, kind, name, memory, health) VALUES ('g', 'n', 0, $1, 'cuda', 'A100', 0, 'ok')"
         store.exclusive(lambda con: con.execute(gpu, [asked["pool"]]))
         assert self.ask(store, "unisched")["takes"] == pytest.approx(asked["takes"] - admission.PROFILING)
 
