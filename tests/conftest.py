@@ -147,6 +147,17 @@ def store(database: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from a second thread, and lose much where other tests want the cores."""
+    import torch  # here, as most tests need none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def start_daemon(home: Home, template: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Start daemons of the test's home, on an empty database; what is left of them is ended after the test."""
     started: list[DaemonProcess] = []

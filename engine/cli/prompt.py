@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
 from .. import format as fmt
 from ..errors import StokerError, UsageError
-from .command import App, Command, Group, Lazy, examples, pass_app, unless_ended
+from .command import App, Command, Group, examples, pass_app, unless_ended
 from .jobref import job_path
 from .output import Answer, Column, json_option, print_facts, print_table, write
-from .prompt_bank import LLM, progress, ranked
+from .prompt_bank import LLM, bank, progress, ranked
 from .prompt_work import answers, has_daemon, here_option
 
 RECIPE = "prompt-tune"
 
 
-class _PromptGroup(Group):
-    """The commands of this module, and the bank's, which are imported when they are asked for."""
-
-    lazy = {"bank": Lazy("prompt_bank:bank", "The prompt bank.")}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *self.lazy])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.lazy:
-            return super().get_command(ctx, cmd_name)
-        module, attribute = self.lazy[cmd_name].target.split(":")
-        return cast(click.Command, getattr(importlib.import_module(f".{module}", __package__), attribute))
-
-
-@click.group(cls=_PromptGroup)
+@click.group(cls=Group)
 @examples("stoker prompt bank build", "stoker prompt lookup --data sms-spam", "stoker prompt tune prompt.yaml")
 def prompt() -> None:
     """Prompt tuning: a bank of initial prompts, lookups in it, and tuning jobs."""
+
+
+prompt.add_command(bank)
 
 
 @prompt.command(cls=Command)

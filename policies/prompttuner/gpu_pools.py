@@ -28,10 +28,7 @@ class GpuPools:
         # What a job trains on is in its pool, also where another policy has put it there; it returns there (002 ch. 4.4.4).
         held = np.flatnonzero(self._holder >= 0)
         active = held[jobs.phase[self._holder[held]] == Phase.ACTIVE]
-        if jobs.backbone is not None:
-            self.of[active] = jobs.backbone[self._holder[active]]
-        else:
-            self.of[active] = ""
+        self.of[active] = self.backbone[self._holder[active]]
         self.of[~gpus.usable & (self._holder < 0)] = ""
         self.free: Bools = gpus.usable & (self._holder < 0)
         self._idle_since = self._idle(view.memory)
@@ -49,9 +46,7 @@ class GpuPools:
     def _displaceable(self) -> dict[int, list[int]]:
         """Running jobs without a backbone and a deadline: they are on cold GPUs, which are there for whoever needs them."""
         jobs = self._view.jobs
-        able = (jobs.phase == Phase.ACTIVE) & (jobs.demand == Demand.BEST_EFFORT)
-        if jobs.backbone is not None:
-            able &= jobs.backbone == ""
+        able = (jobs.phase == Phase.ACTIVE) & (jobs.demand == Demand.BEST_EFFORT) & (self.backbone == "")
         if jobs.protected is not None:
             able &= ~jobs.protected
         rows = np.flatnonzero(able)

@@ -58,10 +58,10 @@ class _Round:
         self.view, self.config = view, config
         self.pools = GpuPools(view, config.loading)
         self.times = JobTimes(view, curves)
-        self.backbone = [""] * len(jobs) if jobs.backbone is None else jobs.backbone.tolist()
-        pending, tunes = jobs.phase == Phase.PENDING, np.array([name != "" for name in self.backbone], dtype=bool)
-        self.timed = self.times.most_urgent(np.flatnonzero(pending & tunes & (jobs.demand != Demand.BEST_EFFORT)))
-        self.others = np.flatnonzero(pending & ~(tunes & (jobs.demand != Demand.BEST_EFFORT))).tolist()
+        self.backbone: list[str] = self.pools.backbone.tolist()
+        pending, timed = jobs.phase == Phase.PENDING, (self.pools.backbone != "") & (jobs.demand != Demand.BEST_EFFORT)
+        self.timed = self.times.most_urgent(np.flatnonzero(pending & timed))
+        self.others = np.flatnonzero(pending & ~timed).tolist()
         self.given: dict[int, tuple[int, ...]] = {}
         self.preempted: list[int] = []
         self.waiting: dict[Reason, list[int]] = {}

@@ -22,12 +22,7 @@ PROMPTS = [f"{verb} {what} {'now' * more}" for verb in ("sort", "find", "tell", 
 MEDOID = [row // 6 * 6 for row in range(24)]  # four clusters of six
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

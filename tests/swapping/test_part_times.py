@@ -22,12 +22,7 @@ from torch.utils.flop_counter import flop_registry
 WIDTH, WORDS, LENGTH = 32, 60, 12
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):

@@ -15,12 +15,7 @@ WIDTH, VOCABULARY = 24, 40
 LOCAL = Ranks(0, 1, torch.device("cpu"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,13 +32,7 @@ steady = settings(max_examples=30)
 UP, DOWN = STEPS.index(5), STEPS.index(-5)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from a second thread, and lose much where other tests want the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(seed: int = 0, noise: float = 0.0, clashing: float = 0.0) -> SimulatedPipeline:
