@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.engine.client import Client
 from stoker.engine.home import Home
-from waiting import patient, until, watched
+from waiting import PATIENCE, patient, until, watched
 
 __all__ = ["DaemonProcess", "Jobs", "RunnerProcess", "Said", "command", "daemon_apart", "end_workers", "free_port", "rank_of", "until"]
 
@@ -83,11 +83,25 @@ class _Process:
             self.process.wait()
 
 
+#: On a machine that may be busy a daemon's own limits are as many times as long as those of the tests.
+BUSY = f"""
+import sys
+from stoker.engine import daemon, services
+from stoker.engine.adhoc import desk
+from stoker.engine.fleet import remote_logs
+services.ENDS_WITHIN *= {PATIENCE}
+desk.HANGS *= {PATIENCE}
+remote_logs.PATIENCE *= {PATIENCE}
+sys.exit(daemon.main())
+"""
+DAEMON = (sys.executable, "-m", "stoker.engine.daemon") if PATIENCE == 1 else (sys.executable, "-c", BUSY)
+
+
 class DaemonProcess(_Process):
     """A daemon in a process of its own."""
 
     def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(home, "daemon.log", [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments], env)
+        super().__init__(home, "daemon.log", [*DAEMON, "--home", str(home.path), *arguments], env)
         self._clients: list[Client] = []
 
     def start(self) -> Client:

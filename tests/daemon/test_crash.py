@@ -181,7 +181,7 @@ def test_every_acknowledged_submission_survives_once(start_daemon) -> None:
     clients = [threading.Thread(target=submit, args=(client,)) for client in range(4)]
     for client in clients:
         client.start()
-    assert begun.wait(60)
+    assert begun.wait(patient(60))
     time.sleep(0.2)
     daemon.kill()
     for client in clients:

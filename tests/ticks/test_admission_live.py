@@ -208,11 +208,11 @@ def test_under_leases_all_that_is_told_is_that_of_their_ends(
     (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n")
     jobs = Jobs(start_daemon().client())
     start_runner("here", 1)
-    assert command(home, "policy", "set", "unisched", "be_lease=30", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
+    assert command(home, "policy", "set", "unisched", "be_lease=15", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
     holder = jobs.shell("holder", "sleep 600", estimate=HOUR)
     until(lambda: jobs.state(holder) == "running")
-    time.sleep((3.0 - time.time()) % 30.0)  # leases end at multiples of 30 s
-    lease_end = math.ceil(time.time() / 30.0) * 30.0
+    time.sleep((1.0 - time.time()) % 15.0)  # leases end at multiples of 15 s
+    lease_end = math.ceil(time.time() / 15.0) * 15.0
     job = jobs.shell("urgent", "sleep 2", estimate=2.0, demand={"kind": "strict", "tiers": [{"deadline": lease_end + 18, "reward": 100}]})
     found = until(lambda: (now := jobs.client.get(f"/v1/jobs/{job}/forecast"))["status"] == "estimated" and now)
     assert lease_end + 1 < found["end_50"] < lease_end + 6
