@@ -76,7 +76,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
-NIGHTLY = ("autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "warm_beside_cold")
+NIGHTLY = ("adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "unisched", "warm_beside_cold")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])
