@@ -64,7 +64,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the view `costs` asks for GPU-time and storage, in any currency. A change holds from the next start of the daemon on."""
 
     gpu_hour: Amount = 1.0  #: an hour of a GPU or slot; 1: costs are GPU-hours
-    gpus: dict[str, Amount] = {}  #: the same by product of the GPU, as `stoker gpu list` names it
+    gpus: dict[str, Amount] = {}  #: the same by product of the GPU, as `gpus_now.name` has it
     storage_gib_hour: Amount = 0.0  #: a GiB of files that a job keeps, for an hour
 
     def listed(self) -> dict[tuple[str, str], float]:
