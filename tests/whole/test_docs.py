@@ -229,7 +229,7 @@ def options(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str,
         elif isinstance(field.default, msgspec.Struct):
             yield from options(type(field.default), f"{name}.")
         else:
-            yield name, field.default
+            yield name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def test_every_option_is_documented_with_its_default() -> None:
