@@ -85,23 +85,29 @@ class _Process:
 
 #: On a machine that may be busy a daemon's own limits are as many times as long as those of the tests.
 BUSY = f"""
-import sys
-from stoker.engine import daemon, services
+from stoker.engine import services
 from stoker.engine.adhoc import desk
 from stoker.engine.fleet import remote_logs
-services.ENDS_WITHIN *= {PATIENCE}
+services.ENDS_WITHIN *= {min(PATIENCE, 2)}
 desk.HANGS *= {PATIENCE}
 remote_logs.PATIENCE *= {PATIENCE}
-sys.exit(daemon.main())
 """
-DAEMON = (sys.executable, "-m", "stoker.engine.daemon") if PATIENCE == 1 else (sys.executable, "-c", BUSY)
+
+
+def daemon_command(changes: str = "") -> list[str]:
+    """What starts a daemon; ``changes``: lines of Python that give some of its constants other values."""
+    if PATIENCE != 1:
+        changes = BUSY + changes
+    if not changes:
+        return [sys.executable, "-m", "stoker.engine.daemon"]
+    return [sys.executable, "-c", f"{changes}\nimport sys\nfrom stoker.engine import daemon\nsys.exit(daemon.main())"]
 
 
 class DaemonProcess(_Process):
-    """A daemon in a process of its own."""
+    """A daemon in a process of its own; ``changes`` to it: `daemon_command`."""
 
-    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(home, "daemon.log", [*DAEMON, "--home", str(home.path), *arguments], env)
+    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None, changes: str = "") -> None:
+        super().__init__(home, "daemon.log", [*daemon_command(changes), "--home", str(home.path), *arguments], env)
         self._clients: list[Client] = []
 
     def start(self) -> Client:
