@@ -11,6 +11,7 @@ from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
 from .part_times import Begin, Shape, measure, unbounded, untouched
+from .partition import smallest_cap
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
 
@@ -32,9 +33,11 @@ def cuts_for(
     trial = _Trial(chain, cap, device, step)
     if used is not None and trial.fits(used):
         return used
-    with suppress(UsageError):
+    with suppress(UsageError, CapExceeded):
         measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
-        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
+        there = device.memory()[0]  # batches, and on a GPU what libraries keep
+        trial.predicted = lambda: there + smallest_cap(measured, accumulate)
+        planned = plan_step(measured, cap - there, accumulate, least).cuts
         if trial.fits(planned):
             return planned
     return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
@@ -53,6 +56,7 @@ class _Trial:
         self.chain, self.cap, self.device, self.work = chain, cap, device, work
         self.beside = device.memory()[0] if device.emulated else 0  #: batches; on a GPU they are in the peak
         self.peaks: dict[Cuts, int | None] = {}
+        self.predicted: Callable[[], int] = lambda: 0  #: smallest cap by the planner
 
     def fits(self, cuts: Cuts) -> bool:
         if cuts not in self.peaks:
@@ -73,13 +77,14 @@ class _Trial:
             return executor.device.memory()[1] + self.beside
 
     def smallest(self) -> int | None:
-        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
+        """The least that was seen to suffice; on a GPU, where what exceeds the cap has no peak, the prediction."""
+        return min((peak for peak in self.peaks.values() if peak is not None), default=self.predicted() or None)
 
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
     chain = trial.chain
     with untouched(chain):
-        legal = Shape(chain, values).cuts
+        legal = Shape(chain, values, trial.device).cuts
     if len(legal) + 1 < least:
         raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
     weights, count = _weights(chain), least
