@@ -2,11 +2,11 @@
 
     python benchmarks/packing.py [--seconds 30] [--jobs waits computes] [--gpu]
 
-One daemon, and a runner with one slot (``--gpu``: the host's GPUs, of which there is to be one): jobs that share it are pinned to its
-core. `waits` sleeps for 20 ms in each step, as for its data; `computes` keeps the core busy. Steps a second are counted from the jobs'
-own records while both train, and alone in the same way before.
-``both / one after the other`` is what the slot does in all, beside what it does when the jobs take turns. Two more columns are what
-Stoker has measured by itself: `utilisation` of the job alone, and the slow-down of the pair (table `slowdowns`; it takes 10 s).
+One daemon, and a runner with one slot: jobs that share it are pinned to its core. With ``--gpu`` it is the GPU of this host. `waits`
+sleeps for 20 ms in each step, as for its data; `computes` keeps the core busy. Steps a second are counted from the jobs' own records while
+both train, and alone in the same way before. ``both / one after the other`` is what the slot does in all, beside what it does when the
+jobs take turns. Two more columns are what Stoker has measured by itself: `utilisation` of the job alone, and the slow-down of the pair
+(table `slowdowns`; it takes 10 s).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 def spec(name: str, kind: str) -> JobSpec:
     params = {**PARAMS[kind], "eval_every": 0, "checkpoint_every": 0}
-    return JobSpec(name=name, recipe="toy", backbone=kind, params=params, stop=Stop(iterations=100_000_000), grace=20.0)
+    return JobSpec(name=name, recipe="toy", backbone=kind, params=params, stop=Stop(iterations=100_000_000), grace=20.0, gpu_memory=4 << 30)
 
 
 class Job:
