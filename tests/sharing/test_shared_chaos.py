@@ -234,7 +234,7 @@ def test_a_start_that_waits_for_memory_says_so(
     jobs = Jobs(start_daemon(env={"PYTHONPATH": str(Path(__file__).parent)}).client())
     start_runner("here", 1, "--slot-memory", "1073741824")
     jobs.client.post("/v1/policy", {"policy": "packs_all:PacksAll", "interval": 1.0, "config": {}})
-    first = jobs.shell("first", "sleep 60", gpu_memory=600 << 20)
+    first = jobs.shell("first", "sleep 600", gpu_memory=600 << 20)
     second = jobs.shell("second", "sleep 0.1", share={"gpu": "packed", "memory": 500 << 20})
     until(lambda: jobs.waits(second) == "deferred", says=lambda: str(jobs.client.get(f"/v1/jobs/{second}")["waiting"]))
     told = command(home, "explain", str(second))
