@@ -54,7 +54,7 @@ def night() -> list[dict[str, Any]]:
             *(wide(f"long{n}", 1, 1000) for n in range(22))]  # fmt: skip
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [(day, night), pytest.param((day, night, day), marks=pytest.mark.nightly)], ids=["once", "twice"])
 def test_a_load_whose_best_configuration_changes_is_followed_within_a_period(
     home: Home, start_daemon: Callable[..., DaemonProcess], hours: tuple[Callable[[], list[dict[str, Any]]], ...]
