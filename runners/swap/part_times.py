@@ -22,7 +22,7 @@ from ..device.device import Device
 from ..device.metered import MeteredDevice
 from ..train import rng
 from .chain import Chain, Values, size_of, tensors
-from .partition import Crossing, Measured, Piece, Weight
+from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
@@ -78,10 +78,21 @@ class Shape:
         #: of each storage the place where it is made, its last use, and bytes
         self._spans: list[list[int]] = []
         self._walk({node: _on_host(value) for node, value in sample.items()})
-        self.cuts = [cut for cut in range(1, len(chain)) if cut not in self._bound]
+        self.cuts = self._useful([cut for cut in range(1, len(chain)) if cut not in self._bound])
         self._piece_of = [0] * len(chain)
         for piece, (start, stop) in enumerate(itertools.pairwise([0, *self.cuts, len(chain)])):
             self._piece_of[start:stop] = [piece] * (stop - start)
+
+    def _useful(self, cuts: list[int]) -> list[int]:
+        """All of them, or of very many those that leave parts of like weights, and that little crosses."""
+        if len(cuts) <= MOST_CUTS:
+            return cuts
+        weights = [size_of([self.chain.master(name) for name in names]) for names in self.chain.tensors_of]
+        each = max(1, sum(weights) // (10 * len(weights)))  # of a node without any: they take time and memory too
+        sizes = [sum(weights[start:stop]) + each * (stop - start) for start, stop in itertools.pairwise([0, *cuts, len(weights)])]
+        crossing = [sum(size for place, last, size in self._spans if place < cut <= last) for cut in cuts]
+        least = max(1, min(crossing))
+        return [cuts[kept - 1] for kept in thinned(sizes, MOST_CUTS, [size / least for size in crossing])]
 
     def _walk(self, values: Values) -> None:
         chain = self.chain

@@ -11,10 +11,11 @@ from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
 from .part_times import Begin, Shape, measure, unbounded, untouched
+from .partition import smallest_cap
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
 
-_ROUNDS = 2  #: of measuring, after one to warm up: a training is not to wait long for its first step
+_ROUNDS = 1  #: of measuring, after one to warm up: a training is not to wait long for its first step
 Cuts = tuple[int, ...]  #: nodes before which a chain is cut
 
 
@@ -34,9 +35,11 @@ def cuts_for(
         return used
     with suppress(UsageError):
         measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
-        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
-        if trial.fits(planned):
-            return planned
+        smallest = smallest_cap(measured, accumulate)
+        for room in (max(cap - trial.beside, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+            planned = plan_step(measured, room, accumulate, least).cuts
+            if trial.fits(planned):
+                return planned
     return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
 
 

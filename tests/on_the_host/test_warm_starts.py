@@ -101,6 +101,8 @@ MAILS = str(Path(__file__).parents[1] / "whole" / "few_mails.jsonl")
 BY_NIGHT = {
     "prompt-tune": {"recipe": "prompt-tune", "backbone": "tiny", "params": {"data": MAILS}},
     "an LLM": {"recipe": "prompt-tune", "backbone": "smollm2-135m", "params": {"data": MAILS, "eval_limit": 4}},
+    "causal-lm": {"recipe": "causal-lm", "backbone": "tiny", "params": {"data": MAILS, "context": 16, "batch_size": 2}},
+    "causal-lm of an LLM": {"recipe": "causal-lm", "params": {"data": MAILS, "context": 16, "batch_size": 1, "eval_limit": 1}},
     "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
     "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
     "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
