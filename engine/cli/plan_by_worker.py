@@ -48,8 +48,9 @@ def with_batches_chosen(app: App, jobs: list[JobSpec], here: bool, post: Post) -
                 note(f"{job.name}: memory.accumulate: auto; measuring how many batches hide the loading")
                 found[alike] = planned(app, job, memory.cap, 0, here, post)["accumulate"]
             note(f"{job.name}: memory.accumulate: {found[alike]}")
-            job = msgspec.structs.replace(job, memory=msgspec.structs.replace(memory, accumulate=found[alike]))
-        chosen.append(job)
+            chosen.append(msgspec.structs.replace(job, memory=msgspec.structs.replace(memory, accumulate=found[alike])))
+        else:
+            chosen.append(job)
     return chosen
 
 

@@ -228,11 +228,17 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
+    code = "import torch; torch.cuda._is_in_bad_fork = lambda: True;"  # so it is after torch.cuda.is_available() where there are GPUs
+    code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert "GPUs were asked for at import" in printed(code)
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
     code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert printed(code) == "1 threads were started at import, which a fork would lose"
+
+
+def printed(code: str) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "1 threads were started at import, which a fork would lose"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
 @pytest.mark.slow
