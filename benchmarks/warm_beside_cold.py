@@ -1,6 +1,6 @@
 """From submission to the first step of a job that starts by a fork, beside the same job in a fresh process, in one run.
 
-    python benchmarks/warm_beside_cold.py [--rounds 10] [--jobs digits-cnn text-classifier entrypoint]
+    python benchmarks/warm_beside_cold.py [--rounds 10] [--jobs digits-cnn text-classifier entrypoint] [--gpu]
 
 One daemon; its runner is started without and with ``--warm auto``. The time runs from the HTTP request to the first record of the job; the
 parts come from the tables (submitted_at, granted_at), from the files of the lease (assignment.json is written when the runner takes it up,
@@ -48,8 +48,8 @@ def measured(daemon: Daemon, kind: str, name: str) -> dict[str, float]:
     return {**dict(zip(PARTS, np.diff(moments).tolist(), strict=True)), "total": told[0] - called, "exit": ended - told[-1]}
 
 
-def rounds(daemon: Daemon, kind: str, way: str, count: int) -> dict[str, float]:
-    runner = daemon.start_runner(1, "--warm", "auto" if way == "warm" else "off")
+def rounds(daemon: Daemon, kind: str, way: str, count: int, gpu: bool) -> dict[str, float]:
+    runner = daemon.start_runner(None if gpu else 1, "--warm", "auto" if way == "warm" else "off")
     try:
         client = daemon.client()
         daemon.wait_for("the runner registers", lambda: any(row["pid"] == runner.pid for row in client.get("/v1/runners")["runners"]))
@@ -66,6 +66,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--jobs", nargs="+", default=["digits-cnn", "text-classifier", "entrypoint"], metavar="RECIPE")
+    parser.add_argument("--gpu", action="store_true", help="on a GPU of this host, not on a CPU slot")
     options = parser.parse_args(given)
     began = machine()
     rows = []
@@ -75,7 +76,7 @@ def main(given: Sequence[str] | None = None) -> None:
             ways = {}
             for way in ("cold", "warm"):
                 progress(f"{kind}, {way}")
-                ways[way] = rounds(daemon, kind, way, options.rounds)
+                ways[way] = rounds(daemon, kind, way, options.rounds, options.gpu)
             for way, parts in ways.items():
                 times = {f"{part} ms": 1e3 * seconds for part, seconds in parts.items()}
                 rows.append({"job": kind, "start by": way, **times, "cold / this": ways["cold"]["total"] / parts["total"]})

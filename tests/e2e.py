@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.engine.client import Client
 from stoker.engine.home import Home
-from waiting import patient, until, watched
+from waiting import PATIENCE, patient, until, watched
 
 __all__ = ["DaemonProcess", "Jobs", "RunnerProcess", "Said", "command", "daemon_apart", "end_workers", "free_port", "rank_of", "until"]
 
@@ -83,11 +83,31 @@ class _Process:
             self.process.wait()
 
 
-class DaemonProcess(_Process):
-    """A daemon in a process of its own."""
+#: On a machine that may be busy a daemon's own limits are as many times as long as those of the tests.
+BUSY = f"""
+from stoker.engine import services
+from stoker.engine.adhoc import desk
+from stoker.engine.fleet import remote_logs
+services.ENDS_WITHIN *= {min(PATIENCE, 2)}
+desk.HANGS *= {PATIENCE}
+remote_logs.PATIENCE *= {PATIENCE}
+"""
 
-    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(home, "daemon.log", [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments], env)
+
+def daemon_command(changes: str = "") -> list[str]:
+    """What starts a daemon; ``changes``: lines of Python that give some of its constants other values."""
+    if PATIENCE != 1:
+        changes = BUSY + changes
+    if not changes:
+        return [sys.executable, "-m", "stoker.engine.daemon"]
+    return [sys.executable, "-c", f"{changes}\nimport sys\nfrom stoker.engine import daemon\nsys.exit(daemon.main())"]
+
+
+class DaemonProcess(_Process):
+    """A daemon in a process of its own; ``changes`` to it: `daemon_command`."""
+
+    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None, changes: str = "") -> None:
+        super().__init__(home, "daemon.log", [*daemon_command(changes), "--home", str(home.path), *arguments], env)
         self._clients: list[Client] = []
 
     def start(self) -> Client:

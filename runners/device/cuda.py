@@ -1,4 +1,4 @@
-"""A CUDA device: three streams, pinned memory, and the allocator's own cap. Written with care and untried: no GPU was at hand.
+"""A CUDA device: three streams, pinned memory, and the allocator's own cap. Run on an H100 (docs/memory.md).
 
 All memory belongs to the computing stream. A load waits for what computes when its memory is allocated, so whatever used that memory
 before is done; what is carried out is kept until the computing stream has waited for the copy. So no `record_stream` is needed.
@@ -6,9 +6,11 @@ before is done; what is carried out is kept until the computing stream has waite
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,26 +20,46 @@ from .device import CapExceeded, Event, Pair, Times
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """The end of a copy; and where the computing stream was when the copy was given, as `_given` then was."""
+
+    end: torch.cuda.Event
+    asked: torch.cuda.Event
+    given: int
+
+
 class CudaDevice:
-    """The current CUDA device, of which no more than ``cap`` bytes are used."""
+    """The current CUDA device, of which torch's allocator takes no more than ``cap`` bytes. The context of CUDA is beside them."""
 
     name = "cuda"
     emulated = False
 
     def __init__(self, cap: int, device: torch.device) -> None:
         self.cap, self.device = cap, device
+        if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+            # Blocks of the size that is asked for: else each large one may be 1 MiB larger, and what is free between them is lost.
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
         self._compute = torch.cuda.current_stream(device)
         self._load, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._begin()
+
+    def _begin(self) -> None:
         self._times = Times()
+        self._given = 0  #: what was given to the computing stream
         self._waits: list[tuple[Any, Any]] = []
+        self._launches: list[tuple[Any, Any]] = []
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._allocated(lambda: tensor.to(self.device))
+        return self._allocated(lambda: tensor.detach().to(self.device, copy=True))
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocated(lambda: torch.empty_like(tensor, device=self.device, requires_grad=False))
+
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=True)
 
     def drop(self, tensor: torch.Tensor) -> None:
         pass
@@ -60,38 +82,46 @@ class CudaDevice:
 
     @torch.no_grad()
     def _copy(self, stream: Any, pairs: Sequence[Pair]) -> Event:
-        stream.wait_stream(self._compute)
+        asked = _recorded(self._compute)
+        stream.wait_event(asked)
         with torch.cuda.stream(stream):
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
-            return _recorded(stream)
+            return _Copied(_recorded(stream), asked, self._given)
 
     def wait(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        before = _recorded(self._compute)
-        self._compute.wait_event(event)
+        assert isinstance(event, _Copied)
+        # With nothing to compute since the copy was given, the stream has waited from then on: before the host came to ask.
+        before = event.asked if event.given == self._given else _recorded(self._compute)
+        self._compute.wait_event(event.end)
         self._waits.append((before, _recorded(self._compute)))
+        self._given += 1
 
     def finish(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        event.synchronize()
+        assert isinstance(event, _Copied)
+        event.end.synchronize()
 
     def launch(self, work: Callable[[], T]) -> T:
-        return self._allocated(work)
+        before = _recorded(self._compute)
+        done = self._allocated(work)
+        self._launches.append((before, _recorded(self._compute)))
+        self._given += 1
+        return done
 
     def on_host(self, work: Callable[[], T]) -> tuple[T, Event]:
-        return work(), _recorded(self._compute)
+        done, now = work(), _recorded(self._compute)
+        return done, _Copied(now, now, self._given)
 
     @contextmanager
     def step(self) -> Iterator[Times]:
-        self._times = times = Times()
-        self._waits = []
+        self._begin()
+        times = self._times
         begun = time.perf_counter()
         yield times
         torch.cuda.synchronize(self.device)
         times.seconds = time.perf_counter() - begun
-        times.stalled = sum(before.elapsed_time(after) for before, after in self._waits) / 1000
-        times.computing = times.seconds - times.stalled
+        times.stalled = _seconds(self._waits)
+        times.computing = _seconds(self._launches)
 
     def _allocated(self, work: Callable[[], T]) -> T:
         try:
@@ -104,6 +134,10 @@ def _recorded(stream: Any) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
+
+
+def _seconds(spans: Sequence[tuple[Any, Any]]) -> float:
+    return float(sum(before.elapsed_time(after) for before, after in spans)) / 1000
 
 
 def _bytes(pairs: Sequence[Pair]) -> int:

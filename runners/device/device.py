@@ -38,6 +38,10 @@ class Device(Protocol):
         """Memory for a tensor, in the order of the computing stream. Raises CapExceeded."""
         ...
 
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a tensor that is carried out."""
+        ...
+
     def drop(self, tensor: torch.Tensor) -> None:
         """Its content is not needed any more; the memory is free once nothing refers to it."""
         ...

@@ -78,6 +78,9 @@ class MeteredDevice:
         _poison(made)
         return made
 
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, requires_grad=False)
+
     def drop(self, tensor: torch.Tensor) -> None:
         _poison(tensor)
 

@@ -35,8 +35,9 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
+from ..kept_files import kept_files
 from . import processes
 from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
@@ -87,6 +88,7 @@ class Agent:
         self._cores = DividedCores(pinned=self._pins.of)
         self.warm = WarmStarts(enabled=False)
         self._servers_told: list[ForkServer] = []
+        self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -363,6 +365,8 @@ class Agent:
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
             clean(self.options, set(self.runs))
+            if (files := kept_files(self.options.home)) != self._files_told:
+                outbox.files = self._files_told = files
 
     def _settle(self, run: Run, now: float, outbox: Outbox) -> None:
         """The end of a lease is told when its GPUs are free again, or, after a bounded wait, together with why they are not."""

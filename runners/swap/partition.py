@@ -350,22 +350,31 @@ def _front(labels: list[_Label]) -> Iterator[_Label]:
 
 
 def allowed_cuts(measured: Measured, most: int = MOST_CUTS) -> list[int]:
-    """All cuts, or of more than ``most`` those that are left when the smallest neighbours have been put together again and again."""
+    """All cuts, or of more than ``most`` those that are left by `thinned`."""
     pieces = measured.pieces
-    cuts = range(1, len(pieces))
-    if len(cuts) <= most:
-        return list(cuts)
     loads, computed = sum(p.load for p in pieces) or 1.0, sum(p.forward + p.backward for p in pieces) or 1.0
-    size = [p.load / loads + (p.forward + p.backward) / computed for p in pieces]
+    return thinned([p.load / loads + (p.forward + p.backward) / computed for p in pieces], most)
+
+
+def thinned(sizes: Sequence[float], most: int, crossing: Sequence[float] | None = None) -> list[int]:
+    """Cuts between pieces of these sizes: no more than ``most``, the smallest neighbours having been put together again and again.
+
+    ``crossing``: of each cut, by how much sooner it goes than one that 1.0 crosses.
+    """
+    cuts = range(1, len(sizes))
     before, after = {cut: cut - 1 for cut in cuts}, {cut: cut + 1 for cut in cuts}
-    sums = dict(enumerate(size))  # of what begins at each cut
-    waiting = [(sums[before[cut]] + sums[cut], cut) for cut in cuts]
+    sums = dict(enumerate(sizes))  # of what begins at each cut
+
+    def together(cut: int) -> float:
+        return (sums[before[cut]] + sums[cut]) / (crossing[cut - 1] if crossing is not None else 1.0)
+
+    waiting = [(together(cut), cut) for cut in cuts]
     heapq.heapify(waiting)
     while len(after) > most:
-        together, cut = heapq.heappop(waiting)
-        if cut not in after or together < sums[before[cut]] + sums[cut]:
+        size, cut = heapq.heappop(waiting)
+        if cut not in after or size < together(cut):
             if cut in after:
-                heapq.heappush(waiting, (sums[before[cut]] + sums[cut], cut))
+                heapq.heappush(waiting, (together(cut), cut))
             continue
         left, right = before.pop(cut), after.pop(cut)
         sums[left] += sums.pop(cut)

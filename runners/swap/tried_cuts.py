@@ -11,10 +11,11 @@ from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
 from .part_times import Begin, Shape, measure, unbounded, untouched
+from .partition import smallest_cap
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
 
-_ROUNDS = 2  #: of measuring, after one to warm up: a training is not to wait long for its first step
+_ROUNDS = 1  #: of measuring, after one to warm up: a training is not to wait long for its first step
 Cuts = tuple[int, ...]  #: nodes before which a chain is cut
 
 
@@ -32,11 +33,15 @@ def cuts_for(
     trial = _Trial(chain, cap, device, step)
     if used is not None and trial.fits(used):
         return used
-    with suppress(UsageError):
+    with suppress(UsageError, CapExceeded):
         measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
-        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
-        if trial.fits(planned):
-            return planned
+        smallest = smallest_cap(measured, accumulate)
+        there = device.memory()[0]  # batches, and on a GPU what libraries keep
+        trial.predicted = there + smallest
+        for room in (max(cap - there, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+            planned = plan_step(measured, room, accumulate, least).cuts
+            if trial.fits(planned):
+                return planned
     return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
 
 
@@ -53,6 +58,7 @@ class _Trial:
         self.chain, self.cap, self.device, self.work = chain, cap, device, work
         self.beside = device.memory()[0] if device.emulated else 0  #: batches; on a GPU they are in the peak
         self.peaks: dict[Cuts, int | None] = {}
+        self.predicted: int | None = None  #: the smallest cap, by the planner
 
     def fits(self, cuts: Cuts) -> bool:
         if cuts not in self.peaks:
@@ -73,13 +79,14 @@ class _Trial:
             return executor.device.memory()[1] + self.beside
 
     def smallest(self) -> int | None:
-        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
+        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice."""
+        return self.predicted or min((peak for peak in self.peaks.values() if peak is not None), default=None)
 
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
     chain = trial.chain
     with untouched(chain):
-        legal = Shape(chain, values).cuts
+        legal = Shape(chain, values, trial.device).cuts
     if len(legal) + 1 < least:
         raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
     weights, count = _weights(chain), least

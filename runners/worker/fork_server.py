@@ -115,7 +115,21 @@ def unfit() -> str | None:
         return "CUDA was initialised at import, which no fork survives"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
         return f"{threads - 1} threads were started at import, which a fork would lose"
+    if _in_a_fork(torch.cuda._is_in_bad_fork):
+        return "GPUs were asked for at import (as torch.cuda.is_available() does), so that none can be used after a fork"
     return None
+
+
+def _in_a_fork(question: Callable[[], bool]) -> bool:
+    """The answer of a child."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = int(question())
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] != 0
 
 
 def serve(control: socket.socket) -> None:

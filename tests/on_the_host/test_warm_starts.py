@@ -101,6 +101,8 @@ MAILS = str(Path(__file__).parents[1] / "whole" / "few_mails.jsonl")
 BY_NIGHT = {
     "prompt-tune": {"recipe": "prompt-tune", "backbone": "tiny", "params": {"data": MAILS}},
     "an LLM": {"recipe": "prompt-tune", "backbone": "smollm2-135m", "params": {"data": MAILS, "eval_limit": 4}},
+    "causal-lm": {"recipe": "causal-lm", "backbone": "tiny", "params": {"data": MAILS, "context": 16, "batch_size": 2}},
+    "causal-lm of an LLM": {"recipe": "causal-lm", "params": {"data": MAILS, "context": 16, "batch_size": 1, "eval_limit": 1}},
     "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
     "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
     "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
@@ -226,11 +228,17 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
+    code = "import torch; torch.cuda._is_in_bad_fork = lambda: True;"  # so it is after torch.cuda.is_available() where there are GPUs
+    code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert "GPUs were asked for at import" in printed(code)
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
     code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert printed(code) == "1 threads were started at import, which a fork would lose"
+
+
+def printed(code: str) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "1 threads were started at import, which a fork would lose"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
 @pytest.mark.slow

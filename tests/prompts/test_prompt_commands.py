@@ -134,7 +134,7 @@ def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, dae
     words = ["--home", str(daemon.home.path), "prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl")]
     script = f"from stoker.engine.cli import main, prompt_work; prompt_work.WORKER = {DOUBLE!r}; main.run({words!r})"
     before = _count(built)
-    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_PAUSES": "0.3"}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_WAITS_AFTER": "2"}, stderr=subprocess.DEVNULL)
     until(lambda: _count(built) > before)
     (child,) = psutil.Process(process.pid).children()
     process.kill()

@@ -38,10 +38,10 @@ while True:
     if (folder / f"{name}.done").exists():
         break
     step += 1
-    saved.with_suffix(".new").write_text(str(step))
-    saved.with_suffix(".new").replace(saved)
     with open(folder / f"{name}.counted", "a") as counted:
         counted.write(f"{os.getpid()} {step}\\n")
+    saved.with_suffix(".new").write_text(str(step))
+    saved.with_suffix(".new").replace(saved)
     stoker.report(step=step, loss=1.0, checkpoint=step)
     time.sleep(0.05)
 """
@@ -158,7 +158,8 @@ def test_what_happens_to_one_of_two_is_nothing_to_the_other(pair: Pair, act: Cal
 
 
 def nothing_is_lost_or_done_twice(pair: Pair) -> None:
-    """Each process goes on where the one before it had counted to, but for what a kill cut off; there is never one beside another."""
+    """Each process goes on where the one before it had counted to, or counts the last one again: a kill may fall between the two
+    files, of which the script writes that of the count first. There is never one beside another."""
     assert not (pair.folder / "twice").exists()
     for name in ("left", "right"):
         counted = pair.counted(name)
