@@ -195,17 +195,24 @@ class Parts:
 # ---- what a partition costs ----
 
 
+def room_after(accumulate: int) -> int:
+    """Micro-batches that a part goes back before the gradients of the last part must be gone: as many as hide the load of the next one."""
+    return accumulate // 2
+
+
 def exposed(before: Part | None, part: Part, accumulate: int) -> float:
     """Seconds that a part adds to a step beside what its pieces compute (fig. 3-12).
 
-    Forward: what its load takes longer than the part before computes. Backward: its gradients leave before the part before computes,
-    which is loaded meanwhile; the longer of the two counts.
+    Forward: what its load takes longer than the part before computes. Backward: what its gradients take longer to leave than the part
+    before computes the first half of its micro-batches (none of a single one), or what the load of that part takes longer than this one
+    computes the second half; the longer of the two counts (see `SwapExecutor.run`).
     """
     if before is None:
         return part.load + (part.out if part.trains else 0.0)
     seconds = max(0.0, part.load - accumulate * before.forward)
     if before.trains:
-        seconds += max(part.out, before.load - accumulate * part.backward)
+        first = room_after(accumulate)
+        seconds += max(0.0, before.load - (accumulate - first) * part.backward, part.out - first * before.backward)
     elif part.trains:
         seconds += part.out
     return seconds
@@ -220,7 +227,8 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
     """Bytes that are used at most while ``part`` is the newest one: with the part before on the device too.
 
     ``kept``: of one micro-batch, from before the part before. The sums are w_k + w_k+1 + work + kept forward; backward
-    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving.
+    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving, of several
+    micro-batches.
     """
     others = accumulate - 1
     here = kept if before is None else before.kept_after(kept)
@@ -230,7 +238,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
         most = part.weights + (before.weights if before is not None else 0) + gone_back
     if before is not None:
         most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
-        if before.trains:
+        if before.trains and room_after(accumulate) > 0:
             gone_back = before.gradients + before.work(accumulate) + accumulate * kept + others * max(before.arriving, before.leaving)
             most = max(most, before.weights + part.gradients + gone_back)
     return most
