@@ -70,6 +70,7 @@ class Measured:
     inputs: int = 0  #: bytes of a micro-batch
     part_forward: float = 0.0  #: seconds that each part adds to the forward of a micro-batch, whatever is in it
     part_backward: float = 0.0
+    there: int = 0  #: bytes that are used whatever is planned: on a GPU batches, and what libraries keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +275,7 @@ def cost_of(measured: Measured, cuts: Sequence[int], accumulate: int) -> Cost:
         peak = max(peak, needed(before, part, kept, accumulate))
         kept = before.kept_after(kept) if before is not None else kept
         before = part
-    return Cost(computes, waits, kept, peak)
+    return Cost(computes, waits, kept, peak + measured.there)
 
 
 # ---- search ----
@@ -309,7 +310,7 @@ def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> 
         whole, kept, cost = (before.part, before.kept, before.cost) if before is not None else (None, measured.inputs, 0.0)
         if least > 1 and part.start == 0 and part.stop == count:
             return None
-        if needed(whole, part, kept, accumulate) > cap:
+        if needed(whole, part, kept, accumulate) + measured.there > cap:
             return None
         return cost + exposed(whole, part, accumulate) + computing(part, accumulate, part.stop == count)
 
@@ -326,7 +327,7 @@ def smallest_cap(measured: Measured, accumulate: int) -> int:
 
     found = _search(measured, step)
     assert found is not None
-    return int(found.cost)
+    return int(found.cost) + measured.there
 
 
 def _search(measured: Measured, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
