@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -245,12 +246,16 @@ def lost_keys(con: duckdb.DuckDBPyConnection) -> list[str]:
     return wrong
 
 
+#: What was said next begins within the line: a full disk has cut it, and may have cut what it says of the disk.
+CUT = re.compile(r" (ERROR|CRITICAL) .*(stoker: error: |\d{4}-\d\d-\d\dT)")
+
+
 def no_process_complained(found: Found) -> Iterator[str]:
     """A daemon or an agent that is killed says nothing; one that raises says so in its log."""
     for path in sorted(found.home.path.glob("*.log")):
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
-            if "the disk is full" in line or "the database may not grow" in line:  # which may cut the line itself as well
+            if "the disk is full" in line or "the database may not grow" in line or CUT.search(line):
                 continue
             if line.startswith("Traceback") or " ERROR " in line or " CRITICAL " in line:
                 yield f"{path.name}:{number + 1}: {line} … {' | '.join(lines[number + 1 : number + 3])}"
