@@ -27,7 +27,7 @@ TINY = {
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
-    "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
+    "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
