@@ -162,6 +162,12 @@ class RunnerProcess(_Process):
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
         super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
 
+    def end(self) -> None:
+        super().end()
+        for server in servers_of(self.home, self.node):  # they wait for the next agent
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""
         self.launch()
@@ -169,6 +175,13 @@ class RunnerProcess(_Process):
         until(lambda: any(row["id"] == self.node and row["pid"] == self.pid for row in client.get("/v1/runners")["runners"]))
         if daemon is None:
             client.close()
+
+
+def servers_of(home: Home, node: str) -> list[int]:
+    """Pids of the fork servers of a runner, also when it has been killed."""
+    from stoker.runners.worker import server_names
+
+    return [name.pid for name in server_names.find(server_names.place_of(home.path, node))]
 
 
 def end_workers(home: Home) -> None:

@@ -88,6 +88,18 @@ def test_rounds_under_load(directory: Path) -> None:
         assert len(chaos.ledger.accepted) >= 5
 
 
+@pytest.mark.nightly
+def test_rounds_under_load_with_warm_starts(directory: Path) -> None:
+    """Processes that jobs are forked from are among the victims."""
+    with Chaos(directory, 13, trainings=1.0, calm=4.0, warm=True) as chaos:
+        for _ in range(40):
+            chaos.round()
+        chaos.settle()
+        assert chaos.examine() == []
+        with duckdb.connect(str(chaos.home.database), read_only=True) as con:
+            assert con.execute("SELECT count(*) FROM leases WHERE warm").fetchone() > (0,)
+
+
 @pytest.mark.nightly  # a test of what tests look with
 def test_the_examination_sees_each_kind_of_wrong(directory: Path) -> None:
     with Chaos(directory, 12, trainings=0.0) as chaos:

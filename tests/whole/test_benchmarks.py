@@ -28,7 +28,7 @@ TINY = {
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
-    "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
+    "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
@@ -76,7 +76,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
-NIGHTLY = ("adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "unisched", "warm_beside_cold")
+NIGHTLY = ("adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "unisched", "warm")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])
