@@ -14,7 +14,7 @@ has one sum for the tied weight, and with those of a plain loop that has a sum f
 
 With ``--device cuda`` nothing is emulated: a model of 1.3 B parameters, its caps as shares of what the plain step takes with AdamW, and
 FSDP2 with CPU offload in one process. `step / ideal` is the step without the optimizer, beside the plain one and once more the forward of
-all parts but the last. `C compute / load`: what a step computes beside its loads, forward and back.
+all parts but the last; `C forward / load`: what C micro-batches compute forward, beside the loads of all parts.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("metered", "cuda"), default="metered")
     numbers: dict[str, tuple[Callable[[str], float], float, float]] = {  # by default, without and with a GPU
-        "layers": (int, 8, 24), "width": (int, 512, 2048), "vocabulary": (int, 4096, 32768), "batch": (int, 1, 1),
+        "layers": (int, 8, 24), "width": (int, 512, 2048), "vocabulary": (int, 4096, 32768), "batch": (int, 1, 2),
         "length": (int, 128, 512), "parts": (int, 6, 0), "tflops": (float, 5.0, 0.0), "threads": (int, 0, os.cpu_count() or 1),
+        "steps": (int, 0, 3),
     }  # fmt: skip
     for name, (kind, *_) in numbers.items():
         parser.add_argument(f"--{name}", type=kind)
@@ -204,7 +205,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if options.device == "cuda":
         with torch.device("cuda"):
             model = Gpt(options.layers, options.width, options.vocabulary, options.length)
-        show(options, began, swap_cuda.tables(options, model))
+        swap_cuda.run(options, model, lambda tables: show(options, began, tables))
         return
     model = Gpt(options.layers, options.width, options.vocabulary, options.length)
     memory, times, plans = [], [], []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
 import torch
 from common import progress
+from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory
 from stoker.runners.device.cuda import CudaDevice
+from stoker.runners.device.device import CapExceeded
 from stoker.runners.swap.loss_call import inputs_of, loss_of
 from stoker.runners.swap.part_times import measure
 from stoker.runners.swap.partition import Measured
@@ -23,11 +26,14 @@ from stoker.runners.worker.ranks import Ranks
 from torch import distributed, nn
 from torch.nn import functional
 
-STEPS = 3  #: timed, after one to warm up
 MIB = 1 << 20
 
 
-def tables(options: Any, model: nn.Module) -> dict[str, list[dict[str, Any]]]:
+Row = dict[str, Any]
+Told = Callable[[dict[str, list[Row]]], None]  #: is given tables as soon as they are there
+
+
+def run(options: Any, model: nn.Module, told: Told) -> None:
     """``model``: on the GPU."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(options.threads)
@@ -35,56 +41,69 @@ def tables(options: Any, model: nn.Module) -> dict[str, list[dict[str, Any]]]:
     data = [torch.randint(options.vocabulary, (options.length,), generator=draw) for _ in range(options.batch)]
     task = Task(model=model, train=data, loss=next_tokens, batch_size=options.batch, iterations=1, optimizer=adam)
     size = sum(parameter.numel() for parameter in model.parameters())
-    plain = {}
-    for count in options.micro_batches:
-        progress(f"{count} micro-batches, plain")
-        plain[count] = timed(PlainStep(task, Ranks(0, 1, device), count, fused=True), data, count)
-        for parameter in model.parameters():
-            parameter.grad = None
+    title = f"{torch.cuda.get_device_name(device)}, {size / 1e9:.2f} B parameters, {options.batch} x {options.length} tokens, fp32"
+    plain = {count: timed(options, PlainStep(task, Ranks(0, 1, device), count, fused=True), data, count) for count in options.micro_batches}
+    told({f"{title}: all on the GPU": [{"C": count, **each} for count, each in plain.items()]})
     need = max(each["peak MiB"] for each in plain.values())
+    for parameter in model.parameters():
+        parameter.grad = None
     model.to("cpu")
     freed()
     caps = [int(need * MIB * share) for share in options.caps]
-    swapping = CudaDevice(caps[0], device)
-    step = SwappedStep(task, Memory(cap=caps[0]), swapping)
+    step = SwappedStep(task, Memory(cap=caps[0]), CudaDevice(caps[0], device))
     progress("pinning, and measuring the parts")
     step.place(model)
     begun = time.perf_counter()
     profile = profiled(step, data)
     took = time.perf_counter() - begun
-    rows, plans = [], []
+    rows: list[Row] = []
+    plans: list[Row] = []
     for cap in caps:
-        torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(device).total_memory)
-        swapping.cap = cap
-        there = swapping.memory()[0]
+        step.device = CudaDevice(cap, device)
         for count in options.micro_batches:
-            progress(f"{count} micro-batches, cap {cap >> 20} MiB")
-            begun = time.perf_counter()
-            plan = plan_step(profile, cap - there, count)
-            planning = time.perf_counter() - begun
-            step._cuts = lambda _, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
-            step.training.executor = None
-            rows.append(row(step, data, count, cap, plan, plain[count]))
-            plans.append({
-                "cap MiB": cap >> 20, "C": count, "parts": len(plan.parts), "predicted MiB": (plan.peak + there) / MIB,
-                "peak MiB": rows[-1]["peak MiB"], "predicted s": plan.seconds, "step s": rows[-1]["step s"],
-                "time off": plan.seconds / rows[-1]["step s"] - 1, "planning s": planning,
-            })  # fmt: skip
+            with suppress(UsageError):
+                plan, row = swapped(options, step, profile, data, count, cap, plain[count])
+                rows.append(row)
+                plans.append({
+                    "cap MiB": cap >> 20, "C": count, "parts": len(plan.parts), "predicted MiB": plan.peak / MIB,
+                    "peak MiB": row["peak MiB"],
+                    "predicted s": plan.seconds, "step s": row["step s"], "time off": plan.seconds / row["step s"] - 1,
+                })  # fmt: skip
+    told({
+        f"Swapped; `step` without the optimizer, `whole` with it on {options.threads} threads; profiled in {took:.0f} s": rows,
+        "Planned before the step, and as measured": plans,
+    })  # fmt: skip
     step.close()
     del step
     freed()
-    offloaded = [] if options.no_fsdp else fsdp(options, model, data, device)
-    for found in offloaded:
-        found["swapped / FSDP2"] = (
-            min(r["whole s"] for r in rows if r["C"] == found["C"] and r["cap MiB"] == rows[0]["cap MiB"]) / found["whole s"]
-        )
-    title = f"{torch.cuda.get_device_name(device)}, {size / 1e9:.2f} B parameters, {options.batch} x {options.length} tokens, fp32"
-    return {
-        f"{title}; all on the GPU": [{"C": count, **each} for count, each in plain.items()],
-        f"Swapped; `step` without the optimizer, `whole` with it on {options.threads} threads; profiled in {took:.0f} s": rows,
-        "Planned before the step, and as measured": plans,
-        "FSDP2, one process, CPUOffloadPolicy, each block a group": offloaded,
+    if options.no_fsdp:
+        return
+    found = fsdp(options, model, data, device)
+    best = {
+        (row["C"], name): min(other[name] for other in rows if other["C"] == row["C"]) for row in rows for name in ("step s", "whole s")
     }
+    for row in found:
+        row |= {
+            f"FSDP2 / swapped, {name[:-2]}": row[name] / best[row["C"], name] for name in ("step s", "whole s") if (row["C"], name) in best
+        }
+    told({"FSDP2, one process, CPUOffloadPolicy, each block a group": found})
+
+
+def swapped(
+    options: Any, step: SwappedStep, profile: Measured, data: Sequence[torch.Tensor], count: int, cap: int, plain: Row
+) -> tuple[SwapPlan, Row]:
+    """With the planner's cuts for the cap, or for a little less where the allocator needs room between what is used. UsageError: none."""
+    for room in (1.0, 0.95, 0.9, 0.8):
+        plan = plan_step(profile, int(room * cap), count)
+        progress(f"{count} micro-batches, cap {cap >> 20} MiB, {len(plan.parts)} parts")
+        step._cuts = lambda _, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
+        step.training.executor = None
+        try:
+            return plan, measured_row(options, step, data, count, cap, plan, plain)
+        except CapExceeded as error:
+            progress(str(error))
+        freed()
+    raise UsageError("nothing fits")
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -104,10 +123,10 @@ def profiled(step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
     )
 
 
-def seconds(act: Callable[[], object]) -> float:
-    """Median of some."""
+def seconds(act: Callable[[], object], steps: int) -> float:
+    """Median of so many."""
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         torch.cuda.synchronize()
         begun = time.perf_counter()
         act()
@@ -116,36 +135,39 @@ def seconds(act: Callable[[], object]) -> float:
     return median(found)
 
 
-def timed(step: PlainStep, data: Sequence[torch.Tensor], count: int) -> dict[str, float]:
+def timed(options: Any, step: PlainStep, data: Sequence[torch.Tensor], count: int) -> Row:
     """Of a plain step, whose gradients are made on the GPU, and all that AdamW keeps."""
+    progress(f"{count} micro-batches, plain")
     step.place(step.task.model)
     batches = [torch.stack(list(data))] * count
     freed()
     torch.cuda.reset_peak_memory_stats()
     step.update(batches, 1.0)
-    whole = seconds(lambda: step.update(batches, 1.0))
+    whole = seconds(lambda: step.update(batches, 1.0), options.steps)
     peak = torch.cuda.max_memory_allocated()
     step.optimizer.step = lambda *_: None  # type: ignore[assignment, method-assign]
-    return {"step s": seconds(lambda: step.update(batches, 1.0)), "whole s": whole, "peak MiB": peak / MIB}
+    return {"step s": seconds(lambda: step.update(batches, 1.0), options.steps), "whole s": whole, "peak MiB": peak / MIB}
 
 
-def row(step: SwappedStep, data: Sequence[torch.Tensor], count: int, cap: int, plan: SwapPlan, plain: dict[str, float]) -> dict[str, Any]:
+def measured_row(options: Any, step: SwappedStep, data: Sequence[torch.Tensor], count: int, cap: int, plan: SwapPlan, plain: Row) -> Row:
     batches = [torch.stack(list(data))] * count
     step.update(batches, 1.0)
-    whole = seconds(lambda: step.update(batches, 1.0))
+    whole = seconds(lambda: step.update(batches, 1.0), options.steps)
     moved = step.values
     step._move = lambda: None  # type: ignore[method-assign]
-    bare = seconds(lambda: step.update(batches, 1.0))
+    bare = seconds(lambda: step.update(batches, 1.0), options.steps)
     stalled = step.values["swap_stall"]
-    del step._move  # type: ignore[attr-defined]
+    del step._move
     again = count * sum(part.forward for part in plan.parts[:-1])
-    load = sum(part.load for part in plan.parts)
-    return {
-        "cap MiB": cap >> 20, "C": count, "parts": len(plan.parts), "C compute / load": plan.ideal / (2 * load),
+    row = {
+        "cap MiB": cap >> 20, "C": count, "parts": len(plan.parts),
+        "C forward / load": count * sum(part.forward for part in plan.parts) / sum(part.load for part in plan.parts),
         "peak MiB": moved["swap_peak"] / MIB, "step s": bare, "stalled s": stalled, "whole s": whole,
         "step / ideal": bare / (plain["step s"] + again), "step / plain": bare / plain["step s"], "whole / plain": whole / plain["whole s"],
         "in MB": moved["swap_in"] / 1e6, "out MB": moved["swap_out"] / 1e6,
     }  # fmt: skip
+    progress(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    return row
 
 
 def freed() -> None:
@@ -158,6 +180,7 @@ def fsdp(options: Any, model: nn.Module, data: Sequence[torch.Tensor], device: t
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
     torch.cuda.set_per_process_memory_fraction(1.0)
+    progress("FSDP2")
     distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1, device_id=device)
     offload = CPUOffloadPolicy()
     for block in model.blocks:  # type: ignore[union-attr]
@@ -179,8 +202,9 @@ def fsdp(options: Any, model: nn.Module, data: Sequence[torch.Tensor], device: t
 
         step(True)
         torch.cuda.reset_peak_memory_stats()
-        whole = seconds(lambda step=step: step(True))  # type: ignore[misc]
-        found.append({"C": count, "step s": seconds(lambda step=step: step(False)), "whole s": whole,  # type: ignore[misc]
-                      "peak MiB": torch.cuda.max_memory_allocated() / MIB})  # fmt: skip
+        whole = seconds(lambda step=step: step(True), options.steps)  # type: ignore[misc]
+        bare = seconds(lambda step=step: step(False), options.steps)  # type: ignore[misc]
+        found.append({"C": count, "step s": bare, "whole s": whole, "peak MiB": torch.cuda.max_memory_allocated() / MIB})
+        progress(str(found[-1]))
     distributed.destroy_process_group()
     return found

@@ -41,16 +41,16 @@ def with_batches_chosen(app: App, jobs: list[JobSpec], here: bool, post: Post) -
     chosen = []
     for job in jobs:
         memory = job.memory
-        if memory is not None and memory.accumulate == "auto":
-            assert memory.cap is not None  # as the reading of the job has checked
-            alike = job.pool, job.signature
-            if alike not in found:
-                note(f"{job.name}: memory.accumulate: auto; measuring how many batches hide the loading")
-                found[alike] = planned(app, job, memory.cap, 0, here, post)["accumulate"]
-            note(f"{job.name}: memory.accumulate: {found[alike]}")
-            chosen.append(msgspec.structs.replace(job, memory=msgspec.structs.replace(memory, accumulate=found[alike])))
-        else:
+        if memory is None or memory.accumulate != "auto":
             chosen.append(job)
+            continue
+        assert memory.cap is not None  # as the reading of the job has checked
+        alike = job.pool, job.signature
+        if alike not in found:
+            note(f"{job.name}: memory.accumulate: auto; measuring how many batches hide the loading")
+            found[alike] = planned(app, job, memory.cap, 0, here, post)["accumulate"]
+        note(f"{job.name}: memory.accumulate: {found[alike]}")
+        chosen.append(msgspec.structs.replace(job, memory=msgspec.structs.replace(memory, accumulate=found[alike])))
     return chosen
 
 

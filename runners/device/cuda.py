@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .device import CapExceeded, Event, Pair, Times
+from .device import CapExceeded, Device, Event, Pair, Times
 
 T = TypeVar("T")
 
@@ -29,6 +29,15 @@ class _Copied:
     given: int
 
 
+class _Step:
+    """What is timed: spans of the computing stream in which it waited and computed."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self.waits: list[tuple[Any, Any]] = []
+        self.launches: list[tuple[Any, Any]] = []
+
+
 class CudaDevice:
     """The current CUDA device, of which torch's allocator takes no more than ``cap`` bytes. The context of CUDA is beside them."""
 
@@ -39,18 +48,27 @@ class CudaDevice:
         self.cap, self.device = cap, device
         if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
             # Blocks of the size that is asked for: else each large one may be 1 MiB larger, and what is free between them is lost.
-            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+            _set_allocator("expandable_segments:True")
+        self._allow(cap)
         self._compute = torch.cuda.current_stream(device)
         self._load, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._begin()
-
-    def _begin(self) -> None:
-        self._times = Times()
         self._given = 0  #: what was given to the computing stream
-        self._waits: list[tuple[Any, Any]] = []
-        self._launches: list[tuple[Any, Any]] = []
+        self._step = _Step()
+
+    def _allow(self, size: int) -> None:
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
+
+    @contextmanager
+    def lifted(self) -> Iterator[Device]:
+        """Itself, with half of what is free: others may be on the GPU too."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        self._allow(max(self.cap, torch.cuda.memory_reserved(self.device) + free // 2))
+        try:
+            yield self
+        finally:
+            torch.cuda.empty_cache()
+            self._allow(self.cap)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocated(lambda: tensor.detach().to(self.device, copy=True))
@@ -60,6 +78,9 @@ class CudaDevice:
 
     def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=True)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory()
 
     def drop(self, tensor: torch.Tensor) -> None:
         pass
@@ -73,11 +94,11 @@ class CudaDevice:
     def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
         for event in after:  # of the host: it is over when the event is there
             self.finish(event)
-        self._times.bytes_in += _bytes(pairs)
+        self._step.times.bytes_in += _bytes(pairs)
         return self._copy(self._load, pairs)
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
-        self._times.bytes_out += _bytes(pairs)
+        self._step.times.bytes_out += _bytes(pairs)
         return self._copy(self._out, pairs)
 
     @torch.no_grad()
@@ -94,7 +115,7 @@ class CudaDevice:
         # With nothing to compute since the copy was given, the stream has waited from then on: before the host came to ask.
         before = event.asked if event.given == self._given else _recorded(self._compute)
         self._compute.wait_event(event.end)
-        self._waits.append((before, _recorded(self._compute)))
+        self._step.waits.append((before, _recorded(self._compute)))
         self._given += 1
 
     def finish(self, event: Event) -> None:
@@ -104,7 +125,7 @@ class CudaDevice:
     def launch(self, work: Callable[[], T]) -> T:
         before = _recorded(self._compute)
         done = self._allocated(work)
-        self._launches.append((before, _recorded(self._compute)))
+        self._step.launches.append((before, _recorded(self._compute)))
         self._given += 1
         return done
 
@@ -114,20 +135,27 @@ class CudaDevice:
 
     @contextmanager
     def step(self) -> Iterator[Times]:
-        self._begin()
-        times = self._times
-        begun = time.perf_counter()
-        yield times
-        torch.cuda.synchronize(self.device)
-        times.seconds = time.perf_counter() - begun
-        times.stalled = _seconds(self._waits)
-        times.computing = _seconds(self._launches)
+        around, self._step = self._step, _Step()
+        step, begun = self._step, time.perf_counter()
+        try:
+            yield step.times
+            torch.cuda.synchronize(self.device)
+        finally:
+            self._step = around
+        step.times.seconds = time.perf_counter() - begun
+        step.times.stalled = _seconds(step.waits)
+        step.times.computing = _seconds(step.launches)
 
     def _allocated(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except torch.OutOfMemoryError as error:
             raise CapExceeded(f"out of device memory under a cap of {self.cap:,} bytes: {str(error).splitlines()[0]}") from error
+
+
+def _set_allocator(settings: str) -> None:
+    known = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # by its older name before torch 2.9
+    (known or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def _recorded(stream: Any) -> torch.cuda.Event:

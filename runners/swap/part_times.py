@@ -19,7 +19,6 @@ import torch
 from torch import fx
 
 from ..device.device import CapExceeded, Device
-from ..device.metered import MeteredDevice
 from ..train import rng
 from .chain import Chain, Values, size_of, tensors
 from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, thinned
@@ -35,29 +34,22 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Begin = Callable[[], Values]  #: the inputs of a new micro-batch on the device
 
 
-def unbounded(device: Device) -> Device:
-    """A device to measure on: emulated memory has no end, that of hardware is what it is."""
-    if isinstance(device, MeteredDevice):
-        return MeteredDevice(1 << 60, bandwidth=device.bandwidth, latency=device.latency, clock=device.clock)
-    return device
-
-
 def measure(
     chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS
 ) -> Measured:
     """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
-    with untouched(chain):
-        shape = Shape(chain, begin(), device)
+    with untouched(chain), device.lifted() as roomy:
+        shape = Shape(chain, begin(), roomy)
         told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
-        fine = _profiled(chain, shape.cuts, begin, tail, device, rounds)
+        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds)
         told(f"profiled {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
-        part_forward, part_backward = _of_a_part(fine, shape, begin, tail, device, rounds, told)
+        part_forward, part_backward = _of_a_part(fine, shape, begin, tail, roomy, rounds, told)
     masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
     pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
     pieces = tuple(_less(piece, part_forward, part_backward, frozen=k < fine.bottom) for k, piece in enumerate(pieces))
     return Measured(
         pieces=pieces, values=shape.values, gradients=shape.gradients(fine.gradients), inputs=fine.inputs + fine.loss,
-        part_forward=part_forward, part_backward=part_backward,
+        part_forward=part_forward, part_backward=part_backward, there=0 if device.emulated else device.memory()[0],
     )  # fmt: skip
 
 
@@ -102,7 +94,7 @@ class Shape:
                           for leaf in tensors(values[used])}  # fmt: skip
                 before = dict(values)
                 with self._placed(index) as weights:
-                    result = chain.compute_node(values, index)
+                    result = self._computed(values, index)
                 self._bind_in_place(before, live, index)
                 last = chain.last_use[node]
                 leaves = list(tensors(result))
@@ -120,6 +112,11 @@ class Shape:
                         self._spans.append([index, last, leaf.untyped_storage().nbytes()])
                     if spans.get(node, -1) >= 0:
                         self._spans[spans[node]][1] = max(self._spans[spans[node]][1], last)
+
+    def _computed(self, values: Values, index: int) -> Any:
+        if self.device.emulated:  # on the host, whose memory has no cap
+            return self.chain.compute_node(values, index)
+        return self.device.launch(lambda: self.chain.compute_node(values, index))
 
     @contextmanager
     def _placed(self, index: int) -> Iterator[set[int]]:
@@ -248,14 +245,15 @@ class Profiler(SwapExecutor):
 
 
 def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int) -> Profiler:
-    profiler = Profiler(chain, cuts, unbounded(device))
+    profiler = Profiler(chain, cuts, device)
     profiler.device.reset_peak()
     begun = time.perf_counter()
     while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
         profiler.inputs = max(sum(size_of(value) for value in batch.values.values()) for batch in micro)
         try:
-            profiler.run(micro, tail)
+            with device.step():  # of its own: no part of what a training's step tells
+                profiler.run(micro, tail)
         except CapExceeded:
             profiler.abandon()
             raise

@@ -1,9 +1,10 @@
 """Executes a chain layer-major (004 ch. 3.3.3, fig. 3-12): a part is loaded once and computes C micro-batches.
 
 Forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between and computes
-forward and backward in one. Gradients leave on a stream of their own; not before the memory of the last ones is free again do the next
-ones come (back-pressure). On the host each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to
-the bit; a weight that stands under several names (tied) has one such sum for each name, added from the last name to the first.
+forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its micro-batches; not
+before their memory is free again is the part after it loaded (back-pressure), while it computes the second half. On the host each gradient
+is a sum over the micro-batches in their order, so it is that of the plain loop to the bit; a weight that stands under several names (tied)
+has one such sum for each name, added from the last name to the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
 from .chain import BufferChanged, Chain, Values, tensors
+from .partition import room_after
 
 _IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
 
@@ -103,10 +105,12 @@ class SwapExecutor:
         losses = []
         for k in range(last, self.bottom - 1, -1):
             self._enter(k)
-            left = self._make_room()
-            if k > self.bottom:
-                self._load(k - 1)
+            left: list[tuple[int, Event]] = []
             for c, batch in enumerate(micro):
+                if c == room_after(len(micro)):
+                    left = self._make_room()
+                    if k > self.bottom:
+                        self._load(k - 1)
                 loss = self._backward(k, c, batch, tail if k == last else None)
                 if loss is not None:
                     losses.append(loss)
@@ -140,7 +144,10 @@ class SwapExecutor:
         self._leaving.clear()
 
     def _make_room(self) -> list[tuple[int, Event]]:
-        """Back-pressure: the gradients of the part before are gone before the next ones come. Parts, and when theirs are on the host."""
+        """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded.
+
+        Parts, and when theirs are on the host.
+        """
         gone = []
         while self._leaving:
             k, event, sources = self._leaving.pop(0)

@@ -171,7 +171,7 @@ class SwappedStep:
         model.train(mode)
         if not self.device.emulated:
             for tensor in (*model.parameters(), *model.buffers()):
-                tensor.data = tensor.data.pin_memory()
+                tensor.data = self.device.pinned(tensor.data)
         self.optimizer = optimizer_of(self.task, model, fused=True)
         self.overlapped = self.task.clip_norm is None and _apart(self.optimizer)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -10,7 +10,7 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
-from .part_times import Begin, Shape, measure, unbounded, untouched
+from .part_times import Begin, Shape, measure, untouched
 from .partition import smallest_cap
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
@@ -36,9 +36,8 @@ def cuts_for(
     with suppress(UsageError, CapExceeded):
         measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
         smallest = smallest_cap(measured, accumulate)
-        there = device.memory()[0]  # batches, and on a GPU what libraries keep
-        trial.predicted = there + smallest
-        for room in (max(cap - there, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+        trial.predicted = trial.beside + smallest
+        for room in (max(cap - trial.beside, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
             planned = plan_step(measured, room, accumulate, least).cuts
             if trial.fits(planned):
                 return planned
@@ -68,15 +67,26 @@ class _Trial:
 
     def _peak(self, cuts: Cuts) -> int | None:
         """Most bytes that the work took; None where the device itself has no room for it."""
+        if self.device.emulated:
+            with self.device.lifted() as roomy:
+                return self._taken(cuts, roomy)
+        if (peak := self._taken(cuts, self.device)) is None:
+            with self.device.lifted() as roomy:
+                peak = self._taken(cuts, roomy)
+            return peak if peak is None else max(peak, self.cap + 1)  # not less: between what is used it had no room
+        return peak
+
+    def _taken(self, cuts: Cuts, device: Device) -> int | None:
         with untouched(self.chain):
-            executor = SwapExecutor(self.chain, cuts, unbounded(self.device))
-            executor.device.reset_peak()
+            executor = SwapExecutor(self.chain, cuts, device)
+            device.reset_peak()
             try:
-                self.work(executor)
+                with device.step():  # of its own: no part of what the training's step tells
+                    self.work(executor)
             except CapExceeded:
                 executor.abandon()
                 return None
-            return executor.device.memory()[1] + self.beside
+            return device.memory()[1] + self.beside
 
     def smallest(self) -> int | None:
         """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice."""
@@ -85,8 +95,8 @@ class _Trial:
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
     chain = trial.chain
-    with untouched(chain):
-        legal = Shape(chain, values, trial.device).cuts
+    with untouched(chain), trial.device.lifted() as roomy:
+        legal = Shape(chain, values, roomy).cuts
     if len(legal) + 1 < least:
         raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
     weights, count = _weights(chain), least

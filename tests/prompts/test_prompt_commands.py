@@ -151,7 +151,7 @@ def _count(stoker: Stoker) -> int:
 
 BAD = [
     (["build", "--from", "nowhere.jsonl"], 3, "nowhere.jsonl: no such file"),
-    (["add"], 2, "nothing to add: give --text or --from"),
+    (["add"], 2, "nothing to add: give --text, --from or --job"),
     (["add", "--text", " "], 2, "--text: must have 1 to 2000 characters, not 0"),
     (["build", "--llm", "../x"], 2, "llm: '../x' is no name"),
     (["show", "99999"], 3, "no prompt has the number 99999"),
