@@ -766,7 +766,8 @@ def test_runs_are_kept_and_history_is_replayed(
     assert (was["label"], was["finished"], was["jobs"], told["nodes"]) == (AS_IT_WAS, 3, 3, "1x2")
     waited = jobs.sql("SELECT avg(jct) FROM jct WHERE outcome = 'completed'")
     assert was["jct_avg"] == pytest.approx(waited[0][0], abs=0.5)
-    assert 0.2 < fifo["jct_avg"] <= was["jct_avg"], "the simulated pool starts at once"
+    # How long a job ran is counted from when its runner said so, which on a busy machine may be late.
+    assert 0 < fifo["jct_avg"] <= was["jct_avg"], "the simulated pool starts at once"
     code, out, err = stoker("replay", "-p", "fifo", "--no-store", "--nodes", "1x8", "--out", str(tmp_path / "report"))
     assert (code, err) == (0, "") and "'as it was' was measured" in out and (tmp_path / "report" / "index.html").exists()
     rows = json.loads(stoker("replay", "-p", "fifo", "--no-store", "--nodes", "1x8", "--json")[1])["policies"]
