@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,6 +257,45 @@ def test_an_idle_server_takes_no_time(tmp_path: Path) -> None:
         assert switches() == before, "it was woken"
     finally:
         server.end()
+
+
+def test_pages_that_several_processes_share_are_divided_among_them() -> None:
+    """Else each forked job would be charged for what its server has loaded."""
+    held = bytearray(os.urandom(1 << 16)) * 1024  # 64 MiB
+    ready, written = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(written, b".")
+        signal.pause()
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        found = identity.stat(child)
+        assert found is not None and found.memory > len(held)
+        assert processes.memory(found) < found.memory - len(held) // 4
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(written)
+
+
+LEAVES = """
+import bz2, gzip, sys, weakref
+from stoker.runners.worker import worker
+plain, text, packed = open("plain", "wb"), gzip.open("text.gz", "wt"), bz2.open("packed.bz2", "wb")
+for file, what in ((plain, b"a"), (text, "b"), (packed, b"c")):
+    file.write(what)
+weakref.finalize(sys, print, "finalized")
+worker.leave(7)
+"""
+
+
+def test_who_leaves_writes_what_its_files_still_hold(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVES], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "finalized\n"), done.stderr
+    assert (tmp_path / "plain").read_bytes() == b"a"
+    assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"b"
+    assert bz2.decompress((tmp_path / "packed.bz2").read_bytes()) == b"c"
 
 
 def _asleep(pid: int) -> bool:

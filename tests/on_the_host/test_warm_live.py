@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
+from e2e import DaemonProcess, Jobs, RunnerProcess, command, servers_of, until
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 
@@ -46,6 +46,9 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
         assert start_of(client, off) == (False, "the job says warm: off")
 
         assert jobs.sql("SELECT count(*) FROM leases WHERE warm")[0][0] >= 1
+        assert servers_of(home, "here")
+        assert command(home, "down", "--workers").code == 0
+        until(lambda: not servers_of(home, "here"))
     finally:
         client.close()
         runner.end()
