@@ -62,7 +62,9 @@ def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, hom
 
     assert bank_values(jobs, late)["bank_used"] == 0.0
     said = command(home, "explain", str(late)).out
-    assert "; the prompt bank was not used: a lookup may take " in said and "more than 20 % of the time until the deadline (0s)" in said
+    assert "; the prompt bank was not used: a lookup may take " in said and "more than 20 % of the time until the deadline (0 s)" in said
+    uses = jobs.sql("SELECT job_id, used, scores, why_not IS NULL FROM bank_use ORDER BY job_id")
+    assert uses == [(used, True, 6, True), (late, False, 2, False)]
 
 
 @pytest.mark.slow
