@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -112,7 +113,9 @@ class _Child:
         if not code:
             return code == 0
         said = [line for line in (self._process.stderr.read() if self._process.stderr else "").splitlines() if line.strip()]
-        error = StokerError((said[-1] if said else f"the process has ended with {code}").removeprefix("stoker: "))
+        killed = "the process was killed, as where the host has no memory left; start the command again"
+        silent = killed if code == -signal.SIGKILL else f"the process has ended with {code}"
+        error = StokerError((said[-1] if said else silent).removeprefix("stoker: "))
         error.exit_code = code if 0 < code < 128 else 1  # type: ignore[misc]
         return error
 

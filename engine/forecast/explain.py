@@ -105,8 +105,7 @@ def _bank(store: Store, row: dict[str, Any]) -> str:
     (use,) = found
     if use["used"]:
         return f"; the prompt bank was used: {fmt.counted(use['scores'], 'score')} in {fmt.duration(use['seconds'])}"
-    longest, budget = fmt.duration(use["longest"]), fmt.duration(max(0.0, use["budget"]))
-    return f"; the prompt bank was not used: a lookup may take {longest}, more than 20 % of the time until the deadline ({budget})"
+    return f"; the prompt bank was not used: {use['why_not']}"
 
 
 def _alone(store: Store, row: dict[str, Any]) -> str:

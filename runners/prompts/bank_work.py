@@ -170,6 +170,11 @@ def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
     except StokerError as error:
         sys.stderr.write(f"stoker: {error}\n")
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):  # what torch's allocator says
+            raise
+        sys.stderr.write("stoker: the host has no memory left for the LLM; end something there, then start the command again\n")
+        return 1
     return 0
 
 

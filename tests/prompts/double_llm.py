@@ -6,6 +6,7 @@ As a program it is `runners.prompts.bank_work` with that double.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,10 @@ class Double:
         self.parent, self.until_it_waits = os.getppid(), int(os.environ.get("DOUBLE_WAITS_AFTER", "-1"))
 
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if os.environ.get("DOUBLE_FAULT") == "no memory":
+            raise MemoryError
+        if os.environ.get("DOUBLE_FAULT") == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         while self.until_it_waits == 0 and os.getppid() == self.parent:  # for the end of who asked
             time.sleep(0.02)
         self.until_it_waits -= 1

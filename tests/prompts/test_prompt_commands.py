@@ -128,6 +128,23 @@ def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
     assert "Is this mail spam?" in out and "from the representative" in out
 
 
+FULL = [
+    ("no memory", "the host has no memory left for the LLM; end something there, then start the command again"),
+    ("killed", "the process was killed, as where the host has no memory left; start the command again"),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), FULL)
+def test_a_full_host_memory_gets_one_line_and_loses_nothing(built: Stoker, monkeypatch: pytest.MonkeyPatch, fault: str, words: str) -> None:
+    before, new = _count(built), f"Which prompt came to a host with {fault}?"
+    monkeypatch.setenv("DOUBLE_FAULT", fault)
+    code, out, err = built("prompt", "bank", "add", "--llm", "double", "--text", new)
+    assert (code, out, err) == (1, "", f"stoker: error: {words}\n") and _count(built) == before
+    monkeypatch.delenv("DOUBLE_FAULT")
+    code, out, err = built("prompt", "bank", "add", "--llm", "double", "--text", new)
+    assert code == 0 and _count(built) == before + 1, err
+
+
 def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, daemon: DaemonProcess, tmp_path: Path) -> None:
     lines = [{"text": f"What is asked in text {'y' * number}?"} for number in range(1, 60)]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,12 +1,13 @@
 """Prompt tuning as jobs of a real daemon and runner, on the tiny LLM."""
 
 import json
+import re
 import time
 
 import numpy as np
 import pytest
 import yaml
-from e2e import Jobs, command
+from e2e import Jobs, command, until
 from stoker.runners.backbones.pretrained import load_llm
 from stoker.runners.prompts.activations import features
 
@@ -47,9 +48,13 @@ def bank_values(jobs, job):
 def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, home):
     write_bank(home)
     unreached = {"metric": "accuracy", "target": 1.5, "iterations": 4}
+    late = jobs.submit("late", hold=True, **tuning(home, demand=strict(15)))
+    passed = time.time() + 15
     used = jobs.submit("used", **tuning(home, demand=strict(3600), stop=unreached))
-    late = jobs.submit("late", **tuning(home, demand=strict(0.05)))
-    assert [jobs.ended(job)["state"] for job in (used, late)] == ["completed", "completed"]
+    assert jobs.ended(used)["state"] == "completed"
+    until(lambda: time.time() > passed)
+    assert command(home, "release", str(late)).code == 0
+    assert jobs.ended(late)["state"] == "completed"
 
     assert bank_values(jobs, used)["bank_used"] == 1.0 and bank_values(jobs, used)["bank_scores"] == 4 + 2
     assert "; the prompt bank was used: 6 scores in " in command(home, "explain", str(used)).out
@@ -62,7 +67,9 @@ def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, hom
 
     assert bank_values(jobs, late)["bank_used"] == 0.0
     said = command(home, "explain", str(late)).out
-    assert "; the prompt bank was not used: a lookup may take " in said and "more than 20 % of the time until the deadline (0s)" in said
+    assert "; the prompt bank was not used: a lookup may take " in said and "more than 20 % of the time until the deadline (0 s)" in said
+    uses = jobs.sql("SELECT job_id, used, scores, why_not IS NULL FROM bank_use ORDER BY used")
+    assert uses == [(late, False, 2, False), (used, True, 6, True)]
 
 
 @pytest.mark.slow
@@ -83,3 +90,25 @@ def test_a_submission_is_checked_against_the_recipe(home, start_daemon, tmp_path
     (tmp_path / "prompt.yaml").write_text(yaml.safe_dump(job))
     said = command(home, "submit", str(tmp_path / "prompt.yaml"))
     assert said.code == 2 and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny (did you mean 'smollm2-135m'?)" in said.err
+
+
+def test_a_deadline_that_cannot_be_kept_is_said_at_submission_with_the_chance(jobs, home, tmp_path):
+    """By a simulation of the pool with its own policy, in which the LLM has to load first."""
+    said = command(home, "policy", "set", "prompttuner", "loading=60")
+    assert said.code == 0, said.err
+
+    def submitted(deadline, *options):
+        job = tuning(home, name="spam", estimate="10m", deadline=deadline)
+        (tmp_path / "prompt.yaml").write_text(yaml.safe_dump(job))
+        return command(home, "submit", str(tmp_path / "prompt.yaml"), *options)
+
+    said = submitted("5m", "--require-deadline")
+    impossible = r"impossible: needs at least 10m.* on 1 GPU, .* are left; the earliest that can be kept"
+    assert said.code == 4 and re.search(impossible, said.err) and jobs.sql("SELECT id FROM jobs") == []
+    said = submitted("2h", "--dry-run")
+    assert "likely met (100% of 32 simulated runs)" in said.err
+    said = submitted("10m30s", "--dry-run")
+    chance = re.search(r"\((\d+)% of 32 simulated runs\)", said.err)
+    assert chance is not None and int(chance[1]) < 90
+    said = submitted("5m")
+    assert said.code == 0 and re.search(impossible, said.err) and len(jobs.sql("SELECT id FROM jobs")) == 1
