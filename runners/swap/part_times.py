@@ -149,7 +149,9 @@ class Shape:
 
 
 def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach() if value.is_meta else value.detach().cpu()  # without content: of a model that is only planned
 
 
 # ---- what it takes ----

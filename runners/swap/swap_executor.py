@@ -2,8 +2,9 @@
 
 Forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between and computes
 forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its micro-batches; not
-before their memory is free again is the part after it loaded (back-pressure), while it computes the second half. On the host each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to
-the bit; a weight that stands under several names (tied) has one such sum for each name, added from the last name to the first.
+before their memory is free again is the part after it loaded (back-pressure), while it computes the second half. On the host each gradient
+is a sum over the micro-batches in their order, so it is that of the plain loop to the bit; a weight that stands under several names (tied)
+has one such sum for each name, added from the last name to the first.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def planned(measured: Measured, cap: int, accumulate: int, cuts: Sequence[int]) 
 def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
     """What the streams of the executor do (`SwapExecutor.run`), by the seconds that the parts take.
 
-    A part is loaded while the one before it computes. On the way back a part's gradients leave while the next part computes the first half of
-    its micro-batches; then the part after that is loaded.
+    A part is loaded while the one before it computes. On the way back a part's gradients leave while the next part computes the first half
+    of its micro-batches; then the part after that is loaded.
     """
     first = room_after(accumulate)
     line: list[Busy] = []

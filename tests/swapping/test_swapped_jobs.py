@@ -59,6 +59,7 @@ def task(width=64, pace=0.0, kill=False, deciding=False):
 """
 
 STEPS = 20
+SIZE = 4 * (320 + 4 * (64 * 65 + 4 * 64) + 65) + 4 * 8  #: bytes of the model of width 64, statistics included
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_a_job_under_a_cap_trains_as_without_also_where_it_is_held_or_killed_ins
         assert {name: sorted(set(values(jobs, job, name))) for name in expected} == expected
         peaks = values(jobs, job, "swap_peak")
         assert len(peaks) >= STEPS and max(peak for _, peak in peaks) <= 96 * 1024
-        assert len({moved for _, moved in values(jobs, job, "swap_in")}) == 1
+        assert all(0 < moved <= 2 * SIZE for _, moved in values(jobs, job, "swap_in"))  # each part at most twice, whatever the batches
         assert jobs.sql(f"SELECT gpu_memory FROM jobs WHERE id = {job}") == [(96 * 1024,)]
     assert values(jobs, plain, "swap_peak") == []
 
