@@ -1,15 +1,16 @@
-"""A task's loss, taken apart: the inputs that it calls the model with, and the loss of an answer that was computed elsewhere."""
+"""A task's loss, taken apart: what it calls the model with, and the loss of an answer that was computed elsewhere."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
 
 from ...engine.errors import UsageError
-from ..train.step import checked
-from ..train.task import Task
-from .chain import Chain, Values
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Asked(BaseException):
@@ -19,26 +20,53 @@ class _Asked(BaseException):
         self.bound = args, kwargs
 
 
-def inputs_of(task: Task, chain: Chain, batch: Any) -> Values:
-    """What the loss of a batch gives to the model. UsageError where it does not call it."""
-
-    def ask(*args: Any, **kwargs: Any) -> NoReturn:
-        raise _Asked(args, kwargs)
-
-    try:
-        task.loss(ask, batch)  # type: ignore[arg-type]
-    except _Asked as asked:
-        return chain.bind(*asked.bound)
-    raise UsageError("memory: the task's loss(model, batch) does not call the model; write 'memory: {swap: off}'")
+def _nowhere(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise UsageError("memory: the model is called in eval mode by the task's loss; write 'memory: {swap: off}'")
 
 
-def loss_of(task: Task, answer: Any, batch: Any) -> torch.Tensor:
-    """The loss of a batch for which the model has given this answer."""
-    left = [answer]
+class LossCall:
+    """Stands in for the model's forward until it is closed: tells with what it was called, gives an answer, or has it computed.
 
-    def give(*args: Any, **kwargs: Any) -> Any:
-        if not left:
-            raise UsageError("memory: the task's loss(model, batch) calls the model more than once; write 'memory: {swap: off}'")
-        return left.pop()
+    ``evaluate``: what computes answers in eval mode.
+    """
 
-    return checked(task.loss(give, batch))  # type: ignore[arg-type]
+    def __init__(self, model: nn.Module, evaluate: Callable[[tuple[Any, ...], dict[str, Any]], Any] = _nowhere) -> None:
+        self.model, self.evaluate = model, evaluate
+        self.asking = False
+        self.given: Callable[[], Any] | None = None
+        self.used = False
+        model.forward = self
+
+    def close(self) -> None:
+        vars(self.model).pop("forward", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.asking:
+            raise _Asked(args, kwargs)
+        if self.given is not None:
+            if self.used:
+                raise UsageError("memory: the task's loss(model, batch) calls the model more than once; write 'memory: {swap: off}'")
+            self.used = True
+            return self.given()
+        if not self.model.training:
+            return self.evaluate(args, kwargs)
+        raise UsageError("memory: the model is called in training mode, but not by the task's loss; write 'memory: {swap: off}'")
+
+    def inputs(self, loss: Callable[[], object]) -> Arguments:
+        """What the loss calls the model with. UsageError where it does not call it."""
+        self.asking = True
+        try:
+            loss()
+        except _Asked as asked:
+            return asked.bound
+        finally:
+            self.asking = False
+        raise UsageError("memory: the task's loss(model, batch) does not call the model; write 'memory: {swap: off}'")
+
+    def loss(self, loss: Callable[[], torch.Tensor], answer: Callable[[], Any]) -> torch.Tensor:
+        """The loss of an answer."""
+        self.given, self.used = answer, False
+        try:
+            return loss()
+        finally:
+            self.given = None

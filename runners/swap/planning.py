@@ -20,10 +20,11 @@ from ..device.device import Device
 from ..device.metered import MeteredDevice
 from ..train.batch_feeds import Source
 from ..train.batches import Order
+from ..train.step import checked
 from ..train.task import Task
 from ..worker import script
-from .chain import Chain, size_of, trace
-from .loss_call import inputs_of, loss_of
+from .chain import Chain, Values, size_of, trace
+from .loss_call import LossCall
 from .part_times import measure
 from .partition import Measured, Piece
 from .swap_plan import plan_step
@@ -57,10 +58,18 @@ def measured_task(task: Task, device: Device) -> Measured:
     def placed() -> Any:
         return tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
-    judged = placed()
-    measured = measure(
-        chain, lambda: inputs_of(task, chain, placed()), lambda _, answer: loss_of(task, answer, judged), device, _say
-    )  # fmt: skip
+    judged, call = placed(), LossCall(task.model)
+
+    def begun() -> Values:
+        return chain.bind(*call.inputs(lambda: task.loss(task.model, placed())))
+
+    def loss(_: int, answer: Any) -> torch.Tensor:
+        return checked(call.loss(lambda: task.loss(task.model, judged), lambda: answer))
+
+    try:
+        measured = measure(chain, begun, loss, device, _say)
+    finally:
+        call.close()
     return replace(measured, inputs=max(measured.inputs, size_of(judged)))
 
 

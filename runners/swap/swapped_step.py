@@ -7,6 +7,7 @@ that the call tells what the model is to compute, and later gets what the parts 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
 from .chain import Chain, Values, tensors, trace
+from .host_memory import give_back_large_blocks
+from .loss_call import LossCall
 from .swap_executor import MicroBatch, SwapExecutor
 from .tried_cuts import cuts_for, cuts_of_answers
 
@@ -46,54 +49,6 @@ def open_device(cap: int, device: torch.device) -> Device:
     if cap > (there := torch.cuda.get_device_properties(device).total_memory):
         raise UsageError(f"memory.cap: {cap} bytes is more than the GPU has, {there} bytes; lower it")
     return CudaDevice(cap, device)
-
-
-class _Asked(BaseException):
-    """The loss has called the model. No Exception, so that no loss catches it."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args_, self.kwargs = args, kwargs
-
-
-class _Forward:
-    """Stands in for the model's forward: asked for its inputs, given an answer, or computed in parts."""
-
-    def __init__(self, model: nn.Module, evaluate: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        self.model, self.evaluate = model, evaluate
-        self.asking = False
-        self.given: Callable[[], Any] | None = None
-        self.used = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.asking:
-            raise _Asked(args, kwargs)
-        if self.given is not None:
-            if self.used:
-                raise UsageError("memory: the task's loss(model, batch) calls the model more than once; write 'memory: {swap: off}'")
-            self.used = True
-            return self.given()
-        if not self.model.training:
-            return self.evaluate(args, kwargs)
-        raise UsageError("memory: the model is called in training mode, but not by the task's loss; write 'memory: {swap: off}'")
-
-    def inputs(self, loss: Callable[[], object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the loss calls the model with."""
-        self.asking = True
-        try:
-            loss()
-        except _Asked as asked:
-            return asked.args_, asked.kwargs
-        finally:
-            self.asking = False
-        raise UsageError("memory: the task's loss(model, batch) does not call the model; write 'memory: {swap: off}'")
-
-    def loss(self, loss: Callable[[], torch.Tensor], answer: Callable[[], Any]) -> torch.Tensor:
-        """The loss of an answer."""
-        self.given, self.used = answer, False
-        try:
-            return loss()
-        finally:
-            self.given = None
 
 
 class _Parts:
@@ -133,7 +88,7 @@ class _Batches:
         """Before the first part."""
         step, inputs = self.step, []
         rng.set_state(self.starts[c])
-        step.device.launch(lambda: inputs.append(step.forward.inputs(lambda: step.task.loss(step.model, self.placed[c]))))
+        step.device.launch(lambda: inputs.append(step.call.inputs(lambda: step.task.loss(step.model, self.placed[c]))))
         args, kwargs = inputs[0]
         return MicroBatch(step.training.chain.bind(args, kwargs), rng.get_state())
 
@@ -141,7 +96,7 @@ class _Batches:
         """After the last part, for its backward."""
         step, between = self.step, rng.get_state()
         rng.set_state(self.starts[c])  # what the loss draws before it calls the model was drawn from here
-        loss = checked(step.forward.loss(lambda: step.task.loss(step.model, self.placed[c]), lambda: _going_on(between, answer)))
+        loss = checked(step.call.loss(lambda: step.task.loss(step.model, self.placed[c]), lambda: _going_on(between, answer)))
         if len(self.placed) == 1:
             self.after = rng.get_state()
         self.losses.append(loss.detach())
@@ -177,12 +132,12 @@ class SwappedStep:
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self.trained:  # in the parts copies are computed with: only the loss itself can reach these
             parameter.register_post_accumulate_grad_hook(_reached)  # type: ignore[no-untyped-call]
-        self.forward = _Forward(model, self._evaluate)
-        model.forward = self.forward
+        self.call = LossCall(model, self._evaluate)
+        give_back_large_blocks()
         return model
 
     def close(self) -> None:
-        vars(self.model).pop("forward", None)
+        self.call.close()
 
     # ---- one step ----
 
@@ -200,7 +155,10 @@ class SwappedStep:
             executor.stepped()
             rng.set_state(batch_of.after)
         self._tell(times)
-        return mean(batch_of.losses)
+        loss = mean(batch_of.losses)
+        if not math.isfinite(found := loss.item()):
+            raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
+        return loss
 
     def _cuts(self, batches: _Batches) -> tuple[int, ...]:
         """Found with the largest micro-batch as all of them."""

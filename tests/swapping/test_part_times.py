@@ -1,14 +1,13 @@
 """A model's profile: where it may be cut, and that time and peak memory come out as planned. Times are counted operations, not measured."""
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.chain import Chain, trace
-from stoker.runners.swap.loss_call import inputs_of, loss_of
+from stoker.runners.swap.loss_call import LossCall
 from stoker.runners.swap.part_times import Shape, measure
 from stoker.runners.swap.partition import Parts, best_cuts, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
@@ -235,23 +234,24 @@ def test_parts_of_tied_weights_load_them_once():
     assert cost_of(measured, [], 1).computing > 0
 
 
-def task_with(loss):
-    return SimpleNamespace(model=nn.Linear(8, 8), loss=loss)
-
-
 def test_a_loss_is_taken_apart_into_inputs_and_the_loss_of_an_answer():
-    task = task_with(lambda model, batch: model(2 * batch).sum())
-    chain = Chain(task.model, trace(task.model))
-    (value,) = inputs_of(task, chain, torch.ones(2, 8)).values()
-    assert torch.equal(value, torch.full((2, 8), 2.0))
-    answer = torch.ones(3, requires_grad=True)
-    assert loss_of(task, answer, torch.ones(2, 8)).item() == 3.0
+    model = nn.Linear(8, 8)
+    call = LossCall(model)
+
+    def loss():
+        return model(2 * torch.ones(2, 8)).sum()
+
+    (value,), named = call.inputs(loss)
+    assert torch.equal(value, torch.full((2, 8), 2.0)) and not named
+    assert call.loss(loss, lambda: torch.ones(3)).item() == 3.0
+    call.close()
+    assert model(torch.ones(2, 8)).shape == (2, 8)
 
 
 def test_a_loss_that_cannot_be_taken_apart_is_refused():
-    task = task_with(lambda model, batch: batch.sum())
+    model = nn.Linear(8, 8)
+    call = LossCall(model)
     with pytest.raises(UsageError, match="does not call the model"):
-        inputs_of(task, Chain(task.model, trace(task.model)), torch.ones(2, 8))
-    twice = task_with(lambda model, batch: model(batch).sum() + model(-batch).sum())
+        call.inputs(lambda: torch.zeros(1).sum())
     with pytest.raises(UsageError, match="more than once"):
-        loss_of(twice, torch.ones(3, requires_grad=True), torch.ones(2, 8))
+        call.loss(lambda: model(torch.ones(8)) + model(torch.ones(8)), lambda: torch.ones(8))

@@ -120,7 +120,7 @@ def test_a_step_by_hand():
 
 
 def test_gradients_leave_beside_the_first_half_of_a_step_and_loads_come_beside_the_second():
-    """As above, C = 2. Of three parts with gradients that take 9 s the second one waits 3 s for the third, after 6 s of computing."""
+    """As above, C = 2. Of three parts with gradients of 9 s the second waits 3 s for those of the third, after 6 s of computing."""
     parts = Parts(even())
     line = schedule([parts(0, 2), parts(2, 4)], 2)
     assert [(b.stream, b.part, b.begin, b.end) for b in line] == [

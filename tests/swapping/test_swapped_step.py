@@ -259,6 +259,10 @@ def twice(model, tokens):
         ({"loss": decayed}, r"memory: the task's loss uses the model's parameters besides calling it; write"),
         ({"loss": twice}, r"calls the model more than once"),
         ({"loss": lambda model, batch: torch.zeros((), requires_grad=True)}, r"does not call the model"),
+        (
+            {"loss": lambda model, batch: next_word(model, batch) * torch.nan},
+            r"memory: the loss of a step is nan; no checkpoint has it: lower",
+        ),
         ({"loss": lambda model, batch: model(batch).detach().sum()}, r"must return a tensor of one element that depends"),
     ],
 )

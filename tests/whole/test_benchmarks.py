@@ -58,7 +58,20 @@ TINY = {
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
     "prompts": ["--llm=tiny", "--tasks", str(MAILS), "--prompts=2", "--bank=6", "--steps=3", f"--from={PROMPTS}"],
-    "swap": ["--layers=2", "--width=32", "--vocabulary=50", "--length=8", "--parts=3", "--micro-batches", "1", "2", "--bandwidths=12"],
+    "swap": [
+        "--layers=2",
+        "--width=32",
+        "--vocabulary=50",
+        "--length=8",
+        "--parts=3",
+        "--micro-batches",
+        "1",
+        "2",
+        "--ratios=1",
+        "--tflops=0.0001",
+        "--models",
+        "GPT-3-Small",
+    ],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
 
