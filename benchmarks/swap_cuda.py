@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ def run(options: Any, model: nn.Module, told: Told) -> None:
     freed()
     if options.no_fsdp:
         return
-    found = fsdp(options, model, data, device)
+    found = fsdp(options, copy.deepcopy(model), data, device)  # without the hooks of the swapped step
     best = {
         (row["C"], name): min(other[name] for other in rows if other["C"] == row["C"]) for row in rows for name in ("step s", "whole s")
     }
@@ -161,6 +162,7 @@ def measured_row(options: Any, step: SwappedStep, data: Sequence[torch.Tensor], 
     again = count * sum(part.forward for part in plan.parts[:-1])
     row = {
         "cap MiB": cap >> 20, "C": count, "parts": len(plan.parts),
+        "load GB/s": 1e-9 * sum(part.weights for part in plan.parts) / sum(part.load for part in plan.parts),
         "C forward / load": count * sum(part.forward for part in plan.parts) / sum(part.load for part in plan.parts),
         "peak MiB": moved["swap_peak"] / MIB, "step s": bare, "stalled s": stalled, "whole s": whole,
         "step / ideal": bare / (plain["step s"] + again), "step / plain": bare / plain["step s"], "whole / plain": whole / plain["whole s"],
