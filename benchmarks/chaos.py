@@ -1,6 +1,6 @@
 """Crash test, the long run: kill -9 whatever there is, under load, and look from the outside at what is left.
 
-   python benchmarks/chaos.py [--rounds 200] [--seed 1] [--slots 4] [--directory DIR]
+   python benchmarks/chaos.py [--rounds 200] [--seed 1] [--slots 4] [--warm] [--directory DIR]
 
 A real daemon, two real runners, real jobs (gangs, preemption, dependencies, retries, cancellations, training, and some that write what
 cannot be read into their run directories). Each round kills the
@@ -59,6 +59,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of what is killed and submitted; moments differ from run to run (default: a random one)")
     parser.add_argument("--slots", type=int, default=4, help="CPU slots, half of them on each of two runners")
     parser.add_argument("--trainings", type=float, default=0.03, help="share of jobs that train with torch, which costs seconds of CPU")
+    parser.add_argument("--warm", action="store_true", help="trainings start by a fork; their servers are killed and stopped as well")
     parser.add_argument("--acts", nargs="+", choices=list(ACTS), metavar="ACT", help=f"do these only: {', '.join(ACTS)} (default: all)")
     parser.add_argument("--directory", type=Path, help="where to work; must not exist (default: a temporary one)")
     options = parser.parse_args()
@@ -70,7 +71,8 @@ def main() -> int:
     quiet_environment()
     print(f"seed {seed}, in {directory}", flush=True)
     began = time.monotonic()
-    with Chaos(directory, seed, slots=options.slots, trainings=options.trainings, acts=options.acts or list(ACTS)) as chaos:
+    acts = options.acts or list(ACTS)
+    with Chaos(directory, seed, slots=options.slots, trainings=options.trainings, acts=acts, warm=options.warm) as chaos:
         try:
             wrong = run(chaos, options.rounds)
             summarise(chaos, options.rounds, time.monotonic() - began)

@@ -168,9 +168,10 @@ class Daemon:
         self.daemon.send_signal(signal.SIGTERM)
         self.daemon.wait()
 
-    def start_runner(self, slots: int, *options: str) -> subprocess.Popen[bytes]:
-        """A real agent with CPU slots."""
-        return self.spawn("stoker.runners.host.agent", "--home", str(self.home.path), "--node", "bench", "--slots", str(slots), *options)
+    def start_runner(self, slots: int | None, *options: str) -> subprocess.Popen[bytes]:
+        """A real agent with CPU slots; None: with the GPUs of this host."""
+        offered = () if slots is None else ("--slots", str(slots))
+        return self.spawn("stoker.runners.host.agent", "--home", str(self.home.path), "--node", "bench", *offered, *options)
 
     def spawn(self, module: str, *args: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_") or name == "STOKER_CACHE"}

@@ -1,11 +1,12 @@
 """Two trainings on one slot, packed by Lucid, beside the same training alone: the slow-down of each, and what both do in all.
 
-    python benchmarks/packing.py [--seconds 30] [--jobs waits computes]
+    python benchmarks/packing.py [--seconds 30] [--jobs waits computes] [--gpu]
 
-One daemon, and a runner with one slot: jobs that share it are pinned to its core. `waits` sleeps for 20 ms in each step, as for its data;
-`computes` keeps the core busy. Steps a second are counted from the jobs' own records while both train, and alone in the same way before.
-``both / one after the other`` is what the slot does in all, beside what it does when the jobs take turns. Two more columns are what
-Stoker has measured by itself: `utilisation` of the job alone, and the slow-down of the pair (table `slowdowns`; it takes 10 s).
+One daemon, and a runner with one slot: jobs that share it are pinned to its core. With ``--gpu`` it is the GPU of this host. `waits`
+sleeps for 20 ms in each step, as for its data; `computes` keeps the core busy. Steps a second are counted from the jobs' own records while
+both train, and alone in the same way before. ``both / one after the other`` is what the slot does in all, beside what it does when the
+jobs take turns. Two more columns are what Stoker has measured by itself: `utilisation` of the job alone, and the slow-down of the pair
+(table `slowdowns`; it takes 10 s).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 def spec(name: str, kind: str) -> JobSpec:
     params = {**PARAMS[kind], "eval_every": 0, "checkpoint_every": 0}
-    return JobSpec(name=name, recipe="toy", backbone=kind, params=params, stop=Stop(iterations=100_000_000), grace=20.0)
+    return JobSpec(name=name, recipe="toy", backbone=kind, params=params, stop=Stop(iterations=100_000_000), grace=20.0, gpu_memory=4 << 30)
 
 
 class Job:
@@ -102,13 +103,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
     parser.add_argument("--jobs", nargs="+", default=list(PARAMS), choices=list(PARAMS))
+    parser.add_argument("--gpu", action="store_true", help="on the GPU of this host, not on a CPU slot")
     options = parser.parse_args(given)
     began = machine()
     rows = []
     with Daemon() as daemon:
         daemon.home.config.write_text(CONFIG)
         daemon.start()
-        daemon.start_runner(1)
+        daemon.start_runner(None if options.gpu else 1)
         daemon.client().post("/v1/policy", {"policy": "lucid", "interval": 5.0, "config": {"pack_knob": 4}})
         for kind in options.jobs:
             progress(f"{kind}, alone")

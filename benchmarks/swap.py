@@ -1,6 +1,7 @@
 """Training with a model's parts swapped in and out (layer-major), beside the plain loop with all of it on the device. All times *emulated*.
 
     python benchmarks/swap.py [--layers 8] [--width 512] [--parts 6] [--micro-batches 1 2 4 8] [--bandwidths 12 6 3]
+    python benchmarks/swap.py --device cuda [--caps 0.25 0.5] [--threads 16]
 
 A chain like GPT (attention, MLP, dropout, a head tied to the embedding) is cut into parts of equal weights and computes one step of C
 micro-batches on the metered device. All of it is computed for real, and memory is what the device has counted: weights, gradients,
@@ -10,14 +11,20 @@ operations at the rate --tflops, a copy takes 20 µs a tensor and its bytes at t
 step, which does not compute activations again. The last table has the partition that the planner finds under a cap, its prediction, made
 before the step, and what the step then took: `time off` is how far the two are apart. Gradients are compared with the plain loop's, which
 has one sum for the tied weight, and with those of a plain loop that has a sum for each of its two names.
+
+With ``--device cuda`` nothing is emulated: a model of 1.3 B parameters, its caps as shares of what the plain step takes with AdamW, and
+FSDP2 with CPU offload in one process. `step / ideal` is the step without the optimizer, beside the plain one and once more the forward of
+all parts but the last; `C forward / load`: what C micro-batches compute forward, beside the loads of all parts.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import swap_cuda
 import torch
 from common import arguments, machine, progress, show
 from stoker.runners.device.metered import MeteredDevice
@@ -177,17 +184,29 @@ def planned_beside_equal(
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
-    numbers: dict[str, tuple[Callable[[str], float], float]] = {
-        "layers": (int, 8), "width": (int, 512), "vocabulary": (int, 4096), "batch": (int, 1), "length": (int, 128), "parts": (int, 6),
-        "tflops": (float, 5.0),
+    parser.add_argument("--device", choices=("metered", "cuda"), default="metered")
+    numbers: dict[str, tuple[Callable[[str], float], float, float]] = {  # by default, without and with a GPU
+        "layers": (int, 8, 24), "width": (int, 512, 2048), "vocabulary": (int, 4096, 32768), "batch": (int, 1, 2),
+        "length": (int, 128, 512), "parts": (int, 6, 0), "tflops": (float, 5.0, 0.0), "threads": (int, 0, os.cpu_count() or 1),
+        "steps": (int, 0, 3),
     }  # fmt: skip
-    for name, (kind, default) in numbers.items():
-        parser.add_argument(f"--{name}", type=kind, default=default)
+    for name, (kind, *_) in numbers.items():
+        parser.add_argument(f"--{name}", type=kind)
+    parser.add_argument("--caps", type=float, nargs="+", default=[0.25, 0.5], metavar="SHARE")
+    parser.add_argument("--no-fsdp", action="store_true", help="with --device cuda: without FSDP2")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8], metavar="C")
     parser.add_argument("--bandwidths", type=float, nargs="+", default=[12.0, 6.0, 3.0], metavar="GB/S")
     options = parser.parse_args(given)
+    for name, (_, emulated, real) in numbers.items():
+        if getattr(options, name) is None:
+            setattr(options, name, real if options.device == "cuda" else emulated)
     began = machine()
     torch.manual_seed(0)
+    if options.device == "cuda":
+        with torch.device("cuda"):
+            model = Gpt(options.layers, options.width, options.vocabulary, options.length)
+        swap_cuda.run(options, model, lambda tables: show(options, began, tables))
+        return
     model = Gpt(options.layers, options.width, options.vocabulary, options.length)
     memory, times, plans = [], [], []
     profiles = {}

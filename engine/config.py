@@ -60,6 +60,19 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the view `costs` asks for GPU-time and storage, in any currency. A change holds from the next start of the daemon on."""
+
+    gpu_hour: Amount = 1.0  #: an hour of a GPU or slot; 1: costs are GPU-hours
+    gpus: dict[str, Amount] = {}  #: the same by product of the GPU, as `gpus_now.name` has it
+    storage_gib_hour: Amount = 0.0  #: a GiB of files that a job keeps, for an hour
+
+    def listed(self) -> dict[tuple[str, str], float]:
+        """As the table `prices` has them."""
+        named = {("gpu", name): price for name, price in self.gpus.items()}
+        return {("gpu", ""): self.gpu_hour, ("storage", ""): self.storage_gib_hour} | named
+
+
 class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command that is run on events: completed, failed, cancelled, deadline-at-risk, disk-low, policy-error, runner-suspect,
     task-error."""
@@ -98,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention: RetentionDays = RetentionDays()
     runners: Runners = Runners()
     warm: Warm = Warm()
+    prices: Prices = Prices()
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()
     limits: Limits = Limits()

@@ -271,6 +271,16 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None  #: why it failed
 
 
+class JobFiles(msgspec.Struct, frozen=True, array_like=True):
+    """What the directory of a job takes on the disk of a runner."""
+
+    job: Count
+    bytes: Count
+
+
+MOST_JOB_FILES = 50_000
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a runner has to tell; committed whole before it is answered."""
 
@@ -282,6 +292,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuInfo] = []  #: those whose health changed
     left: bool = False  #: the runner leaves after this report
     servers: Annotated[list[ForkServer], msgspec.Meta(max_length=1000)] | None = None  #: all that it has now; None: as told before
+    files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
+        None  #: of all jobs in its home; None: as told before
+    )
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

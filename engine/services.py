@@ -26,6 +26,7 @@ from .errors import StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
+from .fleet.prices import keep_prices
 from .fleet.remote_logs import RemoteLogs
 from .fleet.silence import Fleet
 from .fleet.watch import StopAll, look_at_leases, stop_all
@@ -74,6 +75,7 @@ class Services:
         if self.store.lost:
             log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
             self.store.write(note, Note("loss.accepted", "daemon", self.store.lost))
+        self.store.write(keep_prices, config.prices.listed())
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import duckdb
 from chaos_load import Accepted, Ledger
+from e2e import servers_of
 from stoker.engine.home import Home
 from stoker.engine.jobs.states import FINAL, State, legal
 from stoker.runners.host import processes
@@ -227,6 +229,7 @@ def nothing_is_left_running(found: Found) -> Iterator[str]:
         ours = any(variable.startswith(entry) for variable in environment.split(b"\0")) or str(found.home.path).encode() in command
         if ours and (known := processes.stat(pid)) is not None and not known.dead:
             yield f"pid {pid}: {command.replace(bytes(1), b' ').decode()}"
+    yield from (f"fork server {pid} of runner {node}" for node in ("a", "b") for pid in servers_of(found.home, node))
 
 
 def nothing_is_lost_from_an_index(found: Found) -> Iterator[str]:
@@ -245,12 +248,16 @@ def lost_keys(con: duckdb.DuckDBPyConnection) -> list[str]:
     return wrong
 
 
+#: What was said next begins within the line: a full disk has cut it, and may have cut what it says of the disk.
+CUT = re.compile(r" (ERROR|CRITICAL) .*(stoker: error: |\d{4}-\d\d-\d\dT)")
+
+
 def no_process_complained(found: Found) -> Iterator[str]:
     """A daemon or an agent that is killed says nothing; one that raises says so in its log."""
     for path in sorted(found.home.path.glob("*.log")):
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
-            if "the disk is full" in line or "the database may not grow" in line:  # which may cut the line itself as well
+            if "the disk is full" in line or "the database may not grow" in line or CUT.search(line):
                 continue
             if line.startswith("Traceback") or " ERROR " in line or " CRITICAL " in line:
                 yield f"{path.name}:{number + 1}: {line} … {' | '.join(lines[number + 1 : number + 3])}"

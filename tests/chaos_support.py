@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from typing import Any
 
 import duckdb
 from chaos_checks import ends_of_leases, examine
 from chaos_load import Ledger, Load
-from e2e import DaemonProcess, RunnerProcess, end_workers, until
+from e2e import DaemonProcess, RunnerProcess, end_workers, servers_of, until
 from small_disk import Quota
 from stoker.engine.errors import StokerError, StoreError
 from stoker.engine.home import Home
@@ -42,7 +42,8 @@ memory = "512MiB"
 ACTS = {"daemon": 6, "agent": 5, "supervisor": 3, "worker": 3, "daemon+agent": 2, "agent+supervisor": 2, "daemon+worker": 2,
         "supervisor+worker": 1, "daemon while starting": 1, "daemon stopped": 1, "agent stopped": 1,
         "disk full": 2, "disk full+daemon": 1, "log damaged": 2}  # fmt: skip
-
+#: and besides, where jobs start by a fork
+WARM_ACTS = {"fork server": 4, "fork server stopped": 2, "agent+fork server": 2, "fork server+worker": 1}
 
 #: words and queries of the summary
 FACTS = {
@@ -78,19 +79,28 @@ class Chaos:
     """``directory`` gets the home, the diary of the jobs and their locks. Use as a context manager: nothing is left running.
 
     ``trainings`` is the share of jobs that train, ``calm`` the longest time between two kills in seconds,
-    ``acts`` what may be done.
+    ``acts`` what may be done. ``warm``: jobs that train start by a fork where they can.
     """
 
     def __init__(
-        self, directory: Path, seed: int, *, slots: int = 4, trainings: float = 0.03, calm: float = 3.0, acts: Sequence[str] = tuple(ACTS)
+        self,
+        directory: Path,
+        seed: int,
+        *,
+        slots: int = 4,
+        trainings: float = 0.03,
+        calm: float = 3.0,
+        acts: Sequence[str] = tuple(ACTS),
+        warm: bool = False,
     ) -> None:
-        self.directory, self.slots, self.calm, self.acts = directory, slots, calm, {act: ACTS[act] for act in acts}
+        self.directory, self.slots, self.calm = directory, slots, calm
+        self.acts = {act: ACTS[act] for act in acts} | (WARM_ACTS if warm else {})
         self.random = random.Random(seed)
         self.home = Home(directory / "home").create()
         self.home.config.write_text(CONFIG)
         (directory / "locks").mkdir()
         self.daemon = DaemonProcess(self.home)
-        self.agents = [RunnerProcess(self.home, node, slots // 2) for node in ("a", "b")]
+        self.agents = [RunnerProcess(self.home, node, slots // 2, "--warm", "auto" if warm else "off") for node in ("a", "b")]
         self.client = self.daemon.client()
         self.load = Load(self.daemon.client(), directory, seed, slots=slots, trainings=trainings)
         self.times = Times()
@@ -133,6 +143,7 @@ class Chaos:
             "disk full": self._fill_disk,
             "disk full+daemon": self._kill_on_full_disk,
             "log damaged": self._damage_log,
+            "fork server stopped": lambda: f"{act:18} {self._signal_server(SIGSTOP)}",
         }
         if act in special:
             return special[act]()
@@ -140,6 +151,8 @@ class Chaos:
         for victim in victims:
             if victim in ("supervisor", "worker"):
                 done.append(self._kill_work(victim))
+        if "fork server" in victims:
+            done.append(self._signal_server(SIGKILL))
         agent = self.random.choice(self.agents) if "agent" in victims else None
         if "daemon" in victims:
             self.daemon.kill()
@@ -179,6 +192,15 @@ class Chaos:
         self.times.killed.append(Killed(run.lease, what, time.time()))
         return f"{what} of job {run.job}"
 
+    def _signal_server(self, number: int) -> str:
+        """Whatever it is at: it loads, it forks, it waits."""
+        servers = [server for agent in self.agents for server in servers_of(self.home, agent.node)]
+        if not servers:
+            return "no fork server"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.random.choice(servers), number)
+        return "fork server"
+
     def working(self) -> list[tuple[RunDir, Process]]:
         """Supervisors that live, also those that have not registered yet, with their runs."""
         found = []
@@ -192,6 +214,11 @@ class Chaos:
                 ):
                     lease, _, node_rank = Path(run).name.removeprefix("run-").partition(".")
                     found.append((RunDir(self.home.path, int(Path(run).parent.name), int(lease), int(node_rank or 0)), known.process))
+        for forked in RunDir.find(self.home.path):
+            if not (forked.path / "exit.json").exists() and (registered := forked.read("supervisor.json")) and registered["pid"]:
+                supervisor = Process(registered["pid"], registered["started"])
+                if processes.alive(supervisor) and processes.command(supervisor.pid) == "stoker-lease":
+                    found.append((forked, supervisor))
         return found
 
     def _revive_daemon(self, since: float, *, clean: bool = False) -> str:

@@ -162,10 +162,10 @@ def start_daemon(home: Home, template: Path) -> Iterator[Callable[..., DaemonPro
     """Start daemons of the test's home, on an empty database; what is left of them is ended after the test."""
     started: list[DaemonProcess] = []
 
-    def start(*arguments: str, env: Mapping[str, str] | None = None) -> DaemonProcess:
+    def start(*arguments: str, env: Mapping[str, str] | None = None, changes: str = "") -> DaemonProcess:
         if not home.database.exists():
             shutil.copyfile(template, home.database)
-        daemon = DaemonProcess(home, *arguments, env=env)
+        daemon = DaemonProcess(home, *arguments, env=env, changes=changes)
         started.append(daemon)
         daemon.start()
         return daemon

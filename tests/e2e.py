@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.engine.client import Client
 from stoker.engine.home import Home
-from waiting import patient, until, watched
+from waiting import PATIENCE, patient, until, watched
 
 __all__ = ["DaemonProcess", "Jobs", "RunnerProcess", "Said", "command", "daemon_apart", "end_workers", "free_port", "rank_of", "until"]
 
@@ -83,11 +83,29 @@ class _Process:
             self.process.wait()
 
 
-class DaemonProcess(_Process):
-    """A daemon in a process of its own."""
+#: On a machine that may be busy the limits that a daemon sets itself and its SQL process are longer, as those of the tests are.
+BUSY = f"""
+from stoker.engine import services
+from stoker.engine.adhoc import desk
+services.ENDS_WITHIN *= {min(PATIENCE, 2)}
+desk.HANGS *= {PATIENCE}
+"""
 
-    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(home, "daemon.log", [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path), *arguments], env)
+
+def daemon_command(changes: str = "") -> list[str]:
+    """What starts a daemon; ``changes``: lines of Python that give some of its constants other values."""
+    if PATIENCE != 1:
+        changes = BUSY + changes
+    if not changes:
+        return [sys.executable, "-m", "stoker.engine.daemon"]
+    return [sys.executable, "-c", f"{changes}\nimport sys\nfrom stoker.engine import daemon\nsys.exit(daemon.main())"]
+
+
+class DaemonProcess(_Process):
+    """A daemon in a process of its own; ``changes`` to it: `daemon_command`."""
+
+    def __init__(self, home: Home, *arguments: str, env: Mapping[str, str] | None = None, changes: str = "") -> None:
+        super().__init__(home, "daemon.log", [*daemon_command(changes), "--home", str(home.path), *arguments], env)
         self._clients: list[Client] = []
 
     def start(self) -> Client:
@@ -144,6 +162,12 @@ class RunnerProcess(_Process):
         options = ["--home", str(home.path), "--node", node, "--slots", str(slots), *warm, *arguments]
         super().__init__(home, f"runner-{node}.log", [sys.executable, "-m", "stoker.runners.host.agent", *options], env)
 
+    def end(self) -> None:
+        super().end()
+        for server in servers_of(self.home, self.node):  # they wait for the next agent
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
+
     def start(self, daemon: Client | None = None) -> None:
         """Until it has registered; ``daemon`` where that has another home, as on another host."""
         self.launch()
@@ -151,6 +175,13 @@ class RunnerProcess(_Process):
         until(lambda: any(row["id"] == self.node and row["pid"] == self.pid for row in client.get("/v1/runners")["runners"]))
         if daemon is None:
             client.close()
+
+
+def servers_of(home: Home, node: str) -> list[int]:
+    """Pids of the fork servers of a runner, also when it has been killed."""
+    from stoker.runners.worker import server_names
+
+    return [name.pid for name in server_names.find(server_names.place_of(home.path, node))]
 
 
 def end_workers(home: Home) -> None:

@@ -308,8 +308,8 @@ class PoolTuning:
         policy, now = self._now(pool)
         if has_harmed(gain) and policy == last["policy"] and now == after and last["asked_by"] == NAME:
             harm = f"jobs took {1 / gain:.2f} × as long as expected without it"
+            self._set(pool, policy, before, NAME)  # first: what is on record has happened, whenever the daemon is killed
             self._store.write(measure_tuning, Measured(last["id"], gain, "rolled back", harm))
-            self._set(pool, policy, before, NAME)
         else:
             self._store.write(measure_tuning, Measured(last["id"], gain, "measured", "stays"))
 

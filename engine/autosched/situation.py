@@ -267,6 +267,7 @@ def figures_of(workload: Workload, result: Result, view: View, weight: Floats, u
         queueing=float((spans * usage.waiting).sum()) / jobs,
         utilisation=float((spans * usage.busy).sum()) / (total * whole),
         preemptions=float((fates.preemptions * weight).sum()) / jobs,
+        cost=(float((spans * usage.busy).sum()) + result.warm_idle) / 3600,
         fragmentation=float((spans * np.maximum(total - usage.busy, 0) * (usage.waiting > 0)).sum()) / (total * whole),
         soon=float((taken * weight[here]).sum() / max(weight[here].sum(), 1.0)),
         decisions=result.decisions,

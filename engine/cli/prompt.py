@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from .jobref import job_path
 from .output import Answer, Column, json_option, print_facts, print_table, write
 from .prompt_bank import LLM, bank, progress, ranked
 from .prompt_work import answers, has_daemon, here_option
+from .tuned_prompts import tuned_folder, what_was_tuned
 
 RECIPE = "prompt-tune"
 
@@ -118,11 +118,8 @@ def _require_tuning(jobs: Sequence[Any]) -> None:
 
 def _tuned(app: App, job: Mapping[str, Any]) -> dict[str, Any]:
     """The job, its metrics, and what it says of its prompt where that is on this host."""
-    folder = app.home.path / "jobs" / str(job["id"]) / "checkpoints" / "prompt"
-    try:
-        about = json.loads((folder / "prompt.json").read_bytes())
-    except (OSError, ValueError):
-        about = None
+    folder = tuned_folder(app.home, job["id"])
+    about = what_was_tuned(folder)
     progress = app.client.get(job_path(str(job["id"])))["progress"] or {}
     return {
         "job": {name: job[name] for name in ("id", "name", "state", "state_reason", "run_time")},

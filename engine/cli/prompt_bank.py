@@ -16,6 +16,7 @@ from ..errors import NotFound, StokerError, UsageError
 from .command import App, Command, Group, examples, pass_app, unless_ended
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from .prompt_work import answers, here_option
+from .tuned_prompts import store_tuned
 
 if TYPE_CHECKING:
     from ..prompts.packaged_prompts import PromptText
@@ -70,22 +71,33 @@ def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: in
 @click.option("--text", "texts", multiple=True, metavar="TEXT", help="A prompt; may be repeated.")
 @click.option("--task", metavar="NAME", help="Data set or task that these are written for.")
 @click.option("--from", "file", type=FILE, metavar="FILE.jsonl", help='Prompts of this file, {"text": …, "task": …} a line.')
+@click.option("--job", "jobs", multiple=True, metavar="JOB", help="The tuned prompt of this job, for the bank of its LLM; may be repeated.")
 @here_option
 @json_option
 @pass_app
-@examples("stoker prompt bank add --text 'Is this message spam?' --task sms-spam", "stoker prompt bank add --from more.jsonl")
-def add(app: App, llm: str, texts: tuple[str, ...], task: str | None, file: Path | None, here: bool) -> Answer:
+@examples(
+    "stoker prompt bank add --text 'Is this message spam?' --task sms-spam",
+    "stoker prompt bank add --from more.jsonl",
+    "stoker prompt bank add --job spam-prompt",
+)
+def add(app: App, llm: str, texts: tuple[str, ...], task: str | None, file: Path | None, jobs: tuple[str, ...], here: bool) -> Answer:
     """Add prompts to the bank, each to the cluster whose representative is nearest.
 
     In a full bank each replaces the prompt of its cluster that is nearest to the representative.
     """
     from ..prompts.packaged_prompts import PromptText, from_file
 
+    if jobs:
+        if texts or file is not None:
+            raise UsageError("--job: adds what jobs have tuned, and stands without --text and --from")
+        with unless_ended("what was stored stays in the bank"):
+            which, told = store_tuned(app, jobs, task, here)
+        return Answer({"bank": which, **told}, lambda: write(_added(which, told, len(jobs))))
     _require_name(llm)
     known = _known(app, llm)
     chosen = [PromptText(_text(text), "command line", task) for text in texts] + (from_file(file) if file is not None else [])
     if not chosen:
-        raise UsageError("nothing to add: give --text or --from")
+        raise UsageError("nothing to add: give --text, --from or --job")
     with unless_ended("what was stored stays in the bank"):
         which, told = _store(app, llm, chosen, known, here)
     return Answer({"bank": which, **told}, lambda: write(_added(which, told, len(chosen))))
@@ -248,6 +260,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
         ("text", fmt.clean(row["text"])),
         ("task", fmt.clean(row["task"] or "")),
         ("source", fmt.clean(row["source"])),
+        ("tuned", "" if row["tokens"] is None else f"{row['tokens']} tokens, with which a tuning begins"),
         ("bank", _name(row)),
         ("added", f"{fmt.relative(row['ts'], time.time())} by {fmt.clean(row['added_by'])}"),
         ("cluster", "none yet" if row["medoid"] is None else representative),

@@ -66,8 +66,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("--suspend", "costs", "suspend", "From the word to stop until the GPUs are free."),
     Setting("--resume", "costs", "resume", "From a lease's start until training goes on, after a suspension."),
     Setting("--resume-per-gpu", "costs", "resume_per_gpu", "More of that for each GPU beyond the first."),
-    Setting("--cold-start", "costs", "cold_start", "Before the first training on GPUs where another model ran last."),
-    Setting("--warm-start", "costs", "warm_start", "Before the first training on GPUs where the same model ran last."),
+    Setting("--cold-start", "costs", "cold_start", "Before the first training on GPUs that are cold for the model."),
+    Setting("--warm-start", "costs", "warm_start", "Before the first training on GPUs that are warm for it."),
     Setting("--checkpoint-interval", "costs", "checkpoint_interval", "A failure loses the work since the last checkpoint (0: nothing)."),
     Setting("--lost-on-suspend", "costs", "lost_on_suspend", "Work lost when a job is suspended."),
     Setting(

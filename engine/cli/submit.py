@@ -24,6 +24,7 @@ from .forecasting import Forecast, forecasts, lines, require
 from .jobref import job_path
 from .logs import print_log
 from .output import Answer, Column, json_option, note, print_table, state_style, write
+from .plan_by_worker import with_batches_chosen
 
 POLL = 1.0  #: seconds between looks at jobs that are waited for
 YAML = (".yaml", ".yml")
@@ -93,6 +94,7 @@ def submit(
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
     if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
+    jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
     if required:
         _require_deadlines(app, jobs)
     answer = post_jobs(app, jobs, dry_run, snapshot)
@@ -285,6 +287,7 @@ def submit_and_wait(app: App, file: Path, check: Callable[[Sequence[Any]], None]
     """Submit the jobs of a file once ``check`` has looked at them, and wait; the jobs as they ended, and what failed."""
     jobs = read_jobs(app, [file], {}, ())
     check(jobs)
+    jobs = with_batches_chosen(app, jobs, False, post_jobs)
     answer = post_jobs(app, jobs, dry_run=False, with_snapshot=False)
     ids = [row["id"] for row in answer["jobs"]]
     note("submitted " + _ids(ids))

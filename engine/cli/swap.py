@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import format as fmt
-from ..errors import StokerError, Unreachable, UsageError
-from ..jobs.states import FINAL
+from ..errors import UsageError
 from .command import App, Group, examples, pass_app
-from .jobref import job_path
-from .logs import follow
-from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
+from .output import Answer, Column, Row, json_option, print_facts, print_table, section, write
+from .plan_by_worker import planned
 from .swap_drawing import draw
 
 if TYPE_CHECKING:
@@ -29,8 +21,6 @@ if TYPE_CHECKING:
     Whole = click.ParamType[int]
 else:  # not generic before click 8.4
     Whole = click.ParamType
-
-RECIPE, MARK = "swap-plan", "stoker-swap-plan "  #: the internal recipe, and what begins the line with its plan (runners/swap/planning.py)
 
 
 class Size(Whole):
@@ -91,8 +81,9 @@ def plan(app: App, file: Path, cap: int | None, accumulate: int | None, here: bo
     """
     job = _job(app, file)
     cap, accumulate = _memory(job, cap, accumulate)
-    asked = _request(job, cap, accumulate)
-    answer = _by_child(asked, job) if here or not _daemon_answers(app) else _by_job(app, asked)
+    from .submit import post_jobs
+
+    answer = planned(app, job, cap, accumulate, here, post_jobs)
     return Answer(answer, lambda: _show(answer))
 
 
@@ -119,108 +110,6 @@ def _memory(job: JobSpec, cap: int | None, accumulate: int | None) -> tuple[int,
         given = getattr(block, "accumulate", 1)
         accumulate = given if isinstance(given, int) else 0
     return cap, accumulate
-
-
-def _request(job: JobSpec, cap: int, accumulate: int) -> JobSpec:
-    import msgspec
-
-    from ..spec.model import JobSpec
-    from ..spec.names import clean
-
-    params = {"job": msgspec.to_builtins(job), "cap": cap, "accumulate": accumulate or None}
-    return JobSpec(
-        name=clean(f"plan-of-{job.name}"), pool=job.pool, user=job.user, recipe=RECIPE, params=params,
-        env=job.env, env_file=job.env_file, workdir=job.workdir, timeout=1800.0,
-    )  # fmt: skip
-
-
-def _daemon_answers(app: App) -> bool:
-    try:
-        app.client.get("/v1/status")
-    except Unreachable:
-        if app.client.url:
-            raise
-        note("no daemon answers: measuring here, on the CPU")
-        return False
-    return True
-
-
-# ---- without a daemon ----
-
-
-def _by_child(asked: JobSpec, job: JobSpec) -> dict[str, Any]:
-    """The plan, by a worker that is started for it as a runner would, with one thread and no GPU."""
-    import msgspec
-
-    with tempfile.TemporaryDirectory(prefix="stoker-plan-") as folder:
-        assignment = {"lease": 0, "job": 0, "attempt": 1, "spec": msgspec.to_builtins(asked), "gpus": [], "world_size": 1}
-        (Path(folder) / "assignment.json").write_bytes(msgspec.json.encode(assignment))
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
-        env = {**ours, **job.env, "STOKER_RUN_DIR": folder, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        argv = [sys.executable, "-P", "-m", "stoker.runners.worker.worker"]
-        with subprocess.Popen(argv, cwd=job.workdir, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            try:
-                assert child.stdout is not None and child.stderr is not None
-                found, _ = _plan_among(child.stdout)
-                said = child.stderr.read()
-                code = child.wait()
-            except BaseException:
-                child.terminate()
-                raise
-    if found is None or code:
-        raise _failed(said, code)
-    return found
-
-
-def _plan_among(lines: Iterable[str]) -> tuple[dict[str, Any] | None, str]:
-    """The plan in a worker's output, and what it complained about; the other lines are told as progress."""
-    found, said = None, ""
-    for line in lines:
-        if line.startswith(MARK):
-            found = json.loads(line.removeprefix(MARK))
-        elif line.startswith("stoker: "):
-            said = line
-        elif line.strip():
-            note(line.strip())
-    return found, said
-
-
-def _failed(said: str, code: int) -> StokerError:
-    """What the worker has complained about in its last line, with the exit code of its kind."""
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), f"the worker ended with exit code {code} and said nothing")
-    kind: Callable[[str], StokerError] = UsageError if code == UsageError.exit_code else StokerError
-    return kind(last.removeprefix("stoker: "))
-
-
-# ---- with a daemon ----
-
-
-def _by_job(app: App, asked: JobSpec) -> dict[str, Any]:
-    """The plan, by a job on whatever the pool gives it."""
-    from .submit import post_jobs
-
-    number = post_jobs(app, [asked], dry_run=False, with_snapshot=False)["jobs"][0]["id"]
-    note(f"job {number} measures the model; --here would do it on this machine's CPU")
-    try:
-        found, said = _plan_among(_lines(follow(app.client, str(number))))
-        row = app.client.get(job_path(str(number)))["job"]
-    except KeyboardInterrupt:
-        with contextlib.suppress(StokerError):
-            app.client.post(job_path(str(number), "cancel"))
-        raise
-    if found is None or row["state"] != "completed":
-        why = row["state_reason"] if row["state"] in FINAL else ""
-        raise _failed(said or f"job {number} made no plan: {why or row['state']}; see 'stoker logs {number}'", row["exit_code"] or 1)
-    return found
-
-
-def _lines(texts: Iterator[str]) -> Iterator[str]:
-    left = ""
-    for text in texts:
-        *whole, left = (left + text).split("\n")
-        yield from whole
-    if left:
-        yield left
 
 
 # ---- what is shown ----

@@ -29,7 +29,7 @@ POLL = 0.3  #: seconds between looks at a search of the daemon's
 @click.command(cls=Command)
 @click.argument("pool", default="default", metavar="[POOL|history]")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="jct", show_default=True,
-              help="What is to be small: mean or 99th percentile of completion times, deadlines missed, unfairness.")  # fmt: skip
+              help="What is to be small: mean or 99th percentile of completion time, deadlines missed, unfairness, GPU-hours.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what is best, and change nothing.")
 @click.option(
     "--trials", type=click.IntRange(2, 1000), default=40, show_default=True, help="Configurations to try, rejected ones included."

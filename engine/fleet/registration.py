@@ -18,6 +18,7 @@ from ..jobs.pipeline_steps import rows_of
 from ..jobs.states import State
 from ..protocol import MOST_WORDS, VERSION, Ack, ForkServer, Hello, PartTimes, Record, Records, Report, Sample, WorkerUpdate
 from ..store.transaction import Transaction
+from .job_files import drop_files, take_files
 from .offers import require_free
 
 NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
@@ -105,6 +106,8 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
     for message in current:
         if message.servers is not None:
             _take_servers(tx, message.node, message.servers)
+        if message.files is not None:
+            take_files(tx, message.node, message.files)
         if message.left:
             _leave(tx, message.node)
     return [
@@ -427,6 +430,7 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
             tx.delete("fork_servers", "node_id", [change.node])
             tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
             _give_up(tx, change.node, f"runner {change.node} was declared dead")
+            drop_files(tx, change.node)
         answers.append(None)
     tx.touch("nodes", "leases", "queue")
     return answers

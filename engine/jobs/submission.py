@@ -104,6 +104,12 @@ def check(jobs: Sequence[JobSpec], largest: dict[str, int], now: float) -> None:
     for spec in jobs:
         with errors.part():
             require_time(spec, now)
+        if spec.memory is not None and spec.memory.accumulate == "auto":
+            errors.add(
+                UsageError(
+                    "memory.accumulate: auto is chosen by 'stoker submit' and 'stoker swap plan', which measure; write the number they find"
+                )
+            )
         if spec.pool not in largest:
             if largest and spec.pool != "default":
                 pools = f"{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"

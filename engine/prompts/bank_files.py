@@ -1,13 +1,15 @@
 """The file `bank.npz` of each bank that has clusters: what workers read, written by the daemon alone.
 
 Arrays: ``prompts`` (unicode, n), ``features`` (float32, n × d), ``medoid`` (int32, n: row of the prompt that represents it), ``ids`` and
-``tasks`` (n), ``llm`` (name@revision), ``tokenizer``, and ``stamp``, which tells one content from another. `Home.bank` says where it is.
+``tasks`` (n), ``vectors`` (float32: those of all tuned prompts, one after the other) and ``ends`` (int64, n: where those of each end),
+``llm`` (name@revision), ``tokenizer``, and ``stamp``, which tells one content from another. `Home.bank` says where it is.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +45,13 @@ class BankFiles:
         import numpy as np
 
         found = bank_arrays(self._store, bank)
+        vectors = [[] if some is None else some for some in found["vectors"].tolist()]
         tasks = ["" if task is None else str(task) for task in found["task"]]
         return {
             "prompts": np.array([str(text) for text in found["text"]]), "features": found["features"],
             "medoid": rows_of(found["id"].tolist(), found["medoid"].tolist()), "ids": found["id"], "tasks": np.array(tasks),
+            "vectors": np.concatenate([np.array(some, dtype="<f4") for some in vectors]),
+            "ends": np.cumsum([len(some) for some in vectors], dtype=np.int64),
             "llm": f"{bank.llm}@{bank.revision}", "tokenizer": bank.tokenizer,
         }  # fmt: skip
 
@@ -73,9 +78,9 @@ def _stamp(path: Path) -> str | None:
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return str(found["stamp"])
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 

@@ -19,6 +19,7 @@ from ..store.transaction import Transaction
 CAPACITY = 3000  #: prompts of a bank (4.4.3.3)
 LONGEST_TEXT = 2000  #: characters of a prompt
 MOST_FEATURES = 65_536
+MOST_TOKENS = 128  #: of a tuned prompt
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -48,6 +49,7 @@ class NewPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     features: list[float]
     source: str
     task: str | None = None
+    vectors: list[float] = []  #: of a tuned prompt, one token after the other, each as long as the features; none: it is its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,9 @@ def require_prompts(prompts: Sequence[NewPrompt]) -> None:
             raise UsageError(f"{where}.features: must have 1 to {MOST_FEATURES} numbers, not {len(prompt.features)}")
         if len(prompt.features) != length:
             raise UsageError(f"{where}.features: has {len(prompt.features)} numbers, prompts[0] has {length}; one LLM gives one length")
+        tokens, rest = divmod(len(prompt.vectors), length)
+        if rest or tokens > MOST_TOKENS or not all(map(math.isfinite, prompt.vectors)):
+            raise UsageError(f"{where}.vectors: must be at most {MOST_TOKENS} times {length} finite numbers, not {len(prompt.vectors)}")
         norm = sum(value * value for value in prompt.features)  # its cosine must be a number, also in 32 bits
         if not 1e-30 < norm < 1e30:
             raise UsageError(f"{where}.features: have no direction that could be compared (length {math.sqrt(norm):g})")
@@ -119,6 +124,7 @@ def _insert(tx: Transaction, new: NewPrompts, prompt: NewPrompt, medoid: int | N
     tx.insert("prompts", [{
         "id": number, "llm": llm, "revision": revision, "tokenizer": tokenizer, "text": prompt.text, "source": prompt.source,
         "task": prompt.task, "features": prompt.features, "medoid": medoid, "ts": tx.now, "added_by": new.added_by,
+        "vectors": prompt.vectors or None,
     }])  # fmt: skip
     return number
 

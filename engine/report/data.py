@@ -228,6 +228,7 @@ def collect(query: Query, scope: Scope) -> Report:
             "leased": _weighted(leased, edges) if gpus else None,
             "measured": _weighted(measured, edges) if gpus else None,
         },
+        "cost": {"all": row["cost"], "storage": row["storage_cost"]},
         "reached": [{key: job[key] for key in ("id", "name", "metric", "value")} for job in reversed(jobs) if job["metric"]],
     }
     return Report(

@@ -54,10 +54,15 @@ def _tiles(report: Report) -> str:
             tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
             tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} failed attempt{'s' * (of['failed_attempts'] != 1)}"),
             tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
+            tile("Cost", f"{of['cost']['all']:.4g}", _cost(of["cost"])),
             tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
             tile("Makespan", fmt.duration(of["makespan"])),
         )
     )
+
+
+def _cost(cost: Mapping[str, float]) -> str:
+    return f"of it {cost['storage']:.4g} for storage" if cost["storage"] else "of GPU-time; see [prices]"
 
 
 def _figure(report: Report, name: str, image: bytes | None) -> str:
@@ -112,6 +117,8 @@ COLUMNS = (
     "waited",
     "JCT",
     "GPU-time",
+    "cost",
+    "stored",
     "attempts",
     "deadline",
     "steps",
@@ -136,6 +143,8 @@ def _cells(job: Mapping[str, Any], now: float) -> list[Cell]:
         Cell(fmt.duration(job["waited"]), "n"),
         Cell(fmt.duration(job["jct"]), "n"),
         Cell(fmt.duration(job["gpu_seconds"]), "n"),
+        Cell(f"{job['cost']:.4g}", "n"),
+        Cell(fmt.size(job["stored_bytes"]), "n"),
         Cell(number),
         Cell(*_deadline(job, now)),
         Cell(steps, "n"),

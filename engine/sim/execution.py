@@ -62,10 +62,16 @@ class Training:
             self.renew(job, max(lease_end, now + lasts))
 
     def _start_cost(self, number: int, gpus: Sequence[int], *, resumed: bool) -> float:
-        cost = self._truth.start_cost(number, gpus, resumed=resumed)
-        if not self.pools.used or resumed:
+        now, cost = self._agenda.now, self._truth.start_cost(number, gpus, resumed=resumed)
+        if not self.pools.used:
+            model = self._table.workload.models[self._table.workload.model[number]]
+            if not resumed and self.pools.is_warm(model, gpus, now):
+                cost = self._costs.warm_start
+            self.pools.trains(model, gpus, now + cost)
             return cost
-        wait = self.pools.wait(self._backbone(number), gpus, self._agenda.now)
+        if resumed:
+            return cost
+        wait = self.pools.wait(self._backbone(number), gpus, now)
         return self._costs.cold_start if wait is None else wait + self._costs.warm_start
 
     def _backbone(self, number: int) -> str:

@@ -70,8 +70,6 @@ class Truth:
         self._node = gpus.node.tolist()
         self._gangs, self._profiles = workload.gpus_min.tolist(), workload.profile.tolist()
         self._grid = Grid(gpus.node, gpus.index)
-        self._knows_warm = costs.warm_start != costs.cold_start  # else it makes no difference
-        self._last_model = np.full(len(gpus), -1, dtype=np.int64)  #: model that last ran on each GPU
         self._rate = cache(_rate)
 
     def fits(self) -> Bools:
@@ -131,19 +129,9 @@ class Truth:
         return self._workload.profiles[row] if row >= 0 else None
 
     def start_cost(self, job: int, gpus: Sequence[int], *, resumed: bool) -> float:
-        """Seconds from the grant of a lease until the job trains."""
+        """Seconds from the grant of a lease until the job trains, on GPUs that are cold."""
         costs = self._costs
-        warm = self._knows_warm and self._is_warm(job, gpus)
-        if resumed:
-            return costs.resume + costs.resume_per_gpu * (len(gpus) - 1)
-        return costs.warm_start if warm else costs.cold_start
-
-    def _is_warm(self, job: int, gpus: Sequence[int]) -> bool:
-        """Whether its model was the last on all these GPUs; it is from now on."""
-        rows, model = list(gpus), int(self._workload.model[job])
-        warm = self._workload.models[model] != "" and bool((self._last_model[rows] == model).all())  # who knows what a nameless one is
-        self._last_model[rows] = model
-        return warm
+        return costs.resume + costs.resume_per_gpu * (len(gpus) - 1) if resumed else costs.cold_start
 
     def time_to_failure(self, job: int, gpus: int, attempt: int, *, profile: bool = False) -> float:
         """Seconds of training until it fails, inf: never. The draw is of the job and the attempt, whatever the policy does.

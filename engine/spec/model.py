@@ -143,7 +143,8 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much memory of its GPU a training may use, and of how many batches a step is (004 ch. 3)."""
 
     cap: Size | None = None  #: bytes of the GPU; the model's parts are swapped in and out to stay below
-    accumulate: Annotated[int, msgspec.Meta(ge=1, le=4096)] | Literal["auto"] = 1  #: batches of a step, whose gradients are averaged
+    #: batches of a step, whose gradients are averaged; auto: chosen where the job is submitted, so no stored job has it
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=4096)] | Literal["auto"] = 1
     swap: Literal["auto", "off", "force"] = "auto"  #: auto: as few parts as the cap allows, one where all fits; force: two at least
 
     @property
@@ -154,8 +155,8 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if spec.command is not None:
             yield "", "is for a job with a recipe or an entrypoint: a command keeps its memory itself"
-        if self.accumulate == "auto":
-            yield "accumulate", "auto is looked for by 'stoker swap plan JOB.yaml --accumulate auto'; write the number that it finds"
+        if self.accumulate == "auto" and self.cap is None:
+            yield "accumulate", "auto is the fewest batches that hide the loading of parts, so it needs a cap; add one, or write a number"
         if self.swap == "off" and self.cap is not None:
             yield "cap", "is what swapping keeps to; remove it, or swap: off"
         if self.swap == "force" and self.cap is None:

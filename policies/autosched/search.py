@@ -39,6 +39,7 @@ class Figures:
     utilisation: float  #: share of the GPU-time that is held
     preemptions: float  #: a job
     fragmentation: float  #: share of the GPU-time that is free while jobs wait
+    cost: float = 0.0  #: GPU-hours held, by jobs or kept warm
     seconds: float = 0.0  #: processor time
     soon: float = 0.0  #: mean seconds of the period ahead that the jobs at hand take
     decisions: int = 0  #: that the trial took

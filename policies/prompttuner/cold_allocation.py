@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import MutableMapping
+from typing import NamedTuple
 
 from .gpu_pools import GpuPools
 from .job_times import JobTimes
@@ -39,19 +40,56 @@ def book(moments: list[float], gpus: int, end: float) -> None:
         insort(moments, math.inf if math.isnan(end) else end)
 
 
+class Offer(NamedTuple):
+    """GPUs that a job which waits could have when cold ones have loaded its LLM. As printed only cold ones are.
+
+    ``own``: how many of its own pool are idle and not booked; ``lent``: rows of such GPUs of other pools, the longest idle first.
+    """
+
+    own: int
+    cold: int
+    lent: list[int]
+
+    @property
+    def total(self) -> int:
+        return self.own + self.cold + len(self.lent)
+
+
+def offer(job: int, backbone: str, pools: GpuPools, moments: Moments, now: float) -> Offer:
+    """What there is for it. Moments have the bookings of the jobs that were served before."""
+    left = {name: sum(at <= now for at in booked) for name, booked in moments.items()}
+    lent = []
+    for gpu in pools.idle_of_others(backbone, job):
+        name = str(pools.of[gpu])
+        left[name] = left.get(name, len(pools.of)) - 1  # a pool without moments has no job that waits
+        if left[name] >= 0:
+            lent.append(gpu)
+    own = min(left.get(backbone, 0), int(pools.ready(backbone, job).sum()))
+    return Offer(own, int(pools.cold(job).sum()), lent)
+
+
 def grow(job: int, backbone: str, pools: GpuPools, moments: Moments, times: JobTimes, now: float, loading: float) -> tuple[int, ...]:
-    """The fewest cold GPUs on which it ends in time when they have loaded, which join its pool; (): no number does (lines 10 to 20)."""
-    cold = pools.cold(job)
-    gpus = times.fewest(job, float(times.deadline[job]) - now - loading, int(cold.sum()))
-    return add(job, backbone, gpus, pools, moments, times, now + loading) if gpus else ()
+    """The fewest cold GPUs on which it ends in time when they have loaded, which join its pool; (): no number does (lines 10 to 20).
+
+    Idle GPUs of its pool that are too few count too. Where too few are cold, other pools lend theirs.
+    """
+    there = offer(job, backbone, pools, moments, now)
+    gpus = times.fewest(job, float(times.deadline[job]) - now - loading, there.total)
+    return add(job, backbone, gpus, there, pools, moments, times, now + loading) if gpus > there.own else ()
 
 
-def add(job: int, backbone: str, gpus: int, pools: GpuPools, moments: Moments, times: JobTimes, loaded: float) -> tuple[int, ...]:
-    """So many cold GPUs join a pool, for this job in the first place."""
-    added = pools.take(pools.cold(job), gpus)
-    pools.join(backbone, added)
+def add(
+    job: int, backbone: str, gpus: int, there: Offer, pools: GpuPools, moments: Moments, times: JobTimes, loaded: float
+) -> tuple[int, ...]:
+    """So many GPUs for this job in the first place: those of its pool, then cold ones, then lent ones; which have joined its pool."""
+    cold = pools.take(pools.cold(job), min(gpus - there.own, there.cold))
+    lent = tuple(there.lent[: gpus - there.own - len(cold)])
+    for gpu in lent:
+        if pools.of[gpu] in moments:
+            del moments[pools.of[gpu]][0]  # its own, or that of another idle one: both are past
+    pools.free[list(lent)] = False
+    pools.join(backbone, [*cold, *lent])
     of_pool = moments.setdefault(backbone, [])
-    end = loaded + times.seconds(job, gpus)
-    for _ in added:
-        insort(of_pool, math.inf if math.isnan(end) else end)
-    return added
+    of_pool[:0] = [loaded] * (gpus - there.own)
+    book(of_pool, gpus, loaded + times.seconds(job, gpus))
+    return (*cold, *lent)

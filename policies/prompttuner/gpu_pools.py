@@ -68,6 +68,12 @@ class GpuPools:
         cold: Bools = self.free & (self.of == "") & self.able(job)
         return cold
 
+    def idle_of_others(self, backbone: str, job: int) -> list[int]:
+        """GPUs of other pools that serve nobody, the one that has been idle longest first."""
+        rows = np.flatnonzero(self.free & np.isfinite(self._idle_since) & (self.of != "") & (self.of != backbone) & self.able(job))
+        order: list[int] = rows[np.argsort(self._idle_since[rows], kind="stable")].tolist()
+        return order
+
     def moments(self, backbone: str, busy_until: Callable[[int], float]) -> list[float]:
         """E_l of 002 table 4.4: when each GPU of a warm pool can next be given, ascending. What loads counts, or each round adds again."""
         now = self._view.now

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..contract import Allocation, Demand, Phase, Plan, Reason, View, Waiting, tunable
 from ..queues.elastic import Curves
-from .cold_allocation import add, book, delay_schedulable, grow
+from .cold_allocation import add, book, delay_schedulable, grow, offer
 from .gpu_pools import GpuPools
 from .job_times import JobTimes
 from .warm_allocation import start_warm
@@ -28,9 +28,11 @@ class PromptTuner:
     job will leave some in time, the fewest cold GPUs join the pool (algorithm 2). A GPU that serves no job for the window
     leaves its pool. Nothing that starts from a backbone is preempted.
 
-    Where 002 is silent: jobs that cannot end in time, and those without a deadline or a backbone, come last, in the order of submission;
-    the first of these wait for warm GPUs, unless their pool has too few. Jobs without a backbone run on cold GPUs, and those without a
-    deadline give these back when a pool must grow and no other GPU is free.
+    Where 002 is silent: a job also counts idle GPUs of its pool that are too few for it, and where too few are cold, other pools lend it
+    GPUs that are idle and that no job waits for, the longest idle first, which load its LLM. Jobs that cannot end in time, and those
+    without a deadline or a backbone, come last, in the order of submission; the first of these wait for warm GPUs, unless their pool has
+    too few. Jobs without a backbone run on cold GPUs, and those without a deadline give these back when a pool must grow and no other GPU
+    is free.
     """
 
     @dataclass(frozen=True)
@@ -144,22 +146,28 @@ class _Round:
             else:
                 self._waits(job, TOO_FEW)
             return
-        moments, ready = self.moments[name], self.pools.ready(name, job)
+        moments, ready, there = self.moments[name], self.pools.ready(name, job), offer(job, name, self.pools, self.moments, now)
         at = moments[least - 1] if len(moments) >= least else math.inf
         if at <= now and ready.sum() >= least:
             self.given[job] = self.pools.take(ready, least)
-        elif at > now + self.config.loading and not (late and at < math.inf) and self.pools.cold(job).sum() >= least:
-            add(job, name, least, self.pools, self.moments, self.times, now + self.config.loading)
+        elif at > now + self.config.loading and not (late and at < math.inf) and there.total >= least:
+            add(job, name, least, there, self.pools, self.moments, self.times, now + self.config.loading)
             self._waits(job, Reason("loading", f"waits for GPUs that load {name}"))
             return
         else:
-            idle = f"starts when GPUs that are warm for {name} are idle"
-            self._waits(
-                job, Reason("late", f"cannot end by its deadline any more; {idle}") if late else Reason("last", f"no deadline; {idle}")
-            )
+            self._waits(job, self._last(job, late=late))
         if at < math.inf:
             self.booked.add(name)
             book(moments, least, max(at, now) + self.times.seconds(job, least))
+
+    def _last(self, job: int, *, late: bool) -> Reason:
+        """Why a job that comes last waits."""
+        idle = f"starts when GPUs that are warm for {self.backbone[job]} are idle"
+        if not late:
+            return Reason("last", f"no deadline; {idle}")
+        if self.times.fewest(job, float(self.times.deadline[job]) - self.view.now - self.config.loading, len(self.view.gpus)):
+            return TOO_FEW
+        return Reason("late", f"cannot end by its deadline any more; {idle}")
 
     def _wake_at(self, *, shrunk: bool) -> float | None:
         """``shrunk``: there are cold GPUs now that were not there for this round."""

@@ -55,7 +55,12 @@ class Llm:
 
 @functools.cache
 def load_llm(name: str) -> Llm:
-    """The language model of that name, which all that ask in one process share.
+    """The language model of that name, which all that ask in one process share; see `read_llm`."""
+    return read_llm(name)
+
+
+def read_llm(name: str) -> Llm:
+    """The language model of that name, for the caller alone.
 
     NotFound: there is none; Unreachable, StokerError: its package or a library is not to be had.
     """

@@ -1,4 +1,4 @@
-"""A CUDA device: three streams, pinned memory, and the allocator's own cap. Written with care and untried: no GPU was at hand.
+"""A CUDA device: three streams, pinned memory, and the allocator's own cap. Run on an H100 (docs/memory.md).
 
 All memory belongs to the computing stream. A load waits for what computes when its memory is allocated, so whatever used that memory
 before is done; what is carried out is kept until the computing stream has waited for the copy. So no `record_stream` is needed.
@@ -6,38 +6,81 @@ before is done; what is carried out is kept until the computing stream has waite
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from .device import CapExceeded, Event, Pair, Times
+from .device import CapExceeded, Device, Event, Pair, Times
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """The end of a copy; and where the computing stream was when the copy was given, as `_given` then was."""
+
+    end: torch.cuda.Event
+    asked: torch.cuda.Event
+    given: int
+
+
+class _Step:
+    """What is timed: spans of the computing stream in which it waited and computed."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self.waits: list[tuple[Any, Any]] = []
+        self.launches: list[tuple[Any, Any]] = []
+
+
 class CudaDevice:
-    """The current CUDA device, of which no more than ``cap`` bytes are used."""
+    """The current CUDA device, of which torch's allocator takes no more than ``cap`` bytes. The context of CUDA is beside them."""
 
     name = "cuda"
     emulated = False
 
     def __init__(self, cap: int, device: torch.device) -> None:
         self.cap, self.device = cap, device
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+        if not any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+            # Blocks of the size that is asked for: else each large one may be 1 MiB larger, and what is free between them is lost.
+            _set_allocator("expandable_segments:True")
+        self._allow(cap)
         self._compute = torch.cuda.current_stream(device)
         self._load, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._times = Times()
-        self._waits: list[tuple[Any, Any]] = []
+        self._given = 0  #: what was given to the computing stream
+        self._step = _Step()
+
+    def _allow(self, size: int) -> None:
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
+
+    @contextmanager
+    def lifted(self) -> Iterator[Device]:
+        """Itself, with half of what is free: others may be on the GPU too."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        self._allow(max(self.cap, torch.cuda.memory_reserved(self.device) + free // 2))
+        try:
+            yield self
+        finally:
+            torch.cuda.empty_cache()
+            self._allow(self.cap)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._allocated(lambda: tensor.to(self.device))
+        return self._allocated(lambda: tensor.detach().to(self.device, copy=True))
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocated(lambda: torch.empty_like(tensor, device=self.device, requires_grad=False))
+
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=True)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory()
 
     def drop(self, tensor: torch.Tensor) -> None:
         pass
@@ -51,47 +94,57 @@ class CudaDevice:
     def copy_in(self, pairs: Sequence[Pair], after: Sequence[Event] = ()) -> Event:
         for event in after:  # of the host: it is over when the event is there
             self.finish(event)
-        self._times.bytes_in += _bytes(pairs)
+        self._step.times.bytes_in += _bytes(pairs)
         return self._copy(self._load, pairs)
 
     def copy_out(self, pairs: Sequence[Pair]) -> Event:
-        self._times.bytes_out += _bytes(pairs)
+        self._step.times.bytes_out += _bytes(pairs)
         return self._copy(self._out, pairs)
 
     @torch.no_grad()
     def _copy(self, stream: Any, pairs: Sequence[Pair]) -> Event:
-        stream.wait_stream(self._compute)
+        asked = _recorded(self._compute)
+        stream.wait_event(asked)
         with torch.cuda.stream(stream):
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
-            return _recorded(stream)
+            return _Copied(_recorded(stream), asked, self._given)
 
     def wait(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        before = _recorded(self._compute)
-        self._compute.wait_event(event)
-        self._waits.append((before, _recorded(self._compute)))
+        assert isinstance(event, _Copied)
+        # With nothing to compute since the copy was given, the stream has waited from then on: before the host came to ask.
+        before = event.asked if event.given == self._given else _recorded(self._compute)
+        self._compute.wait_event(event.end)
+        self._step.waits.append((before, _recorded(self._compute)))
+        self._given += 1
 
     def finish(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        event.synchronize()
+        assert isinstance(event, _Copied)
+        event.end.synchronize()
 
     def launch(self, work: Callable[[], T]) -> T:
-        return self._allocated(work)
+        before = _recorded(self._compute)
+        done = self._allocated(work)
+        self._step.launches.append((before, _recorded(self._compute)))
+        self._given += 1
+        return done
 
     def on_host(self, work: Callable[[], T]) -> tuple[T, Event]:
-        return work(), _recorded(self._compute)
+        done, now = work(), _recorded(self._compute)
+        return done, _Copied(now, now, self._given)
 
     @contextmanager
     def step(self) -> Iterator[Times]:
-        self._times = times = Times()
-        self._waits = []
-        begun = time.perf_counter()
-        yield times
-        torch.cuda.synchronize(self.device)
-        times.seconds = time.perf_counter() - begun
-        times.stalled = sum(before.elapsed_time(after) for before, after in self._waits) / 1000
-        times.computing = times.seconds - times.stalled
+        around, self._step = self._step, _Step()
+        step, begun = self._step, time.perf_counter()
+        try:
+            yield step.times
+            torch.cuda.synchronize(self.device)
+        finally:
+            self._step = around
+        step.times.seconds = time.perf_counter() - begun
+        step.times.stalled = _seconds(step.waits)
+        step.times.computing = _seconds(step.launches)
 
     def _allocated(self, work: Callable[[], T]) -> T:
         try:
@@ -100,10 +153,19 @@ class CudaDevice:
             raise CapExceeded(f"out of device memory under a cap of {self.cap:,} bytes: {str(error).splitlines()[0]}") from error
 
 
+def _set_allocator(settings: str) -> None:
+    known = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # by its older name before torch 2.9
+    (known or torch.cuda.memory._set_allocator_settings)(settings)
+
+
 def _recorded(stream: Any) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
+
+
+def _seconds(spans: Sequence[tuple[Any, Any]]) -> float:
+    return float(sum(before.elapsed_time(after) for before, after in spans)) / 1000
 
 
 def _bytes(pairs: Sequence[Pair]) -> int:

@@ -38,6 +38,18 @@ class Device(Protocol):
         """Memory for a tensor, in the order of the computing stream. Raises CapExceeded."""
         ...
 
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a tensor that is carried out."""
+        ...
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The host's tensor where copies can read it beside all else that goes on."""
+        ...
+
+    def lifted(self) -> AbstractContextManager[Device]:
+        """A device like this one without its cap, to measure on: emulated memory has no end, that of hardware is what is there."""
+        ...
+
     def drop(self, tensor: torch.Tensor) -> None:
         """Its content is not needed any more; the memory is free once nothing refers to it."""
         ...
@@ -67,7 +79,7 @@ class Device(Protocol):
         ...
 
     def step(self) -> AbstractContextManager[Times]:
-        """One step of a training: its times are there when it has ended."""
+        """One step of a training, or what is measured within one: its times are there when it has ended."""
         ...
 
     def memory(self) -> tuple[int, int]:

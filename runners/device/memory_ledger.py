@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -23,12 +22,17 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._over = over  #: called with the bytes in use when they have grown
         self._sizes: dict[int, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under it; torch's guard against that would take longer than what is done here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        known = {tensor.untyped_storage()._cdata for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor):
-                self.count(tensor, known)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            if tensor.untyped_storage()._cdata not in self._sizes:
+                self.count(tensor, {given.untyped_storage()._cdata for given in _tensors((args, tuple(kwargs.values())))})
         return result
 
     def count(self, tensor: torch.Tensor, known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
@@ -46,3 +50,12 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """In what an operation takes or gives: lists at most. (torch's own walk through any tree takes as long as a small operation.)"""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from .device import CapExceeded, Event, Pair, Times
+from .device import CapExceeded, Device, Event, Pair, Times
 from .memory_ledger import MemoryLedger
 
 T = TypeVar("T")
@@ -77,6 +77,16 @@ class MeteredDevice:
             made = torch.empty_like(tensor, requires_grad=False)
         _poison(made)
         return made
+
+    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, requires_grad=False)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @contextmanager
+    def lifted(self) -> Iterator[Device]:
+        yield MeteredDevice(1 << 60, bandwidth=self.bandwidth, latency=self.latency, clock=self.clock)
 
     def drop(self, tensor: torch.Tensor) -> None:
         _poison(tensor)
@@ -145,9 +155,13 @@ class MeteredDevice:
 
     @contextmanager
     def step(self) -> Iterator[Times]:
-        self._times = times = Times()
-        begun = self._host = self._now
-        yield times
+        around, self._times = self._times, Times()
+        times, begun = self._times, self._now
+        self._host = begun
+        try:
+            yield times
+        finally:
+            self._times = around
         # What is on its way is part of the step: the next one begins with the newest weights.
         self._now = max(self._now, self._host, self._out.free)
         times.seconds = self._now - begun

@@ -16,6 +16,7 @@ It keeps no state of its own: leases lie in their run directories, each watched 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import logging
 import os
@@ -35,8 +36,10 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
+from ..kept_files import kept_files
+from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
 from .gpus import Devices, find
@@ -85,8 +88,9 @@ class Agent:
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
-        self.warm = WarmStarts(enabled=False)
+        self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
+        self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,13 +99,16 @@ class Agent:
 
     def run(self) -> None:
         """Until told to leave. Raises StokerError when another agent has this node, or the daemon turns us away."""
-        with self._lock():
+        with self._lock(), contextlib.closing(self.warm):
             self._load()
+            self.warm.adopt()  # at once: they do not wait long
             welcome = greet(self._client(), self._hello, self._wait_to_greet)
             if welcome is None:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
+            if not self.warm.enabled:
+                self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
             logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
@@ -114,7 +121,6 @@ class Agent:
                 raise Stale(f"this runner leaves, its jobs go on: another one has taken node {self.options.node!r} ({error})") from None
             finally:
                 poller.leaving.set()
-                self.warm.close()
             self._say_goodbye(outbox)
 
     def leave(self) -> None:
@@ -363,6 +369,8 @@ class Agent:
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
             clean(self.options, set(self.runs))
+            if (files := kept_files(self.options.home)) != self._files_told:
+                outbox.files = self._files_told = files
 
     def _settle(self, run: Run, now: float, outbox: Outbox) -> None:
         """The end of a lease is told when its GPUs are free again, or, after a bounded wait, together with why they are not."""

@@ -22,6 +22,7 @@ from ...engine.protocol import (
     ForkServer,
     GpuInfo,
     Hello,
+    JobFiles,
     LogRequest,
     Poll,
     Records,
@@ -147,6 +148,7 @@ class Outbox:
         self.samples: list[Sample] = []
         self.gpus: dict[str, GpuInfo] = {}  #: changes of health
         self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
+        self.files: list[JobFiles] | None = None  #: the same of what jobs keep
 
     @property
     def waiting(self) -> bool:
@@ -183,7 +185,7 @@ class Outbox:
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
-        if report.workers or report.gpus or report.servers is not None:
+        if report.workers or report.gpus or report.servers is not None or report.files is not None:
             return True
         if report.records:
             full = sum(len(one.records) for one in report.records) >= _RECORDS
@@ -220,6 +222,7 @@ class Outbox:
             gpus=list(self.gpus.values()),
             left=left,
             servers=self.servers,
+            files=self.files,
         )
         return report, offsets
 
@@ -230,6 +233,8 @@ class Outbox:
                 del self.gpus[gpu.id]
         if self.servers is report.servers:
             self.servers = None
+        if self.files is report.files:
+            self.files = None
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset

@@ -191,10 +191,10 @@ class Supervisor:
             ending = self.stop is not None or self.exit_code is not None
             for key, _ in self.selector.select(_TICK if ending else None):
                 key.data()
-            self._reap()
+            childless = self._reap()
             if self.stop is None and self.exit_code is None:
                 continue
-            left = processes.descendants(os.getpid(), processes.table())
+            left = [] if childless else processes.descendants(os.getpid(), processes.table())
             if not left and self.exit_code is not None:
                 return []
             now = time.monotonic()
@@ -264,15 +264,16 @@ class Supervisor:
         else:  # everybody has closed it
             self.selector.unregister(self.output)
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Whether no child is left, and so, as orphans below us become our children, nothing at all."""
         assert self.main is not None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return True
             if pid == 0:
-                return
+                return False
             if pid == self.main.pid:
                 self.exit_code = self.main.returncode = os.waitstatus_to_exitcode(status)
 

@@ -1,8 +1,8 @@
 """Fork servers of an agent: jobs of recipes and entrypoints start in milliseconds once a server has loaded what they import.
 
-A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent. Nothing here ever blocks
-the agent: a request is put into a socket as a whole or given up, and a start that is not taken up in time becomes a cold one. So does
-every start for which there is no ready server; `why_cold` says why.
+A server is loaded once the first job that it fits has trained a step, or has ended; it leaves with the agent, unless that is killed:
+then the next agent of the node adopts it. Nothing here ever blocks the agent: a request is put into a socket as a whole or given up, and a
+start that is not taken up in time becomes a cold one. So does every start for which there is no ready server; `why_cold` says why.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...engine import identity
+from ...engine.identity import Process
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
+from ..worker import server_names
 from ..worker.fork_server import LENGTH, TAG_PLACE
+from ..worker.server_names import ServerName
 from . import processes
 from .rundir import ENV_TAG, RunDir
 from .supervisor import Launch
@@ -36,6 +39,7 @@ KEPT = 2  #: servers
 IDLE = 600.0  #: seconds without a start after which a server ends
 LATE = 2.0  #: seconds after which a request that nobody has taken up is given up
 LOADING = "its server is loading"
+_KILLED = "its server was killed"
 _REQUEST = 1 << 20  #: bytes of the buffer that takes a request
 #: variables that are read when Python, torch and their libraries are loaded
 _AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_", "NUMEXPR_", "PYTHON", "LD_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "MALLOC_",
@@ -83,27 +87,61 @@ class Kind(NamedTuple):
         return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
 
 
-class Server:
-    """One fork server, started by this agent."""
+class Adopted:
+    """A process that another agent has started: of `subprocess.Popen` what `Server` uses."""
 
-    def __init__(self, kind: Kind, env: Mapping[str, str]):
+    def __init__(self, process: Process) -> None:
+        self.process, self.pid = process, process.pid
+
+    def poll(self) -> int | None:
+        return None if identity.alive(self.process) else 1
+
+    def kill(self) -> None:
+        processes.send(self.process, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """It is no child of ours."""
+
+
+class Server:
+    """One fork server. ``code``: the state of the runners' files that it has loaded."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
+        self.process, self._control, self.code = process, control, code
+        control.setblocking(False)
         self.since = time.time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
-        self.code = code_stamp()
         self.why = LOADING  #: not ready because
         self._said = b""
+        self.modules: frozenset[str] = frozenset()  #: names that mean what it has loaded
         self.admitted = False  #: it has been looked at whether there is memory for it
+
+    @classmethod
+    def start(cls, kind: Kind, env: Mapping[str, str], place: str, key: str, code: str) -> Server:
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._control = ours
-        with theirs:
-            argv = [sys.executable, "-P", "-m", "stoker.runners.worker.fork_server", *filter(None, kind)]
-            self.process = subprocess.Popen(
-                argv, stdin=theirs.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True
-            )
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+        argv = [sys.executable, "-P", "-m", "stoker.runners.worker.fork_server", place, key, *filter(None, kind)]
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    argv, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(env), start_new_session=True
+                )
+        except OSError:
+            ours.close()
+            raise
+        return cls(process, ours, code)
+
+    @classmethod
+    def adopt(cls, name: ServerName, code: str) -> Server | None:
+        """One that waits for an agent; None: it has gone, or it hangs."""
+        found = server_names.connect(name)
+        if found is None:
+            return None
+        connection, pid = found
+        if (known := identity.stat(pid)) is None:
+            connection.close()
+            return None
+        return cls(Adopted(known.process), connection, code)
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
@@ -111,28 +149,45 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        if self.process.poll() is not None and self._said == b"ready\n":
-            self.why = "its server was killed"
-            return False
-        if self.why and self.process.stdout is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._said += os.read(self.process.stdout.fileno(), 4096)
-            if self._said == b"ready\n":
-                self.why, self.since = "", time.time()
-                found = identity.stat(self.process.pid)
-                self.memory = processes.memory(found) if found else None
-            elif self.process.poll() is not None:
-                self.why = self._said.decode(errors="replace").strip() or "its server ended while it loaded"
+        if not self.why and self.process.poll() is not None:
+            self.why = _KILLED
+        if self.why == LOADING:
+            self._hear()
         return not self.why
+
+    def _hear(self) -> None:
+        """Of one that loads: one line, which is that it is ready, or why it cannot be."""
+        heard = b" "
+        while heard and not self._said.endswith(b"\n"):
+            try:
+                heard = self._control.recv(_REQUEST)
+            except BlockingIOError:
+                return
+            except OSError:
+                heard = b""
+            self._said += heard
+        words = self._said.decode(errors="replace").split()
+        if heard and words[:1] == ["ready"]:
+            self.why, self.since, self.modules = "", time.time(), frozenset(words[1:])
+            found = identity.stat(self.process.pid)
+            self.memory = processes.memory(found) if found else None
+            return
+        silent = _KILLED if isinstance(self.process, Adopted) else "its server ended while it loaded, as where memory runs out"
+        self.why = " ".join(words) if heard else silent
 
     @property
     def heard(self) -> bool:
         """It has said whether it can serve, or has gone."""
         return self.why != LOADING
 
+    def fileno(self) -> int:
+        """Readable when it says something."""
+        return self._control.fileno()
+
     @property
     def gone(self) -> bool:
-        return self.process.poll() is not None
+        """It has ended, or is about to."""
+        return self.why not in ("", LOADING) or self.process.poll() is not None
 
     def ask(self, run: RunDir, launch: Launch) -> Forked | None:
         """Ask for a supervisor; None when that would have to be waited for."""
@@ -156,17 +211,15 @@ class Server:
         """Kill it: what it has forked goes on."""
         self._control.close()
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+            self.process.kill()
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 class WarmStarts:
-    """The fork servers of an agent, by what they have loaded."""
+    """The fork servers of an agent, by what they have loaded. ``place``: where the next agent finds them; empty: none does."""
 
-    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None):
-        self.enabled = enabled
+    def __init__(self, enabled: bool, environment: Mapping[str, str] | None = None, place: str = ""):
+        self.enabled, self.place = enabled, place
         self.limit: float = math.inf  #: bytes that all servers may take
         self._draining = False
         self._kept: set[Kind] = set()  #: servers that stay, whether they are used or not
@@ -174,7 +227,27 @@ class WarmStarts:
         self._environment = dict(os.environ if environment is None else environment)
         self._servers: dict[Kind, Server] = {}
         self._broken: dict[Kind, tuple[float, str]] = {}  #: since when and why there is no server any more
-        self._stamp = (-math.inf, 0)  #: when the runners' files were last looked at, and what was found
+        self._stamp = (-math.inf, "")  #: when the runners' files were last looked at, and what was found
+
+    def adopt(self) -> None:
+        """Take over the servers that a killed agent has left; end those of other code, as after an upgrade, or of another environment."""
+        key = self._key()
+        for name in server_names.find(self.place):
+            kind = Kind(name.recipe or None, name.backbone or None)
+            if (server := Server.adopt(name, self._code())) is None:
+                continue
+            fits = name.key == key and kind not in self._servers
+            log.info("fork server of %s is %s", kind.words, "adopted" if fits else "ended: it is of other code", extra={"action": "adopt"})
+            if fits:
+                self._servers[kind] = server
+            else:
+                server.end()
+
+    def _key(self) -> str:
+        """Of what a server loads: the code, and the environment that it is read in."""
+        env = self._servers_environment()
+        read = {name: value for name, value in env.items() if name.startswith((*_AT_IMPORT, "STOKER_CACHE", "XDG_", "PATH"))}
+        return server_names.digest(self._code(), sys.executable, sorted(read.items()))
 
     def start(self, run: RunDir, assignment: Assignment, launch: Launch) -> tuple[Forked, None] | tuple[None, str]:
         """Start a job by a fork, or say why it is to be started cold."""
@@ -202,9 +275,11 @@ class WarmStarts:
             server.end()
             del self._servers[kind]
             return "the code has changed since its server was loaded"
+        if server.ready and assignment.spec.get("entrypoint"):
+            return _hidden(Path(launch["cwd"]), server.modules)
         return None if server.ready else server.why
 
-    def _code(self) -> int:
+    def _code(self) -> str:
         """`code_stamp`, at most a second old: it takes a look at each file."""
         if (now := time.monotonic()) - self._stamp[0] > 1.0:
             self._stamp = (now, code_stamp())
@@ -236,7 +311,7 @@ class WarmStarts:
         server = self._servers.get(kind)
         if server is None or server.gone:
             self._load(kind)
-        elif ended:
+        elif ended and server.heard:  # one that hangs while it loads is not kept by those that start cold meanwhile
             server.use()
 
     def keep(self, backbones: Iterable[str]) -> None:
@@ -261,16 +336,17 @@ class WarmStarts:
             self._drop(kind)
         if kind in self._broken:
             return
-        env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_")}
-        env |= _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1"), "TOKENIZERS_PARALLELISM": "false"}
-        env |= {name: self._environment[name] for name in ("STOKER_CACHE",) if name in self._environment}
-        env[ENV_TAG] = "-" * TAG_PLACE
+        env = self._servers_environment() | {ENV_TAG: "-" * TAG_PLACE}
         try:
-            self._servers[kind] = Server(kind, env)
+            self._servers[kind] = Server.start(kind, env, self.place, self._key(), self._code())
         except OSError as error:
             self._give_up(kind, f"no server can be started: {error}")
         for oldest in self._spare()[:-KEPT]:
             self._drop(oldest)
+
+    def _servers_environment(self) -> dict[str, str]:
+        env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_") or name == "STOKER_CACHE"}
+        return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1"), "TOKENIZERS_PARALLELISM": "false"}
 
     def _spare(self) -> list[Kind]:
         """Servers that are not kept, the one that was used least recently first."""
@@ -321,7 +397,7 @@ class WarmStarts:
 
     def loading(self) -> list[int]:
         """Descriptors that become readable when a server has loaded, or cannot."""
-        return [server.process.stdout.fileno() for server in self._servers.values() if not server.heard and server.process.stdout]
+        return [server.fileno() for server in self._servers.values() if not server.heard]
 
     def _make_room(self, newest: Kind) -> None:
         """End other servers until all fit into the memory, and the newest itself when that is not enough."""
@@ -341,7 +417,7 @@ class WarmStarts:
 
     def _drop(self, kind: Kind) -> None:
         server = self._servers.pop(kind)
-        if server.gone and not server.ready and server.why != "its server was killed":
+        if server.gone and not server.ready and server.why != _KILLED:
             self._give_up(kind, server.why)
         server.end()
 
@@ -367,14 +443,26 @@ def _kind(assignment: Assignment) -> Kind:
     return Kind(name, recipe.backbone(assignment.spec)) if recipe else Kind(None, None)
 
 
+def _hidden(directory: Path, modules: Iterable[str]) -> str | None:
+    """Why a job of this directory starts cold: a fresh process may find a module there where a forked one has another of that name."""
+    try:
+        files = set(os.listdir(directory))  # noqa: PTH208 - a Path for each name is slow
+    except OSError:
+        return None
+    for name in sorted(modules):
+        if f"{name}.py" in files or (name in files and (directory / name / "__init__.py").exists()):
+            return f"its directory has a module {name!r}, and a forked process has another one of that name"
+    return None
+
+
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_AT_IMPORT) and name not in _SET_PER_JOB}
 
 
-def code_stamp() -> int:
+def code_stamp() -> str:
     """Changes when a file of the runners does, as at an upgrade."""
     stamps = []
     for path in _PACKAGE.rglob("*.py"):
         with contextlib.suppress(FileNotFoundError):  # an editor's, for a moment
             stamps.append((str(path), path.stat().st_mtime_ns))
-    return hash(tuple(sorted(stamps)))
+    return server_names.digest(*sorted(stamps))

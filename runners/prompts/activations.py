@@ -14,16 +14,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .lookup import Prompt
+
 LONGEST = 128  #: tokens of a prompt that are read
 
 
-def features(llm: Llm, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Mean of the last hidden states over a text's tokens, n × hidden. One text at a time: its row depends on no other."""
+def features(llm: Llm, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
+    """Mean of the last hidden states over a prompt's tokens, n × hidden. One prompt at a time: its row depends on no other.
+
+    A prompt is a text, or the vectors (tokens, hidden) of a tuned one.
+    """
     rows = []
     with torch.no_grad():
-        for text in interruptible(texts):
-            ids = torch.tensor(llm.ids(text)[:LONGEST], device=llm.device)
-            states, _ = llm.model.states(llm.model.embed_tokens(ids)[None])
+        for prompt in interruptible(prompts):
+            if isinstance(prompt, str):
+                vectors = llm.model.embed_tokens(torch.tensor(llm.ids(prompt)[:LONGEST], device=llm.device))
+            else:
+                vectors = torch.as_tensor(prompt[:LONGEST], device=llm.device)
+            states, _ = llm.model.states(vectors[None])
             rows.append(states[0].mean(0))
     found: NDArray[np.float32] = torch.stack(rows).cpu().numpy() if rows else torch.empty(0, llm.model.shape.hidden).numpy()
     return found

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...engine.errors import Conflict, NotFound
 from ..backbones.pretrained import Llm
 from ..packages import imported
 from .labelled_samples import CUE, Samples
 from .soft_prompt import nearest_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def write_adapter(folder: Path, llm: Llm, vectors: torch.Tensor, samples: Samples, started: Mapping[str, Any]) -> str:
@@ -34,6 +39,22 @@ def write_adapter(folder: Path, llm: Llm, vectors: torch.Tensor, samples: Sample
     _replace(folder / "adapter_config.json", json.dumps(config, indent=2).encode())
     _replace(folder / "prompt.json", json.dumps(about, indent=2, ensure_ascii=False).encode())
     return near
+
+
+def read_adapter(folder: Path, llm: Llm) -> NDArray[np.float32]:
+    """The vectors (tokens, hidden) of a folder that `write_adapter` has written. StokerError: they are not there, or not of this LLM."""
+    try:
+        about = json.loads((folder / "prompt.json").read_bytes())
+        vectors = imported("safetensors.numpy", "llm").load_file(folder / "adapter_model.safetensors")["prompt_embeddings"]
+    except (OSError, ValueError, KeyError, imported("safetensors", "llm").SafetensorError) as error:
+        raise NotFound(f"{folder}: has no tuned prompt that can be read: {error}") from None
+    if (about.get("llm"), about.get("tokenizer")) != (llm.key, llm.tokens):
+        raise Conflict(
+            f"{folder}: the prompt is of {about.get('llm')} ({about.get('tokenizer')}), and the LLM here is {llm.key} ({llm.tokens}); "
+            "they are never mixed: tune it again on this one"
+        )
+    found: NDArray[np.float32] = vectors
+    return found
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..backbones.pretrained import Llm, load_llm, placed
 from . import activations, prompt_score
+from .adapter_file import read_adapter
 from .labelled_samples import load_samples
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .lookup import Prompt
 
 TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text, as the recipe prompt-tune has them unless told
 
@@ -25,8 +29,13 @@ class BankLlm:
         """Activations, a row a text."""
         return activations.features(self.llm, texts)
 
-    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[str]], Sequence[float]]:
-        """The score of equation 4.1 of texts, on the same samples each time."""
+    def tuned(self, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Activations (hidden) and vectors (tokens, hidden) of the tuned prompt in a folder."""
+        vectors = read_adapter(folder, self.llm)
+        return activations.features(self.llm, [vectors])[0], vectors
+
+    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[Prompt]], Sequence[float]]:
+        """The score of equation 4.1 of prompts, on the same samples each time."""
         found = load_samples(self.llm, data, max_tokens=MAX_TOKENS, prompt_tokens=TOKENS)
         common = found.common(samples, seed)
         return functools.partial(prompt_score.score, self.llm, samples=common, answers=found.answers, length=TOKENS)

@@ -4,6 +4,7 @@ FOLDER/request.json (`Request`) says what. Answers are lines of JSON, appended t
 found before an interruption can be kept:
 
 ``features``: ``{"bank": {llm, revision, tokenizer}, "todo": n}``, then ``{"texts": [..], "features": [[..]]}`` some at a time.
+``tuned``: ``{"bank": …, "todo": n}``, then ``{"features": [..], "vectors": [..]}`` of the prompt in each folder, the vectors end to end.
 ``lookup``: ``{"bank": …, "todo": n}``, ``{"scored": n}`` as it goes on, ``{"candidates": [{text, score, layer}], "seconds": …}``.
 
 The last line is ``{"done": true}``; without it, the process says on stderr in one line what is wrong.
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -24,20 +26,23 @@ import msgspec
 from ...engine.errors import Conflict, NotFound, StokerError, UsageError
 from ...engine.home import Home
 from ..worker import script
-from .lookup import lookup, most_scores
+from .lookup import lookup, most_scores, prompts_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from .lookup import Prompt
+
 SLICE = 16  #: prompts between two answers
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    work: Literal["features", "lookup"]
+    work: Literal["features", "tuned", "lookup"]
     llm: str
     home: str
     texts: tuple[str, ...] = ()  #: features: of these; lookup: scored beside the bank's
+    folders: tuple[str, ...] = ()  #: tuned: with a tuned prompt each
     known: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  #: revision, tokenizer, and texts that the bank has already
     parent: int | None = None  #: process whose child this is: without it nobody waits for the answers
     data: str = ""
@@ -54,8 +59,11 @@ class Model(Protocol):
     def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Activations, a row a text."""
 
-    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[str]], Sequence[float]]:
-        """The score of equation 4.1 of texts, on the same samples each time."""
+    def tuned(self, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Activations (hidden) and vectors (tokens, hidden) of the tuned prompt in a folder."""
+
+    def scorer(self, data: str, samples: int, seed: int) -> Callable[[Sequence[Prompt]], Sequence[float]]:
+        """The score of equation 4.1 of prompts, on the same samples each time."""
 
 
 class Answers:
@@ -82,7 +90,7 @@ def serve(folder: Path, load: Callable[[str], Model]) -> None:
     except msgspec.DecodeError as error:
         raise UsageError(f"{folder}/request.json: {error}") from None
     answers, model = Answers(folder, request.parent), load(request.llm)
-    (_features if request.work == "features" else _lookup)(request, model, answers)
+    {"features": _features, "tuned": _tuned, "lookup": _lookup}[request.work](request, model, answers)
     answers.tell(done=True)
 
 
@@ -97,17 +105,24 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
         script.report(step=start + len(texts), total=len(todo))
 
 
+def _tuned(request: Request, model: Model, answers: Answers) -> None:
+    answers.tell(bank=_bank(request, model), todo=len(request.folders))
+    for folder in request.folders:
+        features, vectors = model.tuned(Path(folder))
+        answers.tell(features=features.tolist(), vectors=vectors.ravel().tolist())
+
+
 def _lookup(request: Request, model: Model, answers: Answers) -> None:
     began = time.monotonic()
     bank = _load_bank(request, model)
     score = model.scorer(request.data, request.samples, request.seed)
-    prompts, scored = bank["prompts"].tolist(), 0
+    texts, prompts, scored = bank["prompts"].tolist(), prompts_of(bank), 0
 
-    def told(texts: Sequence[str]) -> list[float]:
+    def told(some: Sequence[Prompt]) -> list[float]:
         nonlocal scored
         found: list[float] = []
-        for text in texts:
-            found += score([text])
+        for prompt in some:
+            found += score([prompt])
             scored += 1
             answers.tell(scored=scored)
         return found
@@ -115,7 +130,7 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
     answers.tell(bank=_bank(request, model), todo=most_scores(bank["medoid"]) + len(request.texts))
     given = [{"text": text, "score": value, "layer": 0} for text, value in zip(request.texts, told(request.texts), strict=True)]
     found = lookup(bank["medoid"], lambda rows: told([prompts[row] for row in rows]))
-    rows = [{"text": prompts[one.row], "id": int(bank["ids"][one.row]), "score": one.score, "layer": one.layer} for one in found]
+    rows = [{"text": texts[one.row], "id": int(bank["ids"][one.row]), "score": one.score, "layer": one.layer} for one in found]
     answers.tell(
         candidates=sorted(given + rows, key=lambda row: float(str(row["score"]))), seconds=time.monotonic() - began, prompts=len(prompts)
     )
@@ -126,7 +141,7 @@ def _load_bank(request: Request, model: Model) -> dict[str, Any]:
 
     path = Home(Path(request.home)).bank(request.llm, *_which(model))
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return dict(found)
     except FileNotFoundError:
         others = sorted(path.parents[2].glob(f"{request.llm}@*/*/bank.npz"))
@@ -136,7 +151,7 @@ def _load_bank(request: Request, model: Model) -> dict[str, Any]:
             here = f"{request.llm}@{model.revision} ({model.tokenizer})"
             raise Conflict(f"the bank is of {there}, and the LLM that is installed is {here}; features are never mixed: {build}") from None
         raise NotFound(f"there is no bank of {request.llm} yet: {build}") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise StokerError(f"{path}: cannot be read ({error}); the daemon writes it again when it starts") from None
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ...engine.errors import Conflict, NotFound, StokerError, UsageError
@@ -25,11 +26,10 @@ from ..host.rundir import ENV_RUN_DIR
 from ..worker import script
 from . import soft_prompt
 from .labelled_samples import Samples
-from .lookup import BUDGET, lookup, most_scores
+from .lookup import BUDGET, lookup, most_scores, prompts_of
 from .prompt_score import score
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,10 @@ class Beginning:
     def _vocabulary(self, **how: Any) -> Start:
         return Start(soft_prompt.of_vocabulary(self.llm, self.tokens, self.seed), {"init": "vocabulary", **how})
 
-    def _text(self, text: str, how: Mapping[str, Any]) -> Start:
-        return Start(soft_prompt.of_text(self.llm, text, self.tokens), {**how, "text": text})
+    def _text(self, text: str, how: Mapping[str, Any], vectors: Sequence[Sequence[float]] | None = None) -> Start:
+        """``vectors`` (tokens, hidden): of a prompt of the bank that was tuned."""
+        prompt = text if vectors is None else np.array(vectors, dtype=np.float32)
+        return Start(soft_prompt.of_prompt(self.llm, prompt, self.tokens), {**how, "text": text})
 
     def _by_bank(self, path: Path) -> Start:
         try:
@@ -89,12 +91,16 @@ class Beginning:
             unfinished = path.with_suffix(".unfinished")
             unfinished.write_text(json.dumps(how))
             unfinished.replace(path)
-        return self._text(how.pop("text"), how) if "text" in how else self._vocabulary(**{k: v for k, v in how.items() if k != "init"})
+        return (
+            self._text(how.pop("text"), how, how.pop("vectors", None))
+            if "text" in how
+            else self._vocabulary(**{k: v for k, v in how.items() if k != "init"})
+        )
 
     def _ask_bank(self) -> dict[str, Any]:
         """Look up, if there is time; the prompt, or why the bank was not used. Says so in the log and in metrics."""
         bank = read_bank(self.home, self.llm)
-        prompts, medoid = bank["prompts"].tolist(), bank["medoid"]
+        texts, prompts, medoid = bank["prompts"].tolist(), prompts_of(bank), bank["medoid"]
         common, began = self.samples.common(self.score_samples, self.seed), self.clock()
         known: dict[int, float] = {}
         most, told = most_scores(medoid), time.monotonic()
@@ -118,9 +124,12 @@ class Beginning:
                 return {"init": "vocabulary", "bank": f"not used: {why}"}
         best, seconds = lookup(medoid, scores)[0], self.clock() - began
         found = f"{len(known)} of {len(prompts)} prompts were scored in {seconds:.1f} s"
-        log.info("the bank is used: %s; the best, with a loss of %.4f, is: %s", found, best.score, prompts[best.row])
+        log.info("the bank is used: %s; the best, with a loss of %.4f, is: %s", found, best.score, texts[best.row])
         script.report(step=0, bank_used=1.0, bank_scores=float(len(known)), bank_seconds=seconds, bank_score=best.score)
-        return {"init": "bank", "bank": f"used: {found}", "score": best.score, "id": int(bank["ids"][best.row]), "text": prompts[best.row]}
+        begins = prompts[best.row]
+        tuned = {} if isinstance(begins, str) else {"vectors": begins.tolist()}
+        about = {"init": "bank", "bank": f"used: {found}", "score": best.score, "id": int(bank["ids"][best.row])}
+        return {**about, "text": texts[best.row], **tuned}
 
     def _time_scores(self, scores: Callable[[Sequence[int]], object], medoid: NDArray[np.int32]) -> float:
         """Seconds of a score, by the second of two: the first also waits for what is set up once. The lookup needs both anyway."""
@@ -140,8 +149,6 @@ def home_of_job() -> Path | None:
 
 def read_bank(home: Path | None, llm: Llm) -> dict[str, Any]:
     """The bank of this LLM as the daemon has exported it. One line says what is wrong when it cannot be used."""
-    import numpy as np
-
     build = f"'stoker prompt bank build --llm {llm.name}' makes one; or give another params.init, such as vocabulary"
     if home is None:
         raise NotFound("params.init: a bank is read by a job only, and this is none; give another, such as vocabulary")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    #: A text, or the vectors (tokens, hidden) of a prompt that was tuned.
+    Prompt = str | NDArray[np.float32]
 
 BUDGET = 0.2  #: share of a deadline that a lookup may take
 
@@ -37,6 +40,18 @@ def lookup(medoid: NDArray[np.int32], score: Score) -> list[Candidate]:
     if second:
         scored += [Candidate(row, value, 2) for row, value in zip(second, score(second), strict=True)]
     return sorted(scored, key=_order)
+
+
+def prompts_of(bank: Mapping[str, Any]) -> list[Prompt]:
+    """What tunings begin with, a row of an exported bank each (`engine.prompts.bank_files`)."""
+    texts: list[Prompt] = bank["prompts"].tolist()
+    if "ends" not in bank:  # a file of an earlier version
+        return texts
+    ends, width = bank["ends"].tolist(), bank["features"].shape[1]
+    return [
+        bank["vectors"][begin:end].reshape(-1, width) if begin < end else text
+        for text, begin, end in zip(texts, [0, *ends[:-1]], ends, strict=True)
+    ]
 
 
 def _order(candidate: Candidate) -> tuple[float, int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..backbones.pretrained import Llm
 from ..train.batches import interruptible
 from .labelled_samples import Sample, batch_of
-from .soft_prompt import SoftPrompt, loss, of_text
+from .soft_prompt import SoftPrompt, loss, of_prompt
+
+if TYPE_CHECKING:
+    from .lookup import Prompt
 
 SAMPLES = 16  #: as 4.4.3.2 has it
 
 
-def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
+def score(llm: Llm, prompts: Sequence[Prompt], samples: Sequence[Sample], answers: Sequence[int], length: int) -> list[float]:
     """Mean loss of the LLM on the samples, after each prompt as the tuning would begin with it; less is better.
 
     The samples are the same for all prompts, and all prompts have ``length`` tokens.
@@ -22,7 +26,7 @@ def score(llm: Llm, prompts: Sequence[str], samples: Sequence[Sample], answers: 
     tokens, last, labels = (part.to(llm.device) for part in batch_of(samples))
     found = []
     with torch.no_grad():
-        for text in interruptible(prompts):
-            model = SoftPrompt(llm, of_text(llm, text, length), answers).eval().to(llm.device)
+        for prompt in interruptible(prompts):
+            model = SoftPrompt(llm, of_prompt(llm, prompt, length), answers).eval().to(llm.device)
             found.append(float(loss(model, (tokens, last, labels))))
     return found

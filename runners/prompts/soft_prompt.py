@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -10,6 +11,9 @@ from torch.nn import functional
 
 from ..backbones.pretrained import Llm
 from .labelled_samples import Batch
+
+if TYPE_CHECKING:
+    from .lookup import Prompt
 
 
 class SoftPrompt(nn.Module):
@@ -43,6 +47,14 @@ def of_text(llm: Llm, text: str, tokens: int) -> torch.Tensor:
     if not ids:
         raise ValueError("an empty text has no tokens")
     return _embedded(llm, (ids * (tokens // len(ids) + 1))[:tokens])
+
+
+def of_prompt(llm: Llm, prompt: Prompt, tokens: int) -> torch.Tensor:
+    """Vectors (tokens, hidden) of a prompt of the bank: a text, or a tuned one, as it is or repeated or cut as a text is."""
+    if isinstance(prompt, str):
+        return of_text(llm, prompt, tokens)
+    vectors = torch.as_tensor(prompt, device=llm.device)
+    return vectors.repeat(tokens // len(vectors) + 1, 1)[:tokens]
 
 
 def of_vocabulary(llm: Llm, tokens: int, seed: int) -> torch.Tensor:

@@ -86,7 +86,7 @@ class Recipe:
         param = self.params.get("backbone")
         if param is None or not param.choices:
             return self.pretrained
-        return (str(param.default), *(name for name in param.choices if name != param.default))
+        return (str(param.default), *(name for name in param.choices if name not in (param.default, NO_BACKBONE)))
 
     def backbone(self, spec: Mapping[str, Any]) -> str | None:
         """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
@@ -108,6 +108,8 @@ def starting_from(backbone: str) -> Recipe | None:
 TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
 
 LLMS = ("smollm2-135m", "tiny")
+
+NO_BACKBONE = "none"  #: a choice of recipes that can begin with random weights
 
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
@@ -202,6 +204,31 @@ RECIPES: dict[str, Recipe] = {
                 "eval_limit": Param(60, "held-out samples on which the accuracy is measured", low=1),
                 "eval_every": Param(10, "steps between evaluations; 0: at the end only", low=0),
                 "checkpoint_every": Param(10, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+            ("safetensors", "tokenizers"),
+        ),
+        Recipe(
+            "causal-lm",
+            "Trains a language model to go on with a text: SmolLM2, or a decoder of given layers and width with random weights.",
+            "causal_lm:build",
+            {
+                "backbone": Param(
+                    "smollm2-135m",
+                    "what it begins with: a language model (tiny: random weights, to try and to test), or none, which reads bytes",
+                    choices=(*LLMS, NO_BACKBONE),
+                ),
+                "layers": Param(0, "with backbone: none; 0: 4", low=0, high=1024),
+                "width": Param(0, "with backbone: none, a multiple of 64; 0: 128", low=0, high=65_536),
+                "data": Param("bbc", f"what to learn: {', '.join(TEXT_DATASETS)}, or a file with text"),
+                "context": Param(128, "tokens of a sample", low=1),
+                "limit": Param(0, "characters that are read of the text; 0: all", low=0),
+                "lr": Param(1e-4, "learning rate; about 1e-3 with backbone: none", low=0.0, high=10.0),
+                "clip": Param(1.0, "largest norm of the gradient; 0: none, so that swapped parts are stepped one by one", low=0.0),
+                "batch_size": Param(4, "samples of a batch", low=1),
+                "eval_limit": Param(32, "held-out samples on which loss and perplexity are measured", low=1),
+                "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..device.device import Device
-from ..device.metered import MeteredDevice
+from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of, tensors
-from .partition import Crossing, Measured, Piece, Weight
+from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
@@ -35,32 +34,22 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Begin = Callable[[], Values]  #: the inputs of a new micro-batch on the device
 
 
-def unbounded(device: Device) -> Device:
-    """A device to measure on: emulated memory has no end, that of hardware is what it is."""
-    if isinstance(device, MeteredDevice):
-        return MeteredDevice(1 << 60, bandwidth=device.bandwidth, latency=device.latency, clock=device.clock)
-    return device
-
-
 def measure(
     chain: Chain, begin: Begin, tail: Tail, device: Device, told: Callable[[str], None] = lambda line: None, rounds: int = ROUNDS
 ) -> Measured:
     """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
-    with untouched(chain):
-        shape = Shape(chain, begin())
+    with untouched(chain), device.lifted() as roomy:
+        shape = Shape(chain, begin(), roomy)
         told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
-        fine = _profiled(chain, shape.cuts, begin, tail, device, rounds)
+        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds)
         told(f"profiled {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
-        step = min(_COARSE, len(shape.cuts) + 1)
-        coarse = _profiled(chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds)
-        told(f"profiled {len(coarse.parts)} parts")
-    part_forward, part_backward = _overheads(fine, coarse)
+        part_forward, part_backward = _of_a_part(fine, shape, begin, tail, roomy, rounds, told)
     masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
     pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
     pieces = tuple(_less(piece, part_forward, part_backward, frozen=k < fine.bottom) for k, piece in enumerate(pieces))
     return Measured(
         pieces=pieces, values=shape.values, gradients=shape.gradients(fine.gradients), inputs=fine.inputs + fine.loss,
-        part_forward=part_forward, part_backward=part_backward,
+        part_forward=part_forward, part_backward=part_backward, there=0 if device.emulated else device.memory()[0],
     )  # fmt: skip
 
 
@@ -68,33 +57,44 @@ def measure(
 
 
 class Shape:
-    """Legal cuts of a chain, and what crosses them, as a forward on the host shows."""
+    """Legal cuts of a chain, and what crosses them, as a forward shows: on the GPU node by node where there is one, else on the host."""
 
-    def __init__(self, chain: Chain, sample: Values) -> None:
-        self.chain = chain
+    def __init__(self, chain: Chain, sample: Values, device: Device) -> None:
+        self.chain, self.device = chain, device
         trained = {name for name, value in chain.parameters.items() if value.requires_grad}
         statistics = {name for name in chain.buffers if name.rpartition(".")[2] in _STATISTICS}
         self._bound = chain.bound_cuts(trained | statistics)
         #: of each storage the place where it is made, its last use, and bytes
         self._spans: list[list[int]] = []
-        self._walk({node: _on_host(value) for node, value in sample.items()})
-        self.cuts = [cut for cut in range(1, len(chain)) if cut not in self._bound]
+        self._walk(dict(sample))
+        self.cuts = self._useful([cut for cut in range(1, len(chain)) if cut not in self._bound])
         self._piece_of = [0] * len(chain)
         for piece, (start, stop) in enumerate(itertools.pairwise([0, *self.cuts, len(chain)])):
             self._piece_of[start:stop] = [piece] * (stop - start)
 
+    def _useful(self, cuts: list[int]) -> list[int]:
+        """All of them, or of very many those that leave parts of like weights, and that little crosses."""
+        if len(cuts) <= MOST_CUTS:
+            return cuts
+        weights = [size_of([self.chain.master(name) for name in names]) for names in self.chain.tensors_of]
+        each = max(1, sum(weights) // (10 * len(weights)))  # of a node without any: they take time and memory too
+        sizes = [sum(weights[start:stop]) + each * (stop - start) for start, stop in itertools.pairwise([0, *cuts, len(weights)])]
+        crossing = [sum(size for place, last, size in self._spans if place < cut <= last) for cut in cuts]
+        least = max(1, min(crossing))
+        return [cuts[kept - 1] for kept in thinned(sizes, MOST_CUTS, [size / least for size in crossing])]
+
     def _walk(self, values: Values) -> None:
         chain = self.chain
         spans: dict[fx.Node, int] = {}  #: of live values, where their storage is in `_spans`; -1: inputs
-        held = (*chain.parameters.values(), *chain.buffers.values(), *chain.constants.values())
-        weights = {value.untyped_storage()._cdata for value in held}
+        views: set[fx.Node] = set()  #: of weights
         with torch.no_grad():
             for index, node in enumerate(chain.nodes):
                 live = {other: [leaf._version for leaf in tensors(value)] for other, value in values.items()}
                 inputs = {leaf.untyped_storage()._cdata: used for used in node.all_input_nodes if used.op != "get_attr"
                           for leaf in tensors(values[used])}  # fmt: skip
                 before = dict(values)
-                result = chain.compute_node(values, index)
+                with self._placed(index) as weights:
+                    result = self._computed(values, index)
                 self._bind_in_place(before, live, index)
                 last = chain.last_use[node]
                 leaves = list(tensors(result))
@@ -102,7 +102,8 @@ class Shape:
                     self._bound |= set(range(index + 1, last + 1))
                 for leaf in leaves:
                     key = leaf.untyped_storage()._cdata
-                    if key in weights:  # a view of weights: they are gone when the next part computes
+                    if key in weights or inputs.get(key) in views:  # of weights: they are gone when the next part computes
+                        views.add(node)
                         self._bound |= set(range(index + 1, last + 1))
                     elif key in inputs:
                         spans[node] = spans.get(inputs[key], -1)
@@ -111,6 +112,25 @@ class Shape:
                         self._spans.append([index, last, leaf.untyped_storage().nbytes()])
                     if spans.get(node, -1) >= 0:
                         self._spans[spans[node]][1] = max(self._spans[spans[node]][1], last)
+
+    def _computed(self, values: Values, index: int) -> Any:
+        if self.device.emulated:  # on the host, whose memory has no cap
+            return self.chain.compute_node(values, index)
+        return self.device.launch(lambda: self.chain.compute_node(values, index))
+
+    @contextmanager
+    def _placed(self, index: int) -> Iterator[set[int]]:
+        """The node's weights are where it computes; their storages."""
+        chain, names = self.chain, set(self.chain.tensors_of[index])
+        if not self.device.emulated:
+            placed = {id(chain.master(name)): self.device.put(chain.master(name)) for name in names}
+            for name in names:
+                chain.put(name, placed[id(chain.master(name))])
+        try:
+            yield {chain.attribute(name).untyped_storage()._cdata for name in names}
+        finally:
+            for name in names:
+                chain.put(name, chain.master(name))
 
     def _bind_in_place(self, before: Values, live: dict[fx.Node, list[int]], index: int) -> None:
         """What a node changes in place must have been made in its part."""
@@ -135,10 +155,6 @@ class Shape:
         found = (Crossing(self.piece(self.chain.place[n]), self._last(self.chain.last_use[n]), size) for n, size in sizes.items()
                  if self.chain.place[n] >= 0)  # fmt: skip
         return tuple(crossing for crossing in found if crossing.birth < crossing.last)
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
 # ---- what it takes ----
@@ -175,9 +191,8 @@ class Profiler(SwapExecutor):
         self._going_back = False
 
     def warmed_up(self) -> None:
-        for part in self.seen:
-            for times in (part.forward, part.backward, part.load, part.out):
-                times.clear()
+        """What the first round has seen is not what the others do: libraries take their own memory in it."""
+        self.seen = [_PartSeen() for _ in self.parts]
 
     def _load(self, k: int) -> None:
         with self.device.step() as times:
@@ -230,19 +245,36 @@ class Profiler(SwapExecutor):
 
 
 def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int) -> Profiler:
-    profiler = Profiler(chain, cuts, unbounded(device))
+    profiler = Profiler(chain, cuts, device)
     profiler.device.reset_peak()
     begun = time.perf_counter()
     while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
         profiler.inputs = max(sum(size_of(value) for value in batch.values.values()) for batch in micro)
-        profiler.run(micro, tail)
+        try:
+            with device.step():  # of its own: no part of what a training's step tells
+                profiler.run(micro, tail)
+        except CapExceeded:
+            profiler.abandon()
+            raise
         if not profiler.rounds:
             profiler.warmed_up()
         profiler.rounds += 1
         for parameter in chain.parameters.values():
             parameter.grad = None
     return profiler
+
+
+def _of_a_part(
+    fine: Profiler, shape: Shape, begin: Begin, tail: Tail, device: Device, rounds: int, told: Callable[[str], None]
+) -> tuple[float, float]:
+    """`_overheads`, from a second measurement; none where its parts do not fit into the device."""
+    step = min(_COARSE, len(shape.cuts) + 1)
+    with suppress(CapExceeded):
+        coarse = _profiled(fine.chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds)
+        told(f"profiled {len(coarse.parts)} parts")
+        return _overheads(fine, coarse)
+    return 0.0, 0.0
 
 
 def _overheads(fine: Profiler, coarse: Profiler) -> tuple[float, float]:

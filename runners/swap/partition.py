@@ -70,6 +70,7 @@ class Measured:
     inputs: int = 0  #: bytes of a micro-batch
     part_forward: float = 0.0  #: seconds that each part adds to the forward of a micro-batch, whatever is in it
     part_backward: float = 0.0
+    there: int = 0  #: bytes that are used whatever is planned: on a GPU batches, and what libraries keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,17 +195,24 @@ class Parts:
 # ---- what a partition costs ----
 
 
+def room_after(accumulate: int) -> int:
+    """Micro-batches that a part goes back before the gradients of the last part must be gone: as many as hide the load of the next one."""
+    return accumulate // 2
+
+
 def exposed(before: Part | None, part: Part, accumulate: int) -> float:
     """Seconds that a part adds to a step beside what its pieces compute (fig. 3-12).
 
-    Forward: what its load takes longer than the part before computes. Backward: its gradients leave before the part before computes,
-    which is loaded meanwhile; the longer of the two counts.
+    Forward: what its load takes longer than the part before computes. Backward: what its gradients take longer to leave than the part
+    before computes the first half of its micro-batches (none of a single one), or what the load of that part takes longer than this one
+    computes the second half; the longer of the two counts (see `SwapExecutor.run`).
     """
     if before is None:
         return part.load + (part.out if part.trains else 0.0)
     seconds = max(0.0, part.load - accumulate * before.forward)
     if before.trains:
-        seconds += max(part.out, before.load - accumulate * part.backward)
+        first = room_after(accumulate)
+        seconds += max(0.0, before.load - (accumulate - first) * part.backward, part.out - first * before.backward)
     elif part.trains:
         seconds += part.out
     return seconds
@@ -219,7 +227,8 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
     """Bytes that are used at most while ``part`` is the newest one: with the part before on the device too.
 
     ``kept``: of one micro-batch, from before the part before. The sums are w_k + w_k+1 + work + kept forward; backward
-    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving.
+    w_k-1 + w_k + g_k + work + kept, and w_k + g_k + g_k+1 + work + kept while the gradients of the next part are leaving, of several
+    micro-batches.
     """
     others = accumulate - 1
     here = kept if before is None else before.kept_after(kept)
@@ -229,7 +238,7 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
         most = part.weights + (before.weights if before is not None else 0) + gone_back
     if before is not None:
         most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
-        if before.trains:
+        if before.trains and room_after(accumulate) > 0:
             gone_back = before.gradients + before.work(accumulate) + accumulate * kept + others * max(before.arriving, before.leaving)
             most = max(most, before.weights + part.gradients + gone_back)
     return most
@@ -266,7 +275,7 @@ def cost_of(measured: Measured, cuts: Sequence[int], accumulate: int) -> Cost:
         peak = max(peak, needed(before, part, kept, accumulate))
         kept = before.kept_after(kept) if before is not None else kept
         before = part
-    return Cost(computes, waits, kept, peak)
+    return Cost(computes, waits, kept, peak + measured.there)
 
 
 # ---- search ----
@@ -301,7 +310,7 @@ def best_cuts(measured: Measured, cap: int, accumulate: int, least: int = 1) -> 
         whole, kept, cost = (before.part, before.kept, before.cost) if before is not None else (None, measured.inputs, 0.0)
         if least > 1 and part.start == 0 and part.stop == count:
             return None
-        if needed(whole, part, kept, accumulate) > cap:
+        if needed(whole, part, kept, accumulate) + measured.there > cap:
             return None
         return cost + exposed(whole, part, accumulate) + computing(part, accumulate, part.stop == count)
 
@@ -318,7 +327,7 @@ def smallest_cap(measured: Measured, accumulate: int) -> int:
 
     found = _search(measured, step)
     assert found is not None
-    return int(found.cost)
+    return int(found.cost) + measured.there
 
 
 def _search(measured: Measured, step: Callable[[_Label | None, Part], float | None]) -> _Label | None:
@@ -350,22 +359,31 @@ def _front(labels: list[_Label]) -> Iterator[_Label]:
 
 
 def allowed_cuts(measured: Measured, most: int = MOST_CUTS) -> list[int]:
-    """All cuts, or of more than ``most`` those that are left when the smallest neighbours have been put together again and again."""
+    """All cuts, or of more than ``most`` those that are left by `thinned`."""
     pieces = measured.pieces
-    cuts = range(1, len(pieces))
-    if len(cuts) <= most:
-        return list(cuts)
     loads, computed = sum(p.load for p in pieces) or 1.0, sum(p.forward + p.backward for p in pieces) or 1.0
-    size = [p.load / loads + (p.forward + p.backward) / computed for p in pieces]
+    return thinned([p.load / loads + (p.forward + p.backward) / computed for p in pieces], most)
+
+
+def thinned(sizes: Sequence[float], most: int, crossing: Sequence[float] | None = None) -> list[int]:
+    """Cuts between pieces of these sizes: no more than ``most``, the smallest neighbours having been put together again and again.
+
+    ``crossing``: of each cut, by how much sooner it goes than one that 1.0 crosses.
+    """
+    cuts = range(1, len(sizes))
     before, after = {cut: cut - 1 for cut in cuts}, {cut: cut + 1 for cut in cuts}
-    sums = dict(enumerate(size))  # of what begins at each cut
-    waiting = [(sums[before[cut]] + sums[cut], cut) for cut in cuts]
+    sums = dict(enumerate(sizes))  # of what begins at each cut
+
+    def together(cut: int) -> float:
+        return (sums[before[cut]] + sums[cut]) / (crossing[cut - 1] if crossing is not None else 1.0)
+
+    waiting = [(together(cut), cut) for cut in cuts]
     heapq.heapify(waiting)
     while len(after) > most:
-        together, cut = heapq.heappop(waiting)
-        if cut not in after or together < sums[before[cut]] + sums[cut]:
+        size, cut = heapq.heappop(waiting)
+        if cut not in after or size < together(cut):
             if cut in after:
-                heapq.heappush(waiting, (sums[before[cut]] + sums[cut], cut))
+                heapq.heappush(waiting, (together(cut), cut))
             continue
         left, right = before.pop(cut), after.pop(cut)
         sums[left] += sums.pop(cut)

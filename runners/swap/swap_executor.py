@@ -1,9 +1,10 @@
 """Executes a chain layer-major (004 ch. 3.3.3, fig. 3-12): a part is loaded once and computes C micro-batches.
 
 Forward through the parts, then back; a part's activations are computed again on the way back. The last part stays in between and computes
-forward and backward in one. Gradients leave on a stream of their own; not before the memory of the last ones is free again do the next
-ones come (back-pressure). On the host each gradient is a sum over the micro-batches in their order, so it is that of the plain loop to
-the bit; a weight that stands under several names (tied) has one such sum for each name, added from the last name to the first.
+forward and backward in one. Gradients leave on a stream of their own while the next part computes the first half of its micro-batches; not
+before their memory is free again is the part after it loaded (back-pressure), while it computes the second half. On the host each gradient
+is a sum over the micro-batches in their order, so it is that of the plain loop to the bit; a weight that stands under several names (tied)
+has one such sum for each name, added from the last name to the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
 from .chain import BufferChanged, Chain, Values, tensors
+from .partition import room_after
 
 _IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
 
@@ -103,15 +105,18 @@ class SwapExecutor:
         losses = []
         for k in range(last, self.bottom - 1, -1):
             self._enter(k)
-            self._make_room(arrived)
-            if k > self.bottom:
-                self._load(k - 1)
+            left: list[tuple[int, Event]] = []
             for c, batch in enumerate(micro):
+                if c == room_after(len(micro)):
+                    left = self._make_room()
+                    if k > self.bottom:
+                        self._load(k - 1)
                 loss = self._backward(k, c, batch, tail if k == last else None)
                 if loss is not None:
                     losses.append(loss)
             self._leaving.append(self._send(k))
-        self._make_room(arrived)
+            self._arrive(left, arrived)  # on the host, while the device computes
+        self._arrive(self._make_room(), arrived)
         return losses
 
     @torch.no_grad()
@@ -128,19 +133,29 @@ class SwapExecutor:
         return self.chain.answer(values)
 
     def abandon(self) -> None:
-        """After an error: the model has the host's weights again."""
+        """After an error: the model has the host's weights again, and no copy is under way into memory that is let go."""
+        for _, event, _ in self._leaving:
+            self.device.finish(event)
         for loaded in self._loaded.values():
+            self.device.finish(loaded.event)
             for name in loaded.tensors:
                 self.chain.put(name, self.chain.master(name))
         self._loaded.clear()
         self._leaving.clear()
 
-    def _make_room(self, arrived: Callable[[int], None]) -> None:
-        """Back-pressure: the gradients of the part before are gone before the next ones come."""
+    def _make_room(self) -> list[tuple[int, Event]]:
+        """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded.
+
+        Parts, and when theirs are on the host.
+        """
+        gone = []
         while self._leaving:
             k, event, sources = self._leaving.pop(0)
             self.device.wait(event)
-            self._arrive(k, event, sources, arrived)
+            for gradient in sources:
+                self.device.drop(gradient)
+            gone.append((k, event))
+        return gone
 
     def stepped(self) -> None:
         """The optimizer has moved the host's weights."""
@@ -285,28 +300,26 @@ class SwapExecutor:
                 if gradient.layout != torch.strided:
                     raise UsageError(f"memory: {name} has a sparse gradient, which cannot be swapped out; write sparse=False for it")
                 if name not in self._host_gradients:
-                    self._host_gradients[name] = torch.empty_like(self.chain.parameters[name], requires_grad=False)
+                    self._host_gradients[name] = self.device.host_like(self.chain.parameters[name])
                 pairs.append((gradient, self._host_gradients[name]))
                 sources.append(gradient)
         event = self.device.copy_out(pairs)
         self._leave(k)
         return k, event, sources
 
-    def _arrive(self, k: int, event: Event, sources: list[torch.Tensor], arrived: Callable[[int], None]) -> None:
-        self.device.finish(event)
-        for gradient in sources:
-            self.device.drop(gradient)
-        sources.clear()
-        for name in reversed(self.names[k]):
-            if not self._trains(name) or name not in self._host_gradients:
-                continue
-            master = self.chain.parameters[name]
-            if id(master) in self._seen and master.grad is not None:
-                master.grad.add_(self._host_gradients[name])
-            else:
-                self._seen.add(id(master))
-                master.grad = self._host_gradients[name]
-        arrived(k)
+    def _arrive(self, gone: list[tuple[int, Event]], arrived: Callable[[int], None]) -> None:
+        for k, event in gone:
+            self.device.finish(event)
+            for name in reversed(self.names[k]):
+                if not self._trains(name) or name not in self._host_gradients:
+                    continue
+                master = self.chain.parameters[name]
+                if id(master) in self._seen and master.grad is not None:
+                    master.grad.add_(self._host_gradients[name])
+                else:
+                    self._seen.add(id(master))
+                    master.grad = self._host_gradients[name]
+            arrived(k)
 
 
 def _nothing(_: None) -> torch.Tensor:

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...engine.errors import UsageError
-from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, smallest_cap
+from .partition import Measured, Part, Parts, best_cuts, choose_accumulate, cost_of, most_accumulate, room_after, smallest_cap
 
 Stream = Literal["load", "compute", "out"]
+Direction = Literal["forward", "backward", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Busy:
     """A stream from ``begin`` to ``end`` (seconds of the step) with a part; what it computes is forward, backward or both."""
 
     stream: Stream
-    direction: Literal["forward", "backward", "both"]
+    direction: Direction
     part: int
     begin: float
     end: float
@@ -95,8 +96,10 @@ def planned(measured: Measured, cap: int, accumulate: int, cuts: Sequence[int]) 
 def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
     """What the streams of the executor do (`SwapExecutor.run`), by the seconds that the parts take.
 
-    A part is loaded while the one before it computes. On the way back a part's gradients are gone before the next part computes.
+    A part is loaded while the one before it computes. On the way back a part's gradients leave while the next part computes the first half
+    of its micro-batches; then the part after that is loaded.
     """
+    first = room_after(accumulate)
     line: list[Busy] = []
     last = len(parts) - 1
     now = 0.0  #: of the computing stream
@@ -121,11 +124,16 @@ def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
     for k in range(last, -1, -1):
         if not parts[k].trains:
             break
-        now = max(now, loaded[k], gone)
+        direction: Direction = "both" if k == last else "backward"
+        now = max(now, loaded[k])
+        begin, now = now, now + first * parts[k].backward
+        if gone > now or not first:  # it waits
+            line += [Busy("compute", direction, k, begin, now)] if first else []
+            begin = now = max(now, gone)
         if k and parts[k - 1].trains:
             load(k - 1)
-        begin, now = now, now + accumulate * parts[k].backward
-        line.append(Busy("compute", "both" if k == last else "backward", k, begin, now))
+        now += (accumulate - first) * parts[k].backward
+        line.append(Busy("compute", direction, k, begin, now))
         gone = now + parts[k].out
         line.append(Busy("out", "backward", k, now, gone))
     return line

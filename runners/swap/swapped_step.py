@@ -23,6 +23,7 @@ from ..device.metered import MeteredDevice
 from ..train import rng
 from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, scaled
 from ..train.task import Task
+from ..worker import script
 from ..worker.ranks import Ranks
 from .chain import Chain, Values, tensors, trace
 from .swap_executor import MicroBatch, SwapExecutor
@@ -170,7 +171,7 @@ class SwappedStep:
         model.train(mode)
         if not self.device.emulated:
             for tensor in (*model.parameters(), *model.buffers()):
-                tensor.data = tensor.data.pin_memory()
+                tensor.data = self.device.pinned(tensor.data)
         self.optimizer = optimizer_of(self.task, model, fused=True)
         self.overlapped = self.task.clip_norm is None and _apart(self.optimizer)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -220,7 +221,17 @@ class SwappedStep:
     def _optimize(self) -> None:
         if self.task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip_norm)
-        self.optimizer.step()
+        self._move()
+
+    def _move(self) -> None:
+        """The optimizer's step. Beside a GPU with all cores of the job: of what is done element by element, threads change no bit."""
+        threads = torch.get_num_threads()
+        if not self.device.emulated and _apart(self.optimizer):
+            torch.set_num_threads(max(threads, int(script.given_cores() or 1)))
+        try:
+            self.optimizer.step()
+        finally:
+            torch.set_num_threads(threads)
 
     def _arrived(self, part: int) -> None:
         """The gradients of a part are on the host: step what has all of its own, which the parts before it do not use."""
@@ -232,7 +243,7 @@ class SwappedStep:
         for each, _ in waiting:
             each.grad = None
         if any(each.grad is not None for each in self.trained):
-            self.device.on_host(self.optimizer.step)
+            self.device.on_host(self._move)
         for each in self.trained:
             each.grad = None
         for each, gradient in waiting:

@@ -10,11 +10,12 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train import rng
 from .chain import Chain, Values, size_of
-from .part_times import Begin, Shape, measure, unbounded, untouched
+from .part_times import Begin, Shape, measure, untouched
+from .partition import smallest_cap
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 from .swap_plan import plan_step
 
-_ROUNDS = 2  #: of measuring, after one to warm up: a training is not to wait long for its first step
+_ROUNDS = 1  #: of measuring, after one to warm up: a training is not to wait long for its first step
 Cuts = tuple[int, ...]  #: nodes before which a chain is cut
 
 
@@ -32,11 +33,14 @@ def cuts_for(
     trial = _Trial(chain, cap, device, step)
     if used is not None and trial.fits(used):
         return used
-    with suppress(UsageError):
+    with suppress(UsageError, CapExceeded):
         measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
-        planned = plan_step(measured, cap - trial.beside, accumulate, least).cuts
-        if trial.fits(planned):
-            return planned
+        smallest = smallest_cap(measured, accumulate)
+        trial.predicted = trial.beside + smallest
+        for room in (max(cap - trial.beside, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+            planned = plan_step(measured, room, accumulate, least).cuts
+            if trial.fits(planned):
+                return planned
     return _fewest(trial, begin(), least, f"with accumulate: {accumulate} ")
 
 
@@ -53,6 +57,7 @@ class _Trial:
         self.chain, self.cap, self.device, self.work = chain, cap, device, work
         self.beside = device.memory()[0] if device.emulated else 0  #: batches; on a GPU they are in the peak
         self.peaks: dict[Cuts, int | None] = {}
+        self.predicted: int | None = None  #: the smallest cap, by the planner
 
     def fits(self, cuts: Cuts) -> bool:
         if cuts not in self.peaks:
@@ -62,24 +67,36 @@ class _Trial:
 
     def _peak(self, cuts: Cuts) -> int | None:
         """Most bytes that the work took; None where the device itself has no room for it."""
+        if self.device.emulated:
+            with self.device.lifted() as roomy:
+                return self._taken(cuts, roomy)
+        if (peak := self._taken(cuts, self.device)) is None:
+            with self.device.lifted() as roomy:
+                peak = self._taken(cuts, roomy)
+            return peak if peak is None else max(peak, self.cap + 1)  # not less: between what is used it had no room
+        return peak
+
+    def _taken(self, cuts: Cuts, device: Device) -> int | None:
         with untouched(self.chain):
-            executor = SwapExecutor(self.chain, cuts, unbounded(self.device))
-            executor.device.reset_peak()
+            executor = SwapExecutor(self.chain, cuts, device)
+            device.reset_peak()
             try:
-                self.work(executor)
+                with device.step():  # of its own: no part of what the training's step tells
+                    self.work(executor)
             except CapExceeded:
                 executor.abandon()
                 return None
-            return executor.device.memory()[1] + self.beside
+            return device.memory()[1] + self.beside
 
     def smallest(self) -> int | None:
-        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
+        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice."""
+        return self.predicted or min((peak for peak in self.peaks.values() if peak is not None), default=None)
 
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
     chain = trial.chain
-    with untouched(chain):
-        legal = Shape(chain, values).cuts
+    with untouched(chain), trial.device.lifted() as roomy:
+        legal = Shape(chain, values, roomy).cuts
     if len(legal) + 1 < least:
         raise UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
     weights, count = _weights(chain), least

@@ -1,12 +1,13 @@
 """A process that has imported torch and a recipe, and forks the supervisors of jobs.
 
-    python -P -m stoker.runners.worker.fork_server [RECIPE [BACKBONE]]
+    python -P -m stoker.runners.worker.fork_server PLACE KEY [RECIPE [BACKBONE]]
 
 Its standard input is a socket of the agent's. Each message there carries the socket of one request; the child reads that one, so the
-server holds no secrets and no slow client blocks it. When the agent is gone the server leaves; what it has forked goes on.
+server holds no secrets and no slow client blocks it. When the agent is gone the server waits a minute for the next one of its place
+(server_names.py), and leaves when none comes; what it has forked goes on.
 
 It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork copies no other thread, and locks
-that those hold stay taken in the child for ever. What it prints is one line: "ready", or why it cannot be.
+that those hold stay taken in the child for ever. What it says to an agent is one line: "ready", or why it cannot be.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import io
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -31,8 +32,9 @@ from typing import Any, NoReturn
 
 from ..backbones import held
 from ..host import supervisor
-from ..host.rundir import ENV_NAME, ENV_TAG
+from ..host.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
 from ..host.supervisor import Launch, Supervisor, default_signals
+from . import server_names
 
 LENGTH = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
@@ -40,27 +42,52 @@ READY = "stoker-warm"  #: name of a server that serves, as `ps` and `top` show i
 _PR_SET_NAME = 15
 _NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
+_ORPHANED = 60.0  #: seconds for the next agent to come
 
 
 def main() -> int:
+    place, key, *what = sys.argv[1:]
+    control = socket.socket(fileno=0)
+    recipe, backbone = (*what, "", "")[:2]
+    listener = server_names.listen(server_names.ServerName(place, key, os.getpid(), recipe, backbone)) if place else None
     try:
-        niced(load, sys.argv[1:])
+        niced(load, what)
         if trouble := unfit():
             raise RuntimeError(trouble)
     except Exception as error:
-        _say(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        _say(control, f"{type(error).__name__}: {' '.join(str(error).split())}")
         return 1
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy every page
     show_name(READY)
-    _say("ready")
-    serve(socket.socket(fileno=0))
-    return 0
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    while True:
+        _say(control, f"ready {' '.join(sorted(loaded()))}")
+        serve(control, listener)
+        if listener is None or not succeeded(control, listener):
+            return 0
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def loaded() -> set[str]:
+    """Names that mean what this process has loaded, also where a job's directory has a module of that name."""
+    return {name.partition(".")[0] for name in sys.modules if not name.startswith("_")}
+
+
+def _say(control: socket.socket, line: str) -> None:
+    with contextlib.suppress(OSError):  # the agent has gone
+        control.sendall(line.encode() + b"\n")
+
+
+def succeeded(control: socket.socket, listener: socket.socket) -> bool:
+    """Wait for the next agent, and have its connection in the place of the former one's. False: none has come."""
+    end = time.monotonic() + _ORPHANED
+    while (left := end - time.monotonic()) > 0 and select.select([listener], [], [], left)[0]:
+        connection, _ = listener.accept()
+        with connection:
+            if server_names.peer(connection) is not None:
+                os.dup2(connection.fileno(), control.fileno())
+                return True
+    return False
 
 
 def niced(function: Callable[[Sequence[str]], None], argument: Sequence[str]) -> None:
@@ -115,12 +142,25 @@ def unfit() -> str | None:
         return "CUDA was initialised at import, which no fork survives"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
         return f"{threads - 1} threads were started at import, which a fork would lose"
+    if _in_a_fork(torch.cuda._is_in_bad_fork):
+        return "GPUs were asked for at import (as torch.cuda.is_available() does), so that none can be used after a fork"
     return None
 
 
-def serve(control: socket.socket) -> None:
+def _in_a_fork(question: Callable[[], bool]) -> bool:
+    """The answer of a child."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = int(question())
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] != 0
+
+
+def serve(control: socket.socket, listener: socket.socket | None) -> None:
     """Fork a supervisor for each request, until the other end is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -134,15 +174,17 @@ def serve(control: socket.socket) -> None:
             except OSError:  # no memory, too many processes: the agent sees its socket closed and starts the job cold
                 child = -1
             if child == 0:
-                _begin(control, descriptor)
+                _begin(control, listener, descriptor)
             os.close(descriptor)
 
 
-def _begin(control: socket.socket, descriptor: int) -> NoReturn:
+def _begin(control: socket.socket, listener: socket.socket | None, descriptor: int) -> NoReturn:
     """In the child: become the supervisor of a lease. Never comes back."""
     code = 1
     try:
         control.detach()
+        if listener is not None:
+            listener.close()
         code = _supervise(socket.socket(fileno=descriptor))
     except BaseException:
         traceback.print_exc()
@@ -157,7 +199,7 @@ def _supervise(request: socket.socket) -> int:
     run, launch = _read(request)
     os.chdir(run)
     write_tag(launch["env"][ENV_TAG])
-    show_name("stoker-lease")
+    show_name("stoker-lease", f"stoker: supervisor of lease {launch['env'][ENV_LEASE]}, job {launch['env'][ENV_NAME]}")
     nothing = os.open(os.devnull, os.O_RDONLY)
     log = os.open(run / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target, source in ((0, nothing), (1, log), (2, log)):
@@ -192,9 +234,7 @@ def write_tag(tag: str) -> None:
 
     Over the place that the agent has made for it. ValueError: there is none, or the tag is too long.
     """
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
-    start, end = int(fields[47]), int(fields[48])  # env_start and env_end: 50 and 51 of proc_pid_stat(5)
-    environment = ctypes.string_at(start, end - start)
+    start, environment = _shown(50, 51)
     name = f"{ENV_TAG}=".encode()
     entry = next((part for part in environment.split(b"\0") if part.startswith(name)), b"")
     written = name + tag.encode()
@@ -204,9 +244,19 @@ def write_tag(tag: str) -> None:
     ctypes.memmove(start + at, written.ljust(len(entry), b"\0"), len(entry))
 
 
-def show_name(name: str) -> None:
-    """Show the first 15 bytes of a name as that of this process."""
+def _shown(first: int, last: int) -> tuple[int, bytes]:
+    """Where what the kernel shows of this process begins, and what is there. By the fields of proc_pid_stat(5) that say so."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
+    start, end = int(fields[first - 3]), int(fields[last - 3])
+    return start, ctypes.string_at(start, end - start)
+
+
+def show_name(name: str, command: str = "") -> None:
+    """Show the first 15 bytes of a name as that of this process, and, as far as there is room, its command line."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    if command:
+        start, shown = _shown(48, 49)  # arg_start and arg_end; the last byte stays 0, or the kernel takes it to go on in the environment
+        ctypes.memmove(start, command.encode()[: len(shown) - 1].ljust(len(shown), b"\0"), len(shown))
 
 
 class Worker:
@@ -234,15 +284,14 @@ class ForkingSupervisor(Supervisor):
 
     def _work(self, output: int) -> NoReturn:
         """In the child: be what `python -m stoker.runners.worker.worker` would be with this environment. Never comes back."""
-        code = 1
         try:
-            code = self._be_worker(output)
+            self._be_worker(output)
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(code)
+            os._exit(1)
 
-    def _be_worker(self, output: int) -> int:
+    def _be_worker(self, output: int) -> NoReturn:
         os.setsid()
         signal.set_wakeup_fd(-1)
         os.dup2(output, 1)
@@ -252,7 +301,8 @@ class ForkingSupervisor(Supervisor):
         os.environ.update(self.launch["env"])
         time.tzset()
         os.chdir(self.launch["cwd"])
-        show_name(f"job:{self.launch['env'][ENV_NAME]}")  # never that of a shell, whose children a stop signals too
+        name = self.launch["env"][ENV_NAME]
+        show_name(f"job:{name}", f"stoker: job {name}")  # never that of a shell, whose children a stop signals too
         default_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -271,13 +321,7 @@ class ForkingSupervisor(Supervisor):
         except BaseException:
             traceback.print_exc()
             code = 1
-        try:
-            worker.leave(code)
-        except SystemExit:  # a file is open: the teardown that would write what it holds is not ours to make, below us is the supervisor
-            for open_file in [found for found in gc.get_objects() if isinstance(found, io.TextIOWrapper | io.BufferedWriter)]:
-                with contextlib.suppress(OSError, ValueError):
-                    open_file.flush()
-        return code
+        worker.leave(code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
--- The numbers of the whole: outcomes, JCT, waiting, deadlines, rewards, GPU-time. One row.
+-- The numbers of the whole: outcomes, JCT, waiting, deadlines, rewards, GPU-time, costs. One row.
 -- A job waits while it holds no GPU. A deadline is due when its job has ended or its last step has passed;
 -- what a person cancelled is not counted. Reward of the earliest step that was met (002 ch. 5.3).
 WITH chosen AS (
@@ -8,16 +8,12 @@ WITH chosen AS (
     WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
 ),
 held AS (
-    SELECT l.job_id,
-           sum(coalesce(epoch(l.ended_at), $now) - epoch(l.granted_at)) AS seconds,
-           sum((coalesce(epoch(l.ended_at), $now) - epoch(l.granted_at)) * l.gpu_count) AS gpu_seconds
-    FROM leases l
-    GROUP BY l.job_id
+    SELECT l.job_id, sum(coalesce(epoch(l.ended_at), $now) - epoch(l.granted_at)) AS seconds FROM leases l GROUP BY l.job_id
 ),
 per_job AS (
     SELECT c.id, c.state, c.preemptions, c.failures, c.age, greatest(c.age - coalesce(h.seconds, 0), 0) AS waited,
-           coalesce(h.gpu_seconds, 0) AS gpu_seconds
-    FROM chosen c LEFT JOIN held h ON h.job_id = c.id
+           o.gpu_hours * 3600 AS gpu_seconds, o.cost, o.storage_cost
+    FROM chosen c JOIN costs o ON o.job_id = c.id LEFT JOIN held h ON h.job_id = c.id
 ),
 deadlines AS (
     SELECT c.id, max(t.reward) AS possible, c.finished_at IS NOT NULL OR epoch(max(t.deadline)) <= $now AS due,
@@ -46,10 +42,10 @@ whole AS (
            avg(waited) AS waiting_mean, quantile_cont(waited, 0.5) AS waiting_median, quantile_cont(waited, 0.99) AS waiting_p99,
            CAST(coalesce(sum(preemptions), 0) AS BIGINT) AS preemptions,
            CAST(coalesce(sum(failures), 0) AS BIGINT) AS failures,
-           coalesce(sum(gpu_seconds), 0) AS gpu_seconds
+           coalesce(sum(gpu_seconds), 0) AS gpu_seconds, coalesce(sum(cost), 0) AS cost, coalesce(sum(storage_cost), 0) AS storage_cost
     FROM per_job
 )
 SELECT w.jobs, w.completed, w.failed, w.cancelled, w.waiting, w.running,
        w.jct_mean, w.jct_median, w.jct_p99, w.jct_max, w.waiting_mean, w.waiting_median, w.waiting_p99,
-       w.preemptions, w.failures, w.gpu_seconds, s.promised, s.due, s.met, s.earned, s.possible
+       w.preemptions, w.failures, w.gpu_seconds, w.cost, w.storage_cost, s.promised, s.due, s.met, s.earned, s.possible
 FROM whole w CROSS JOIN slo s

@@ -102,6 +102,7 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
     assert pool.sql("SELECT policy FROM policy_history ORDER BY id DESC LIMIT 1") == [("fifo",)]
 
 
+@pytest.mark.slow
 def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
     home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
 ) -> None:

@@ -386,7 +386,7 @@ def test_backup_and_compact(stoker: Stoker, jobs: dict[str, int]) -> None:
 
 
 def test_runners(stoker: Stoker, jobs: dict[str, int]) -> None:
-    assert stoker("drain", "here", "--wait", "--timeout", "20")[0] == 0
+    assert stoker("drain", "here", "--wait", "--timeout", f"{patient(20):g}")[0] == 0
     assert json.loads(stoker("runner", "list", "--json")[1])[0]["state"] in ("draining", "drained")
     assert stoker("runner", "resume", "here")[0] == 0
     code, _, err = stoker("runner", "forget", "here")

@@ -251,7 +251,6 @@ class Spins(Fifo):
     def plan(self, view):
         while True: pass
 """
-GENEROUS = 30.0  #: seconds: the end of a daemon that takes 5 s at most on a machine of its own
 
 
 @pytest.fixture
@@ -467,10 +466,10 @@ def test_addresses_of_one_ipv6_network_count_as_one() -> None:
 def _ends(running: DaemonProcess, ask: Callable[[], object]) -> None:
     ask()
     assert running.process is not None
-    assert running.process.wait(GENEROUS) == 0, running.said()
+    assert running.process.wait(patient(30)) == 0, running.said()  # 5 s at most on a machine of its own
 
 
-@pytest.mark.parametrize("policy", ["Hangs", "Spins"])
+@pytest.mark.parametrize("policy", [pytest.param("Hangs", marks=pytest.mark.nightly), "Spins"])  # of one that hangs: test_pains.py, 14
 @pytest.mark.slow
 def test_down_ends_it_whatever_policy_runs_and_nothing_is_lost(daemon: Callable[..., DaemonProcess], policy: str) -> None:
     port = free_port()

@@ -154,6 +154,7 @@ def test_a_policy_whose_module_has_gone_does_not_keep_the_daemon_from_starting(
 # -- A full disk -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> None:
     """Writes are refused in words, reads go on; with space again so do writes, and nothing that was acknowledged is lost."""
     daemon = DaemonProcess(home)

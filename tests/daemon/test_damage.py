@@ -6,6 +6,7 @@ Each case is done to what a real daemon left behind when it was killed. DuckDB i
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -116,6 +117,11 @@ def flipped(content: bytes, at: float) -> bytes:
     return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
 
 
+def nonsense(length: int) -> bytes:
+    """The same each time."""
+    return random.Random(length).randbytes(length)
+
+
 def but(name: str, change: Callable[[bytes], bytes]) -> Callable[[Killed], Files]:
     """The files, one of them changed."""
     return lambda killed: {**killed.files, name: change(killed.files[name])}
@@ -137,7 +143,7 @@ LOSSES: dict[str, Callable[[Killed], Files]] = {
     "a byte near the log's end flipped": but(WAL, lambda log: flipped(log, 0.999)),
     "a page of the log zeroed": but(WAL, lambda log: log[:8192] + bytes(4096) + log[12288:]),
     "the log's end zeroed": but(WAL, lambda log: log[:-5000] + bytes(5000)),
-    "the log overwritten": but(WAL, lambda log: os.urandom(len(log))),
+    "the log overwritten": but(WAL, lambda log: nonsense(len(log))),
     "the log of an earlier moment": lambda k: {**k.files, WAL: k.midway[WAL]},
     "the log from before the last checkpoint": lambda k: {**k.files, WAL: k.former[WAL]},
     "the database from before the last checkpoint": lambda k: {**k.files, DATABASE: k.former[DATABASE]},
@@ -162,10 +168,10 @@ WRECKS: dict[str, Callable[[Killed], Files]] = {
 #: What costs nothing.
 HARMLESS: dict[str, Callable[[Killed], Files]] = {
     "nothing": without(),
-    "bytes behind the log's end": but(WAL, lambda log: log + os.urandom(500)),
+    "bytes behind the log's end": but(WAL, lambda log: log + nonsense(500)),
     "the count removed": without(SIDE),
     "the count emptied": but(SIDE, lambda count: b""),
-    "the count overwritten": but(SIDE, lambda count: os.urandom(len(count))),
+    "the count overwritten": but(SIDE, lambda count: nonsense(len(count))),
     "half of the count zeroed": but(SIDE, lambda count: bytes(4096) + count[4096:]),
     "the count of an earlier moment": lambda k: {**k.files, SIDE: k.midway[SIDE]},
 }

@@ -207,8 +207,8 @@ def test_stored_specs_keep_their_model_and_signature(stored: str, model: str, si
         ("memory: {cap: nan}", "f.yaml:3: memory.cap: must be a size such as 8GiB, 500MiB or a number of bytes, not 'nan'"),
         ("memory: {accumulate: 0}", "f.yaml:3: memory.accumulate: must be a whole number >= 1, not 0"),
         ("memory: {swap: on}", "f.yaml:3: memory.swap: must be one of auto, off, force, not 'on'"),
-        ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto is looked for by 'stoker swap plan JOB.yaml --accumulate auto'; "
-                                       "write the number that it finds"),
+        ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto is the fewest batches that hide the loading of parts, so it "
+                                       "needs a cap; add one, or write a number"),
         ("memory: {cap: 1GiB, swap: off}", "f.yaml:3: memory.cap: is what swapping keeps to; remove it, or swap: off"),
         ("memory: {swap: force}", "f.yaml:3: memory.swap: force needs a cap, such as cap: 600MiB"),
         ("memory: {cap: 2GiB}\ngpu_memory: 1GiB", "f.yaml:3: memory.cap: is more than gpu_memory, 1073741824 bytes; lower it, or remove "

@@ -85,7 +85,11 @@ def test_a_runner_keeps_what_it_is_told_to_within_its_memory(monkeypatch: pytest
     class Quiet:
         """A server without a process, ready at once."""
 
-        def __init__(self, kind: Kind, env: Any) -> None:
+        @classmethod
+        def start(cls, *_: Any) -> Quiet:
+            return cls()
+
+        def __init__(self) -> None:
             self.memory, self.used_at, self.since, self.until = 400, time.monotonic(), 1.0, 2.0
             self.ready, self.gone, self.admitted, self.why = True, False, False, ""
             self.process = type("Process", (), {"pid": 7})

@@ -21,10 +21,9 @@ from stoker.runners.host import processes
 from stoker.runners.host.launch import prepare
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.warm_starts import Kind, Server, WarmStarts
-from stoker.runners.worker import fork_server
+from stoker.runners.worker import fork_server, server_names
 from test_agent import Host, until
 
-SERVER = b"stoker.runners.worker.fork_server"
 USER = """
 import torch
 from stoker.runners.training import Task
@@ -52,13 +51,14 @@ class Warm(Host):
         return super().start("--warm", "auto", *options)
 
     def servers(self) -> list[Process]:
-        """Fork servers of the newest agent, not what they have forked."""
-        found = []
-        for pid, known in processes.table().items():
-            if known.parent == self.agents[-1].pid and not known.dead:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                found += [known.process] if SERVER in command else []
-        return found
+        """Fork servers of this host's agents."""
+        names = server_names.find(server_names.place_of(self.home, "n1"))
+        return [found.process for name in names if (found := identity.stat(name.pid)) and not found.dead]
+
+    def close(self) -> None:
+        super().close()
+        for server in self.servers():  # they wait for the next agent
+            processes.send(server, signal.SIGKILL)
 
     def train(self, lease: int, **spec: Any) -> list[dict[str, Any]]:
         """Run a job to its end; what it has reported, without times."""
@@ -76,8 +76,7 @@ class Warm(Host):
         return reports
 
     def is_warm(self, lease: int) -> bool:
-        supervisor = self.supervisor(lease)
-        return SERVER in Path(f"/proc/{supervisor.pid}/cmdline").read_bytes()
+        return processes.command(self.supervisor(lease).pid) == "stoker-lease"
 
     def runs_warm(self, lease: int, **spec: Any) -> Process:
         """Start a job that lasts, by a fork; its supervisor."""
@@ -98,37 +97,39 @@ def host(home: Home) -> Iterator[Warm]:
 
 
 MAILS = str(Path(__file__).parents[1] / "whole" / "few_mails.jsonl")
-BY_NIGHT = {
-    "prompt-tune": {"recipe": "prompt-tune", "backbone": "tiny", "params": {"data": MAILS}},
-    "an LLM": {"recipe": "prompt-tune", "backbone": "smollm2-135m", "params": {"data": MAILS, "eval_limit": 4}},
-    "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
-    "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
-    "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
-}
-BY_DAY = {
+ALL = {
     "digits-cnn": {"recipe": "digits-cnn"},
     "entrypoint": {"entrypoint": "mine:task"},
     "prompt-tune": {"recipe": "prompt-tune", "params": {"backbone": "tiny", "data": "rows.csv", "batch_size": 4, "max_tokens": 16}},
+    "toy": {"recipe": "toy"},
+    "dlrm": {"recipe": "dlrm", "params": {"rows": 1000}},
+    "text-classifier": {"recipe": "text-classifier", "params": {"limit": 64, "eval_limit": 8}},
+    "jpeg-cnn": {"recipe": "jpeg-cnn", "params": {"side": 28}},
+    "an LLM": {"recipe": "prompt-tune", "backbone": "smollm2-135m", "params": {"data": MAILS, "eval_limit": 4}},
+    "causal-lm": {"recipe": "causal-lm", "backbone": "tiny", "params": {"data": MAILS, "context": 16, "batch_size": 2}},
+    "causal-lm of an LLM": {"recipe": "causal-lm", "params": {"data": MAILS, "context": 16, "batch_size": 1, "eval_limit": 1}},
 }
+BY_DAY = ("digits-cnn", "entrypoint", "prompt-tune")
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [*(pytest.param(spec, id=name) for name, spec in BY_DAY.items()),
-     *(pytest.param(spec, id=name, marks=pytest.mark.nightly) for name, spec in BY_NIGHT.items())],
+    ("name", "jobs"),
+    [*(pytest.param(name, 2, id=name) for name in BY_DAY),
+     *(pytest.param(name, 100, id=f"{name}, job 100", marks=pytest.mark.nightly) for name in ALL)],
 )  # fmt: skip
-def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, spec: dict[str, Any], tmp_path: Path) -> None:
+def test_a_forked_job_equals_a_fresh_process_to_the_bit(host: Warm, name: str, jobs: int, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     (tmp_path / "rows.csv").write_text(
         "text,label\n" + "".join(f"it is {word} {n},{word}\n" for n in range(40) for word in ("good", "bad"))
     )
-    cold = host.warmed(1, workdir=str(tmp_path), **spec)
+    spec: dict[str, Any] = {**ALL[name], "workdir": str(tmp_path)}
+    cold = host.warmed(1, **spec)
     assert any("loss" in record.get("values", {}) for record in cold)
-    assert host.train(2, workdir=str(tmp_path), **spec) == cold
-    assert host.train(3, workdir=str(tmp_path), **spec) == cold
-    assert said(host).count("starts warm") == 2
+    for lease in range(2, jobs + 2):
+        assert host.train(lease, **spec) == cold, lease
+    assert said(host).count("starts warm") == jobs
     if "entrypoint" in spec:
-        assert (tmp_path / "left.txt").read_text() == "xxx"  # what a Python file still held is written too
+        assert (tmp_path / "left.txt").read_text() == "x" * (jobs + 1)  # what a Python file still held is written too
 
 
 def said(host: Warm) -> str:
@@ -146,6 +147,8 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     supervisor = host.runs_warm(2)
     both = processes.tagged(host.run(2).tag)  # though neither was started by an exec
     assert {processes.command(found.pid) for found in both} == {"stoker-lease", "job:job-2"}
+    shown = {Path(f"/proc/{found.pid}/cmdline").read_bytes().rstrip(b"\0") for found in both}
+    assert shown == {b"stoker: supervisor of lease 2, job job-2", b"stoker: job job-2"}
     processes.send(supervisor, signal.SIGKILL)
     assert host.daemon.update(2).outcome == "lost"
     assert processes.tagged(host.run(2).tag) == []
@@ -164,7 +167,6 @@ def test_whatever_is_killed_nothing_is_left(host: Warm) -> None:
     until(lambda: host.servers() and host.servers() != [server])  # another is loaded
 
     host.agents[-1].kill()
-    until(lambda: not host.servers())  # a server leaves with its agent
     host.start()
     stopped = job(4, stop={"iterations": 100_000})
     host.daemon.want(Assignment(**{**{name: getattr(stopped, name) for name in stopped.__struct_fields__}, "stop": "preempted"}))
@@ -226,22 +228,29 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"
+    code = "import torch; torch.cuda._is_in_bad_fork = lambda: True;"  # so it is after torch.cuda.is_available() where there are GPUs
+    code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert "GPUs were asked for at import" in printed(code)
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start();"
     code += "from stoker.runners.worker import fork_server; print(fork_server.unfit(), end='')"
+    assert printed(code) == "1 threads were started at import, which a fork would lose"
+
+
+def printed(code: str) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "1 threads were started at import, which a fork would lose"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
 @pytest.mark.slow
-def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
-    server = Server(Kind(None, None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE})
+@pytest.mark.parametrize("forks", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
+    server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "", "", "")
     try:
         until(lambda: server.ready or server.gone)
         assert server.ready, server.why
         descriptors = Path(f"/proc/{server.process.pid}/fd")
         before, seen = len(list(descriptors.iterdir())), set()
-        for lease in range(1, 101):  # none gets far: the server has no part in what follows a fork
+        for lease in range(1, forks + 1):  # none gets far: the server has no part in what follows a fork
             run, launch = launched(tmp_path, lease, job(lease, entrypoint="none:here"))
             forked = server.ask(run, launch)
             assert forked is not None
@@ -250,7 +259,7 @@ def test_a_hundred_forks_leak_nothing(tmp_path: Path) -> None:
             assert run.read("exit.json")["exit_code"] == 2
             if lease == 10:
                 settled = identity.stat(server.process.pid).memory
-        assert len(seen) == 100
+        assert len(seen) == forks
         assert len(list(descriptors.iterdir())) == before
         assert identity.stat(server.process.pid).memory < settled + (1 << 20)
         until(lambda: not processes.descendants(server.process.pid, processes.table()))  # the last one is told a moment before it leaves

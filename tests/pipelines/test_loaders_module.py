@@ -64,6 +64,7 @@ print(*(len(next(batches)) for _ in range(5)))
 """
 
 
+@pytest.mark.slow
 def test_a_script_may_end_in_the_middle_of_a_pass() -> None:
     """Threads that are in torch's code when the interpreter goes down abort the process."""
     assert run("-c", LEAVES) == "8 8 8 8 8\n"

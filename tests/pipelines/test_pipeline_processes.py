@@ -194,6 +194,7 @@ def test_closing_while_processes_start_is_silent(monkeypatch: pytest.MonkeyPatch
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_while_processes_start_says_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -389,7 +390,8 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("ends", ["kill", "exit"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["kill", pytest.param("exit", marks=pytest.mark.nightly)])
 def test_workers_do_not_outlive_a_parent_that_dies(ends: str, tmp_path: Path) -> None:
     """Neither those that wait nor those in the middle of an item."""
     script = tmp_path / "parent.py"
@@ -440,6 +442,7 @@ def test_a_fork_has_processes_of_its_own_or_is_told_why_not(tmp_path: Path) -> N
     assert "__main__" not in daemon
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(

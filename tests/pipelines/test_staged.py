@@ -336,6 +336,7 @@ if __name__ == "__main__":
 UNSHARED = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
+@pytest.mark.slow
 def test_a_container_s_small_shared_memory_is_no_limit(tmp_path: Path) -> None:
     """8 MiB a batch, and 2 of /dev/shm."""
     try:

@@ -25,9 +25,12 @@ class Double:
         if llm != "double":
             raise NotFound(f"there is no LLM {llm!r}; there is double")
         self.revision = os.environ.get("DOUBLE_REVISION", "r1")
+        self.parent, self.until_it_waits = os.getppid(), int(os.environ.get("DOUBLE_WAITS_AFTER", "-1"))
 
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        time.sleep(float(os.environ.get("DOUBLE_PAUSES", "0")))
+        while self.until_it_waits == 0 and os.getppid() == self.parent:  # for the end of who asked
+            time.sleep(0.02)
+        self.until_it_waits -= 1
         if limit := int(os.environ.get("DOUBLE_ENDS_AFTER", "0")):
             os.environ["DOUBLE_ENDS_AFTER"] = str(limit - 1)
             if limit == 1:

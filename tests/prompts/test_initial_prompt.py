@@ -77,6 +77,28 @@ def test_a_lookup_gives_the_best_prompt_of_the_best_cluster(tmp_path, samples, r
     assert "the bank is used: 9 of 24 prompts were scored in" in caplog.text
 
 
+def test_a_tuned_prompt_begins_with_its_vectors_in_later_attempts_too(tmp_path, samples, reports):
+    """Of two prompts with one text, one is tuned, and by its score it wins or loses: what is scored is its vectors."""
+    llm = load_llm("tiny")
+    draw = torch.Generator().manual_seed(3)
+    tuned = [soft_prompt.of_text(llm, "tell spam", 8) + scale * torch.randn(8, 32, generator=draw) for scale in (0.5, 1.0, 2.0)]
+    prompts = ["tell spam", *tuned]
+    scores = score(llm, prompts, samples.common(16, 0), samples.answers, length=8)
+    best = scores.index(min(scores))
+    assert best > 0, "the draw has one that is better than the text"
+    path = write_bank(tmp_path, ["tell spam"] * 4, [0] * 4)
+    with np.load(path) as bank:
+        arrays = dict(bank)
+    np.savez(path, **arrays, vectors=torch.stack(tuned).numpy().ravel(), ends=np.array([0, 256, 512, 768]))
+    first = beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
+    assert torch.equal(first.vectors, tuned[best - 1]) and first.how["score"] == scores[best] and "vectors" not in first.how
+    path.unlink()
+    again = beginning(samples, tmp_path).start("bank", tmp_path / "checkpoints")
+    assert torch.equal(again.vectors, first.vectors) and again.how == first.how
+    longer = Beginning(llm, samples, 20, 16, 0, home=tmp_path).start("bank", tmp_path / "checkpoints")
+    assert torch.equal(longer.vectors, torch.cat([first.vectors] * 3)[:20]), "said again from its beginning, as a text is"
+
+
 @pytest.mark.parametrize(("left", "used"), [(5 * 60, False), (110 / 0.2 - 2, False), (110 / 0.2 + 8, True)])
 def test_a_bank_is_used_only_if_a_fifth_of_the_time_is_enough_for_its_longest_lookup(tmp_path, samples, reports, caplog, left, used):
     """110 scores at 1 s are more than 20 % of a deadline of 5 minutes: 4.5.2, whose printed condition is the opposite."""

@@ -134,7 +134,7 @@ def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, dae
     words = ["--home", str(daemon.home.path), "prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl")]
     script = f"from stoker.engine.cli import main, prompt_work; prompt_work.WORKER = {DOUBLE!r}; main.run({words!r})"
     before = _count(built)
-    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_PAUSES": "0.3"}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_WAITS_AFTER": "2"}, stderr=subprocess.DEVNULL)
     until(lambda: _count(built) > before)
     (child,) = psutil.Process(process.pid).children()
     process.kill()
@@ -151,7 +151,7 @@ def _count(stoker: Stoker) -> int:
 
 BAD = [
     (["build", "--from", "nowhere.jsonl"], 3, "nowhere.jsonl: no such file"),
-    (["add"], 2, "nothing to add: give --text or --from"),
+    (["add"], 2, "nothing to add: give --text, --from or --job"),
     (["add", "--text", " "], 2, "--text: must have 1 to 2000 characters, not 0"),
     (["build", "--llm", "../x"], 2, "llm: '../x' is no name"),
     (["show", "99999"], 3, "no prompt has the number 99999"),

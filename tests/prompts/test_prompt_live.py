@@ -38,6 +38,18 @@ def test_a_tuning_begins_with_what_the_bank_gives(start_daemon, start_runner, tm
     assert tuned["prompt"]["started_from"]["text"] in texts and "used: " in tuned["prompt"]["started_from"]["bank"]
     assert (Path(tuned["path"]) / "adapter_model.safetensors").exists()
 
+    said = command(daemon.home, "prompt", "bank", "add", "--job", "mails", "--here", "--json")
+    assert said.code == 0 and json.loads(said.out)["added"] == 1, said.err
+    assert command(daemon.home, "prompt", "bank", "add", "--job", "mails", "--here").out.endswith("0 prompts added, 1 known before\n")
+    (row,) = json.loads(command(daemon.home, "prompt", "bank", "search", "tuned", "--json").out)
+    assert row["task"] == "mails.csv" and row["source"] == f"job {tuned['job']['id']}" and row["medoid"] is not None
+    said = command(daemon.home, "prompt", "bank", "show", str(row["id"]))
+    assert "4 tokens, with which a tuning begins" in said.out
+    said = command(daemon.home, "prompt", "bank", "add", "--job", "1", "--here")  # that of 'bank build'
+    assert said.code == 3 and "job 1 (completed) has left no tuned prompt on this host" in said.line
+    states = {row["state"] for row in json.loads(command(daemon.home, "ps", "--all", "--json").out)}
+    assert states == {"completed"}, "the build's job too"
+
     said = command(daemon.home, "prompt", "lookup", "--llm", "smollm2", "--data", "mails.csv", "--here", cwd=tmp_path)
     assert said.code == 3 and "there is no LLM 'smollm2' (did you mean 'smollm2-135m'?)" in said.line
     said = command(daemon.home, "prompt", "lookup", "--llm", "tiny", "--data", "nowhere.csv", "--here", cwd=tmp_path)

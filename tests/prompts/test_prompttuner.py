@@ -154,6 +154,27 @@ class TestColdPool:
         _, watched = tuned([Tuning(0, 30, within=100), Tuning(1, 30, within=300)], nodes="1x2")
         assert watched.gpus(1) == watched.gpus(0)
 
+    def test_idle_gpus_of_another_llm_are_lent_when_none_is_cold(self) -> None:
+        jobs = [Tuning(0, 30, within=100), Tuning(45, 30, within=60, backbone="bert")]
+        result, watched = tuned(jobs, nodes="1x1", window=300)
+        assert watched.codes(45) == {1: "loading"} and result.fates.started[1] == 45 + LOADING
+        assert watched.pool(46) == [] and watched.pool(46, "bert") == [0]
+        _, watched = tuned(jobs, nodes="1x2", window=300)
+        assert watched.pool(46) == [0] and watched.pool(46, "bert") == [1], "a cold one comes first"
+
+    def test_idle_gpus_of_its_pool_count_beside_cold_ones(self) -> None:
+        """As printed only cold ones do: a job that needs two, of which one is warm, would wait for the window."""
+        jobs = [Tuning(0, 30, within=100), Tuning(45, 40, within=60, gpus=2, most=2)]
+        result, watched = tuned(jobs, nodes="1x2", window=300)
+        assert result.fates.started[1] == 45 + LOADING and watched.pool(46) == [0, 1]
+
+    def test_gpus_that_another_job_waits_for_are_not_lent(self) -> None:
+        """Two are warm, one of them idle, and a job waits for both: only who is more urgent takes the idle one."""
+        jobs = [Tuning(0, 100, within=125, most=1), Tuning(1, 20, within=32, most=1), Tuning(40, 40, within=200, gpus=2, most=2)]
+        for within, lent in ((400, False), (60, True)):
+            _, watched = tuned([*jobs, Tuning(41, 30, within=within, backbone="bert")], nodes="1x2", window=300)
+            assert len(watched.pool(42, "bert")) == lent and watched.codes(41)[3] == ("loading" if lent else "resources")
+
     @pytest.mark.parametrize("moment", [0.0, 5e5])
     def test_moments_are_not_durations(self, moment: float) -> None:
         """Lines 19 and 30 as printed push seconds where E_l has moments: right at 0 o'clock only."""

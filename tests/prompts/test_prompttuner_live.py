@@ -37,4 +37,4 @@ def test_tunings_with_deadlines_beside_trainings_on_two_slots(home, start_daemon
     preempted = dict(jobs.sql("SELECT id, preemptions FROM jobs"))
     assert sorted(preempted[job] for job in trainings) == [0, 1]
     until(lambda: [jobs.state(training) for training in trainings] == ["running"] * 2)  # when the window has passed
-    assert jobs.sql("SELECT count(*) FROM gpus WHERE warm IS NOT NULL") == [(0,)]
+    until(lambda: jobs.sql("SELECT count(*) FROM gpus WHERE warm IS NOT NULL") == [(0,)])

@@ -15,6 +15,7 @@ from stoker.engine.prompts.bank_files import BankFiles
 from stoker.engine.prompts.clusters import cosine_distances, count_for, k_medoids
 from stoker.engine.prompts.stored_prompts import BankKey, NewClusters, NewPrompt, NewPrompts, add_prompts, require_prompts, set_clusters
 from stoker.engine.store.store import Store
+from stoker.runners.prompts.lookup import prompts_of
 
 BANK = BankKey(llm="tiny", revision="r1", tokenizer="t1")
 OTHER = BankKey(llm="tiny", revision="r2", tokenizer="t1")
@@ -123,6 +124,33 @@ def test_the_file_is_as_the_tables_are(store: Store, home: Home) -> None:
     files.refresh()
     with np.load(path, allow_pickle=False) as bank:
         assert bank["prompts"].tolist()[-1] == "more" and bank["medoid"].tolist() == [0, 0, 2, 2, 0]
+
+
+def test_a_tuned_prompt_keeps_its_vectors(store: Store, home: Home) -> None:
+    clustered(store)
+    tuned = NewPrompt(text="tuned", features=[0.1, 1.0], source="job 3", vectors=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    add(store, tuned, prompt("last", 1.0, 0.3))
+    BankFiles(store, home).refresh()
+    with np.load(home.bank(*BANK.key), allow_pickle=False) as bank:
+        texts = prompts_of(bank)
+    assert [text for text in texts if isinstance(text, str)] == ["a", "a2", "b", "b2", "last"]
+    assert np.array_equal(np.asarray(texts[4]), [[1, 2], [3, 4], [5, 6]])
+    for wrong in ([1.0, 2.0, 3.0], [1.0, float("nan")], [0.0] * 258):
+        with pytest.raises(UsageError, match=r"prompts\[0\].vectors: must be at most 128 times 2 finite numbers, not"):
+            add(store, NewPrompt(text="x", features=[1.0, 1.0], source="job 3", vectors=wrong))
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", b"PK\x03\x04 and no more", None], ids=["empty", "no zip", "cut zip", "cut"])
+def test_a_damaged_file_is_written_again(store: Store, home: Home, content: bytes | None) -> None:
+    files = BankFiles(store, home)
+    clustered(store)
+    files.refresh()
+    path = home.bank(*BANK.key)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30] if content is None else content)
+    files.refresh()
+    with np.load(path, allow_pickle=False) as bank:
+        assert bank["prompts"].tolist() == ["a", "a2", "b", "b2"]
 
 
 def worlds() -> st.SearchStrategy[np.ndarray]:

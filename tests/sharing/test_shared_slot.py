@@ -1,4 +1,8 @@
-"""Two real jobs on one CPU slot: packed by Lucid from what it has measured."""
+"""Two real jobs on one CPU slot: packed by Lucid from what it has measured.
+
+By night, as measuring takes a minute. By day: two real jobs on a slot, test_shared_chaos.py; what is measured of them, Lucid's decision
+in a daemon and the division of their time, test_shared_gpus.py; the same in the simulator, test_conformance.py.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
 from stoker.policies import registry
 from stoker.runners.host import processes
+
+pytestmark = pytest.mark.nightly
 
 #: It computes all the time, as little as that is.
 TOY = {
@@ -91,7 +97,6 @@ def cores_are_one(jobs: Jobs, *those: int) -> None:
         assert json.loads((jobs.run_dir(job) / "cpus.json").read_text()) == {"cpus": 0.5}
 
 
-@pytest.mark.slow  # 45 s, most of it asleep: how busy jobs keep a slot is measured first, and then how they slow each other
 def test_lucid_packs_jobs_that_wait_and_decides_the_same_when_their_history_is_replayed(start: Any) -> None:
     _, _, jobs = start("lucid")
     first = jobs.submit("first", **WAITS, stop={"iterations": 1_000_000})
@@ -133,7 +138,6 @@ def replayed(jobs: Jobs, policy: str) -> list[tuple[int, str]]:
     return [(history.jobs[number]["id"], share) for number, share in begun]
 
 
-@pytest.mark.nightly  # 35 s: it waits until utilisation has been measured
 def test_lucid_packs_two_jobs_that_compute_where_its_knob_allows_it(start: Any) -> None:
     _, _, jobs = start("lucid", pack_knob=4)
     first = jobs.submit("first", **TOY, stop={"iterations": 1_000_000})

@@ -532,6 +532,7 @@ def test_a_job_that_comes_between_rounds_starts_at_the_next(policy: str, interva
 
 
 @pytest.mark.parametrize("interval", [0.1, 0.7, 1 / 3, 60.1])
+@pytest.mark.slow
 def test_each_round_divides_anew_whatever_the_last_digits(interval: float) -> None:
     """Job ``k`` comes just after round ``k`` and starts at the next."""
     rows = [((number + 0.5) * interval, 1000.0 * interval, 1) for number in range(100)]

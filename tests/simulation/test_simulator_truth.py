@@ -114,11 +114,18 @@ def test_what_the_end_of_the_run_cuts_off_has_cost_so_much(until: float, lost: f
 
 
 def test_warm_and_cold() -> None:
-    """10 s to start cold, 4 s where the same model ran last, one after the other: a, a, b, a, and two whose model is not known."""
+    """10 s to start cold, 4 s where the model is loaded, one after the other: a, a, b, a, and two whose model is not known."""
     jobs = workload([(float(n), 20.0, 1) for n in range(6)], models=["a", "a", "b", "a", "", ""])
     result = run(jobs, "fifo", costs=Costs(cold_start=10.0, warm_start=4.0))
     assert result.fates.ended.tolist() == [30.0, 54.0, 84.0, 114.0, 144.0, 174.0]
     assert result.fates.lost.tolist() == [10.0, 4.0, 10.0, 10.0, 10.0, 10.0]
+
+
+def test_a_gpu_loads_from_the_first_step_on_and_is_warm_for_ten_minutes() -> None:
+    """The first trains from 10 on, and its model is loaded at 16: the second comes before, the third after that, the last too late."""
+    times = (0.0, 13.0, 40.0, 643.9, 1252.0)
+    result = run(workload([(at, 2.0, 1) for at in times], models=["a"] * 5), "fifo", costs=Costs(cold_start=10.0, warm_start=4.0))
+    assert result.fates.lost.tolist() == [10.0, 10.0, 4.0, 4.0, 10.0]
 
 
 def test_a_gang_is_warm_when_all_its_gpus_are() -> None:

@@ -188,7 +188,7 @@ def test_gradients_with_all_legal_cuts_are_those_of_the_plain_model_to_the_bit(k
     device = task.new_device(1e9)
     rng.seed_all(7)
     batch = MicroBatch(task.chain.bind((device.put(task.batch),), {}), rng.get_state())
-    SwapExecutor(task.chain, Shape(task.chain, dict(batch.values)).cuts, device).run([batch], task.tail)
+    SwapExecutor(task.chain, Shape(task.chain, dict(batch.values), device).cuts, device).run([batch], task.tail)
     found = [parameter.grad for parameter in task.model.parameters() if parameter.requires_grad]
     if kind is Model:  # tied: the executor has a sum for each name
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(expected, found, strict=True))
@@ -218,7 +218,7 @@ def test_no_cut_is_offered_where_the_sides_could_not_be_computed_apart():
     model = Tricky()
     chain = Chain(model, trace(model))
     place = {node.name: index for index, node in enumerate(chain.nodes)}
-    legal = set(Shape(chain, chain.bind((torch.randn(4, 8),), {})).cuts)
+    legal = set(Shape(chain, chain.bind((torch.randn(4, 8),), {}), MeteredDevice(1 << 30)).cuts)
     several = set(range(place["chunk"] + 1, place["getitem_1"] + 1))
     view = set(range(place["view"] + 1, place["getitem_2"] + 1)) | {place["mul"]}
     in_place = set(range(place["mul"] + 1, place["add_"] + 1))

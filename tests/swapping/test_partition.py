@@ -119,6 +119,23 @@ def test_a_step_by_hand():
     ]  # fmt: skip
 
 
+def test_gradients_leave_beside_the_first_half_of_a_step_and_loads_come_beside_the_second():
+    """As above, C = 2. Of three parts with gradients that take 9 s the second one waits 3 s for the third, after 6 s of computing."""
+    parts = Parts(even())
+    line = schedule([parts(0, 2), parts(2, 4)], 2)
+    assert [(b.stream, b.part, b.begin, b.end) for b in line] == [
+        ("load", 0, 0, 4), ("load", 1, 4, 8), ("compute", 0, 4, 8),
+        ("load", 0, 14, 18), ("compute", 1, 8, 20), ("out", 1, 20, 24), ("compute", 0, 20, 32), ("out", 0, 32, 36),
+    ]  # fmt: skip
+    parts = Parts(even(6, out=4.5))
+    line = schedule([parts(0, 2), parts(2, 4), parts(4, 6)], 2)
+    assert [(b.stream, b.part, b.begin, b.end) for b in line[5:]] == [
+        ("load", 1, 18, 22), ("compute", 2, 12, 24), ("out", 2, 24, 33),
+        ("compute", 1, 24, 30), ("load", 0, 33, 37), ("compute", 1, 33, 39), ("out", 1, 39, 48),
+        ("compute", 0, 39, 45), ("compute", 0, 48, 54), ("out", 0, 54, 63),
+    ]  # fmt: skip
+
+
 def test_peak_by_hand():
     """Single pieces, C = 1: back through the third of four it needs w2 + w1 + g2 = 30, kept 1 + 1 + 1, and its own 2 + 2, 1 and 1."""
     parts = Parts(even())

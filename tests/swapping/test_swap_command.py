@@ -5,8 +5,10 @@ import json
 import pytest
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client
+from stoker.engine.errors import UsageError
 from stoker.engine.jobs.model_profiles import keep_part_times
 from stoker.engine.protocol import PartTime, PartTimes
+from stoker.runners.swap.partition import ACCUMULATE
 
 TASKS = """
 import torch
@@ -27,7 +29,7 @@ class Odd(nn.Linear):
         return super().forward(x if x.sum() > 0 else -x)
 
 
-def chain():
+def chain(seed=0):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
     return Task(model=model, train=Data(), loss=lambda model, batch: model(batch).pow(2).mean(), batch_size=4)
 
@@ -81,6 +83,35 @@ def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, s
     client.close()
     assert [row[:3] for row in rows] == [[way, 12, 11] for way in ("backward", "forward", "load", "out")]
     assert {row[4] for row in rows} == {4 * (64 + 8)}
+
+
+def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys, monkeypatch, start_daemon, start_runner):
+    (tmp_path / "tasks_to_plan.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    job = "name: small\nentrypoint: tasks_to_plan:chain\nstop: {iterations: 2}\nmemory: {cap: 64KiB, accumulate: auto}\n"
+    (tmp_path / "job.yaml").write_text(job + "array: {params: {seed: [1, 2]}}\n")
+    start_daemon()
+    client = Client(home, url="", token="")
+    body = {
+        "jobs": [{"name": "a", "recipe": "toy", "memory": {"cap": 4096, "accumulate": "auto"}}],
+        "provenance": {"argv": ["test"], "cwd": "/"},
+    }
+    with pytest.raises(UsageError, match=r"memory.accumulate: auto is chosen by 'stoker submit'"):
+        client.post("/v1/jobs", body)
+    start_runner(slots=1)
+    assert run(["--home", str(home.path), "submit", "job.yaml", "--wait", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [row["state"] for row in json.loads(said.out)] == ["completed"] * 2
+    found = client.post("/v1/sql", {"query": "SELECT name, spec ->> '$.memory.accumulate', spec ->> '$.recipe' FROM jobs ORDER BY id"})[
+        "rows"
+    ]
+    client.close()
+    (_, _, recipe), (_, first, _), (_, second, _) = found
+    assert recipe == "swap-plan" and first == second and int(first) in ACCUMULATE
+    assert said.err.count("measuring how many batches hide the loading") == 1
+    assert [line.rpartition(" ")[2] for line in said.err.splitlines() if "memory.accumulate: " in line and "auto" not in line] == [
+        first
+    ] * 2
 
 
 @pytest.mark.parametrize(

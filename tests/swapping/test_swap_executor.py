@@ -1,8 +1,11 @@
 """The layer-major executor: gradients of the plain loop to the bit, under a cap, and faults that are seen."""
 
+import copy
+
 import pytest
 import torch
 from stoker.engine.errors import UsageError
+from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
 from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.chain import Chain, trace
@@ -14,6 +17,44 @@ WIDTH, VOCABULARY = 24, 40
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+class LateCuda(CudaDevice):
+    """Copies come late, and memory that was let go, or into which nothing has come, is NaN: what does not wait is seen in every run."""
+
+    def empty_like(self, tensor):
+        return poisoned(super().empty_like(tensor))
+
+    def host_like(self, tensor):
+        return poisoned(super().host_like(tensor))
+
+    def drop(self, tensor):
+        poisoned(tensor)
+
+    def _copy(self, stream, pairs):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)  # half a millisecond
+        return super()._copy(stream, pairs)
+
+
+def poisoned(tensor):
+    with torch.no_grad():
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+
+@pytest.fixture(params=["metered", pytest.param("cuda", marks=on_cuda)])
+def device_of(request, monkeypatch):
+    """Makes a device of so many bytes; on the GPU, what computes is told to be deterministic."""
+    if request.param == "metered":
+        yield MeteredDevice
+        return
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield lambda cap: LateCuda(cap, torch.device("cuda", 0))
+    torch.use_deterministic_algorithms(False)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 class Block(nn.Module):
@@ -40,7 +81,7 @@ class Model(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, tokens):
-        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         first = x
         for block in self.blocks:
             x = block(x)
@@ -74,7 +115,7 @@ def swapped(executor, batches, step):
     for c, tokens in enumerate(batches):
         seeded(step, c)
         micro.append(MicroBatch(executor.chain.bind((executor.device.put(tokens),), {}), rng.get_state()))
-    return executor.run(micro, lambda c, answer: loss_of(answer, batches[c]) / len(batches))
+    return executor.run(micro, lambda c, answer: loss_of(answer, batches[c].to(answer.device)) / len(batches))
 
 
 def tokens_of(step, count):
@@ -90,15 +131,16 @@ def pair(tied=True):
     return models
 
 
-def executor_of(model, parts, cap=1 << 30):
+def executor_of(model, parts, cap=1 << 30, device_of=MeteredDevice):
     chain = Chain(model, trace(model))
     fit = [cut for cut in range(1, len(chain)) if cut not in chain.bound_cuts(set(chain.parameters))]
     fit = [cut for cut in fit if all(not n.name.startswith(("getattr", "getitem")) for n in chain.crossing(cut))]
     cuts = [fit[(i + 1) * len(fit) // parts - 1] for i in range(parts - 1)]
-    return SwapExecutor(chain, cuts, MeteredDevice(cap))
+    return SwapExecutor(chain, cuts, device_of(cap))
 
 
-def train(model, step_of, count, steps=3):
+def train(model, step_of, count, steps=3, stepped=lambda: None):
+    """Gradients of all steps, clipped, and what is held at the end. The optimizer is on the host, wherever the gradients were computed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seen = []
     for step in range(steps):
@@ -107,29 +149,33 @@ def train(model, step_of, count, steps=3):
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         seen += [parameter.grad.clone() for parameter in model.parameters()]
         optimizer.step()
+        stepped()
     return seen + [value.clone() for value in model.state_dict().values()]
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 @pytest.mark.parametrize("parts", [1, 4, 9])
-def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count):
-    one, other = pair()
-    expected = train(one, lambda step, batches: plain(one, batches, step), count)
-    executor = executor_of(other, parts)
+def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count, tied, device_of):
+    one, other = pair(tied)
+    executor = executor_of(other, parts, device_of=device_of)
+    place = getattr(executor.device, "device", torch.device("cpu"))
+    there = one if place.type == "cpu" else copy.deepcopy(one).to(place)
+
+    def reference(step, batches):
+        there.load_state_dict(one.state_dict())
+        plain(there, [tokens.to(place) for tokens in batches], step)
+        for mine, found in zip(one.parameters(), there.parameters(), strict=True):
+            mine.grad, found.grad = found.grad.cpu(), None if found is not mine else found.grad
+        for mine, found in zip(one.buffers(), there.buffers(), strict=True):
+            mine.copy_(found)
 
     def step_of(step, batches):
         swapped(executor, batches, step)
 
-    found = []
-    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=True)
-        step_of(step, tokens_of(step, count))
-        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
-        found += [parameter.grad.clone() for parameter in other.parameters()]
-        optimizer.step()
-        executor.stepped()
-    found += [value.clone() for value in other.state_dict().values()]
+    expected = train(one, reference, count)
+    found = train(other, step_of, count, stepped=executor.stepped)
+    assert not any(value.isnan().any() for value in found)
     assert [torch.equal(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
 
 
@@ -145,10 +191,10 @@ def test_all_memory_of_the_device_is_given_back_and_a_cap_holds():
         swapped(executor_of(pair()[1], 9, cap=peak - 1), tokens_of(0, 2), 0)
 
 
-def test_bytes_moved_do_not_grow_with_the_micro_batches():
+def test_bytes_moved_do_not_grow_with_the_micro_batches(device_of):
     moved = set()
     for count in (1, 4):
-        executor = executor_of(pair()[1], 5)
+        executor = executor_of(pair()[1], 5, device_of=device_of)
         with executor.device.step() as times:
             swapped(executor, tokens_of(0, count), 0)
         moved.add((times.bytes_in, times.bytes_out))
@@ -163,8 +209,8 @@ def test_weights_of_before_the_optimizer_are_seen(monkeypatch):
         swapped(executor, tokens_of(0, 1), 0)
 
 
-def test_computing_before_its_load_is_seen(monkeypatch):
-    executor = executor_of(pair()[1], 5)
+def test_computing_before_its_load_is_seen(monkeypatch, device_of):
+    executor = executor_of(pair()[1], 5, device_of=device_of)
     monkeypatch.setattr(executor.device, "wait", lambda event: None)
     losses = swapped(executor, tokens_of(0, 1), 0)
     assert any(loss.isnan() for loss in losses)
@@ -174,18 +220,26 @@ def test_gradients_that_leave_without_back_pressure_break_the_cap(monkeypatch):
     executor = executor_of(pair()[1], 9)
     swapped(executor, tokens_of(0, 1), 0)
     bounded = executor_of(pair()[1], 9, cap=executor.device.memory()[1])
-    monkeypatch.setattr(bounded, "_make_room", lambda arrived: None)
+    monkeypatch.setattr(bounded, "_make_room", list)
     with pytest.raises(CapExceeded):
         swapped(bounded, tokens_of(0, 1), 0)
 
 
-def test_generators_that_are_not_restored_are_seen(monkeypatch):
+def test_generators_that_are_not_restored_are_seen(monkeypatch, device_of):
     one, other = pair()
-    plain(one, tokens_of(0, 2), 0)
-    executor = executor_of(other, 5)
+    swapped(executor_of(one, 5, device_of=device_of), tokens_of(0, 2), 0)
+    executor = executor_of(other, 5, device_of=device_of)
     monkeypatch.setattr(rng, "set_state", lambda state: None)
     swapped(executor, tokens_of(0, 2), 0)
     assert not all(torch.equal(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@on_cuda
+def test_gradients_that_are_used_before_they_came_are_seen(monkeypatch):
+    executor = executor_of(pair()[1], 5, device_of=lambda cap: LateCuda(cap, torch.device("cuda", 0)))
+    monkeypatch.setattr(executor.device, "finish", lambda event: None)
+    swapped(executor, tokens_of(0, 1), 0)
+    assert any(each.grad.isnan().any() for each in executor.chain.parameters.values())
 
 
 def test_an_input_changed_in_place_is_refused():
@@ -232,3 +286,79 @@ def test_a_buffer_that_a_forward_changes_is_refused_and_not_lost(way, whole):
         with pytest.raises(UsageError, match=r"memory: the model's forward changes its buffer '1.scale'"):
             step()
     assert torch.equal(scale, torch.ones(4))
+
+
+# ---- memory of a GPU, whose allocator takes 20 MiB at once: large layers ----
+
+LARGE = 2048  #: 16 MiB a layer
+
+
+def large(layers, cap, width=LARGE):
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.pin_memory()
+    return SwapExecutor(Chain(model, trace(model)), list(range(1, layers)), LateCuda(cap, torch.device("cuda", 0)))
+
+
+def large_step(executor, count, width=LARGE):
+    draw = torch.Generator().manual_seed(2)
+    batches = [executor.device.put(torch.randn(4, width, generator=draw)) for _ in range(count)]
+    executor.run(
+        [MicroBatch(executor.chain.bind((batch,), {}), rng.get_state()) for batch in batches], lambda c, answer: answer.square().mean()
+    )
+
+
+@on_cuda
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_cap_of_the_gpu_holds_and_all_is_given_back(count):
+    torch.cuda.empty_cache()
+    executor = large(16, 160 << 20)
+    large_step(executor, count)  # the libraries take theirs
+    before = executor.device.memory()[0]
+    executor.device.reset_peak()
+    large_step(executor, count)
+    now, peak = executor.device.memory()
+    assert now == before and peak <= 160 << 20 < 256 << 20
+    assert torch.cuda.memory_reserved() <= 160 << 20
+
+
+@on_cuda
+def test_gradients_that_leave_without_back_pressure_break_the_cap_of_the_gpu(monkeypatch):
+    torch.cuda.empty_cache()
+    executor = large(16, 160 << 20)
+    large_step(executor, 1)
+    monkeypatch.setattr(executor, "_make_room", list)
+    with pytest.raises(CapExceeded, match="under a cap"):
+        large_step(executor, 1)
+    executor.abandon()
+
+
+@on_cuda
+def test_after_running_out_of_memory_it_goes_on_with_less():
+    torch.cuda.empty_cache()
+    executor = large(3, 40 << 20)
+    with pytest.raises(CapExceeded):
+        large_step(executor, 1)
+    executor.abandon()
+    del executor
+    torch.cuda.empty_cache()
+    large_step(large(3, 160 << 20), 1)
+
+
+@on_cuda
+def test_a_block_of_more_than_200_mib_and_eight_micro_batches(monkeypatch):
+    """To the bit too."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.cuda.empty_cache()
+    width = 7424  # 210 MiB
+    executor = large(3, 1 << 30, width)
+    large_step(executor, 8, width)
+    there = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3))).to("cuda")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    there.load_state_dict(executor.chain.model.state_dict())
+    draw = torch.Generator().manual_seed(2)
+    for _ in range(8):
+        there(torch.randn(4, width, generator=draw).to("cuda")).square().mean().backward()
+    found = list(executor.chain.model.parameters())
+    assert [torch.equal(one.grad, other.grad.cpu()) for one, other in zip(found, there.parameters(), strict=True)] == [True] * 3

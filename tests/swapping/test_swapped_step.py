@@ -1,9 +1,12 @@
 """Steps of a training with swapped parts: the losses, weights and checkpoints of the plain step, to the bit; and what is refused."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
+from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.swapped_step import SwappedStep, step_of
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
@@ -164,6 +167,43 @@ def test_an_evaluation_that_does_not_fit_is_computed_on_the_host(tmp_path, monke
     swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=cap_of(1)), task(evaluate=held_out))
     assert plain[0] == swapped[0] and same(plain[2], swapped[2])
     assert [line for line in caplog.messages if "evaluations are computed on the host" in line]
+
+
+class Hardware(MeteredDevice):
+    """As a GPU it has no other memory to try a step in than its own."""
+
+    emulated = False
+
+    @contextmanager
+    def lifted(self):
+        cap, self.cap = self.cap, 1 << 60
+        try:
+            yield self
+        finally:
+            self.cap = cap
+
+
+@pytest.fixture
+def hardware(monkeypatch):
+    monkeypatch.setattr("stoker.runners.swap.swapped_step.open_device", lambda cap, device: Hardware(cap))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_on_hardware_trials_are_no_part_of_what_a_step_tells(count, hardware, tmp_path, monkeypatch):
+    plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), task())
+    cap = cap_of(count) + 2000 * count  # the batches are in it
+    swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=cap, accumulate=count, swap="force"), task())
+    assert plain[0] == swapped[0] and same(plain[2], swapped[2])
+    assert len({(each["swap_in"], each["swap_out"]) for each in swapped[1]}) == 1
+    assert all(0 < each["swap_peak"] <= cap for each in swapped[1])
+
+
+def test_on_hardware_too_a_cap_that_is_too_small_names_the_smallest(hardware, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"does not fit into 2KiB .*; the smallest that would is \d+KiB$") as e:
+        trained(tmp_path / "small", monkeypatch, Memory(cap=2000, accumulate=2), task(evaluate=None))
+    least = int(str(e.value).rpartition(" ")[2][:-3]) * 1024
+    told = trained(tmp_path / "least", monkeypatch, Memory(cap=least, accumulate=2), task(evaluate=None))
+    assert all(each["swap_peak"] <= least for each in told[1])
 
 
 # ---- what is refused ----

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from stoker.engine.forecast.start_ups import COMMAND
 from stoker.engine.forecast.work_draws import SAID_SPREAD
 from stoker.engine.home import Home
 
-on_the_full_pool = pytest.mark.xdist_group("full-pool")
+on_the_full_pool, on_the_empty_pool = pytest.mark.xdist_group("full-pool"), pytest.mark.xdist_group("empty-pool")
 
 HOUR = 3600.0
 FIELDS = {
@@ -37,17 +37,15 @@ def pool(home: Home, start_daemon: Callable[..., Any], start_runner: Callable[..
     return Jobs(daemon.client())
 
 
-@pytest.fixture(scope="module")
-def full_home() -> Iterator[Home]:
-    """Two jobs have the slots for an hour, as they say. For all tests of the module that only ask, or submit what never starts."""
+@contextmanager
+def two_slots() -> Iterator[Home]:
+    """A daemon and a runner for several tests."""
     path = Path(tempfile.mkdtemp(prefix="stoker-"))
     home = Home(path)
     daemon, runner = DaemonProcess(home), RunnerProcess(home)
     try:
-        jobs = Jobs(daemon.start())
+        daemon.start()
         runner.start()
-        running = [jobs.shell(f"long{n}", "sleep 3600", estimate=HOUR) for n in range(2)]
-        until(lambda: all(jobs.state(job) == "running" for job in running))
         yield home
     finally:
         daemon.end()
@@ -56,15 +54,44 @@ def full_home() -> Iterator[Home]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture
-def full(full_home: Home) -> Iterator[Jobs]:
-    """What a test leaves waiting is cancelled: the next one finds no queue."""
-    with closing(Client(full_home, url="", token="")) as client:
+@contextmanager
+def jobs_of(home: Home) -> Iterator[Jobs]:
+    """What a test leaves is cancelled, but for what is called long: the next one finds no queue."""
+    with closing(Client(home, url="", token="")) as client:
         jobs = Jobs(client)
         yield jobs
-        for (job,) in jobs.sql("SELECT id FROM jobs WHERE finished_at IS NULL AND name NOT LIKE 'long%'"):
+        others = "FROM jobs WHERE finished_at IS NULL AND name NOT LIKE 'long%'"
+        for (job,) in jobs.sql(f"SELECT id {others}"):
             jobs.act("cancel", job)
-        until(lambda: jobs.sql("SELECT count(*) FROM jobs WHERE finished_at IS NULL") == [(2,)])
+        until(lambda: jobs.sql(f"SELECT count(*) {others}") == [(0,)])
+
+
+@pytest.fixture(scope="module")
+def empty_home() -> Iterator[Home]:
+    with two_slots() as home:
+        yield home
+
+
+@pytest.fixture
+def empty(empty_home: Home) -> Iterator[Jobs]:
+    with jobs_of(empty_home) as jobs:
+        yield jobs
+
+
+@pytest.fixture(scope="module")
+def full_home() -> Iterator[Home]:
+    """Two jobs have the slots for an hour, as they say. For all tests of the module that only ask, or submit what never starts."""
+    with two_slots() as home, closing(Client(home, url="", token="")) as client:
+        jobs = Jobs(client)
+        running = [jobs.shell(f"long{n}", "sleep 3600", estimate=HOUR) for n in range(2)]
+        until(lambda: all(jobs.state(job) == "running" for job in running))
+        yield home
+
+
+@pytest.fixture
+def full(full_home: Home) -> Iterator[Jobs]:
+    with jobs_of(full_home) as jobs:
+        yield jobs
 
 
 def submit(home: Home, *options: str) -> Said:
@@ -81,14 +108,16 @@ def forecast(home: Home, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_an_empty_pool_keeps_a_generous_deadline(home: Home, pool: Jobs) -> None:
-    said = submit(home, "--name", "easy", "--estimate", "10m", "--deadline", "2h")
+@on_the_empty_pool
+def test_an_empty_pool_keeps_a_generous_deadline(empty_home: Home, empty: Jobs) -> None:
+    said = submit(empty_home, "--name", "easy", "--estimate", "10m", "--deadline", "2h")
     assert said.code == 0
     assert re.fullmatch(r"job \d+ easy\n", said.out), "stdout is for programs"
     assert "(in 2h): likely met (100% of 32 simulated runs); 9 of 10 runs end by " in said.err
 
 
 def test_the_numbers_for_programs(home: Home, pool: Jobs) -> None:
+    """Where nothing has run yet: no start-up has been measured."""
     before = time.time()
     found = forecast(home, "--estimate", "10m", "--deadline", "2h")
     after = time.time()
@@ -119,15 +148,17 @@ def test_a_full_pool_keeps_a_near_deadline_hardly_and_says_which_it_would(full_h
     assert later["steps"][0]["probability"] == 1.0
 
 
-def test_an_impossible_deadline_is_said_to_be_and_the_job_is_taken(home: Home, pool: Jobs) -> None:
-    said = submit(home, "--name", "dreamer", "--gpus", "2", "--estimate", "10h", "--deadline", "40m")
+@on_the_empty_pool
+def test_an_impossible_deadline_is_said_to_be_and_the_job_is_taken(empty_home: Home, empty: Jobs) -> None:
+    said = submit(empty_home, "--name", "dreamer", "--gpus", "2", "--estimate", "10h", "--deadline", "40m")
     assert said.code == 0
     assert "impossible: needs at least 10h on 2 GPUs, 40m are left; the earliest" in said.err
-    assert pool.show("dreamer")["deadline"] is not None
+    assert empty.show("dreamer")["deadline"] is not None
 
 
-def test_of_unknown_duration_it_says_what_to_add(home: Home, pool: Jobs) -> None:
-    said = submit(home, "--name", "riddle", "--deadline", "2h", "--priority", "3")
+@on_the_empty_pool
+def test_of_unknown_duration_it_says_what_to_add(empty_home: Home, empty: Jobs) -> None:
+    said = submit(empty_home, "--name", "riddle", "--deadline", "2h", "--priority", "3")
     assert said.code == 0 and said.out.startswith("job ")
     assert "not estimated: nothing tells how long it takes: give --estimate" in said.err
 
@@ -186,10 +217,11 @@ def test_explain_says_how_it_stands_now(full_home: Home, full: Jobs) -> None:
     assert full.client.get("/v1/jobs/asked/forecast")["status"] == "ended"
 
 
-def test_what_waits_for_others_is_not_estimated(home: Home, pool: Jobs) -> None:
-    before = pool.shell("before", "sleep 60")
-    after = pool.shell("after", "true", estimate=10.0, after=[{"job": str(before)}])
-    answer = pool.client.get(f"/v1/jobs/{after}/forecast")
+@on_the_empty_pool
+def test_what_waits_for_others_is_not_estimated(empty: Jobs) -> None:
+    before = empty.shell("before", "sleep 60")
+    after = empty.shell("after", "true", estimate=10.0, after=[{"job": str(before)}])
+    answer = empty.client.get(f"/v1/jobs/{after}/forecast")
     assert answer["status"] == "waits" and answer["reason"] == f"waits for job {before} to end"
 
 
@@ -208,11 +240,11 @@ def test_under_leases_all_that_is_told_is_that_of_their_ends(
     (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n")
     jobs = Jobs(start_daemon().client())
     start_runner("here", 1)
-    assert command(home, "policy", "set", "unisched", "be_lease=30", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
+    assert command(home, "policy", "set", "unisched", "be_lease=15", "slo_leases=1", "overhead=1", "interrupt=false").code == 0
     holder = jobs.shell("holder", "sleep 600", estimate=HOUR)
     until(lambda: jobs.state(holder) == "running")
-    time.sleep((3.0 - time.time()) % 30.0)  # leases end at multiples of 30 s
-    lease_end = math.ceil(time.time() / 30.0) * 30.0
+    time.sleep((1.0 - time.time()) % 15.0)  # leases end at multiples of 15 s
+    lease_end = math.ceil(time.time() / 15.0) * 15.0
     job = jobs.shell("urgent", "sleep 2", estimate=2.0, demand={"kind": "strict", "tiers": [{"deadline": lease_end + 18, "reward": 100}]})
     found = until(lambda: (now := jobs.client.get(f"/v1/jobs/{job}/forecast"))["status"] == "estimated" and now)
     assert lease_end + 1 < found["end_50"] < lease_end + 6

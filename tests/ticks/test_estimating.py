@@ -342,14 +342,18 @@ def test_of_what_was_never_measured_the_nearest_counts():
     assert known.of("empty", np.array([1], dtype=np.uint64), np.array([1])) is None
 
 
+#: Of a daemon that fits the curve of a job each second, not every ten.
+OFTEN = "from stoker.engine.estimation import estimating\nestimating.REFIT = 1.0"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_real_training_is_foreseen(home, start_daemon, start_runner):
-    daemon = start_daemon()
+    daemon = start_daemon(changes=OFTEN)
     start_runner(slots=1)
     jobs = Jobs(daemon.client())
     stop = {"metric": "accuracy", "target": 0.93, "iterations": 50_000}
-    # So slow a learner that the daemon, which estimates every 10 s, looks several times before it is good enough.
+    # So slow a learner that the daemon looks several times before it is good enough.
     job = jobs.submit("digits", recipe="digits-cnn", stop=stop, params={"lr": 0.00007, "batch_size": 8, "channels": 4, "eval_every": 20})
     show = daemon.client().get
     found = until(lambda: show(f"/v1/jobs/{job}")["expected"], says=daemon.said)

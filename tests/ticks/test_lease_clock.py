@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -282,8 +281,8 @@ class Short:
 '''
 
 
-#: A daemon whose clock does not look at leases: only the appointment at the end of a lease is left.
-BLIND = "import sys; from stoker.engine import daemon, services; services.LEASE_CLOCK = 3600.0; sys.exit(daemon.main())"
+#: Of a daemon whose clock does not look at leases: only the appointment at the end of a lease is left.
+BLIND = "from stoker.engine import services\nservices.LEASE_CLOCK = 3600.0"
 
 
 @pytest.mark.slow
@@ -293,8 +292,7 @@ def test_the_end_of_a_lease_waits_for_no_look_of_the_clock(home):
     folder.mkdir()
     (folder / "short_leases.py").write_text(FOREIGN)
     (home.path / "config.toml").write_text("[guards]\nmin_run_time = 0\n[policy]\nname = 'short_leases:Short'\ninterval = 3600\n")
-    daemon = DaemonProcess(home, env={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])})
-    daemon.command = [sys.executable, "-c", BLIND, "--home", str(home.path)]
+    daemon = DaemonProcess(home, env={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}, changes=BLIND)
     try:
         client = daemon.start()
         assert client.post("/v1/runner/hello", msgspec.to_builtins(HELLO))["session"] == 1

@@ -178,6 +178,7 @@ def daemon(start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..
     return started
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_is_edited_while_jobs_wait(
     home: Home, daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,9 +117,7 @@ def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
 @pytest.mark.slow
 def test_a_worker_process_of_the_pipeline_that_is_killed_is_made_up_for(jobs, home):
     processes = {"pipeline": {"processes": True, "workers": {"decode": 2}}}
-    deadly = submit(jobs, home, "deadly", params={"data": "Deadly"}, **processes)
-    assert jobs.ended(deadly, 200)["state"] == "completed"
+    deadly, calm = submit(jobs, home, "deadly", params={"data": "Deadly"}, **processes), submit(jobs, home, "calm", **processes)
+    assert [jobs.ended(job, 200)["state"] for job in (deadly, calm)] == ["completed"] * 2
     assert (home.path / "work" / "died").exists()
-    calm = submit(jobs, home, "calm", **processes)
-    assert jobs.ended(calm, 200)["state"] == "completed"
     assert values(jobs, deadly, "loss") == values(jobs, calm, "loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ TINY = {
     "idle": ["--runners", "2", "--seconds", "0.5", "--history", "50"],
     "hostile": ["--clients", "4", "--jobs", "40", "--seconds", "2", "--half-open", "20", "--held", "17"],
     "first_step": ["--rounds", "1"],
-    "warm_beside_cold": ["--rounds", "1", "--jobs", "toy"],
+    "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
@@ -74,9 +75,8 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-#: More than a tiny run takes: what hostile attacks with has tests of its own, test_api_load.py, test_sqlguard.py and test_adhoc.py, and
-#: packing is what test_shared_slot.py does, until a slot's use has been measured.
-NIGHTLY = ("hostile", "packing")
+#: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
+NIGHTLY = ("adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "unisched", "warm")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])
@@ -92,6 +92,15 @@ def test_it_measures_and_prints(name: str, tmp_path: Path) -> None:
             assert all(map(math.isfinite, numbers)), f"{title}: {row}"
     assert sorted(path.name for path in tmp_path.iterdir()) == DRAWN.get(name, [])
     assert all(path.stat().st_size > 5000 for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", NIGHTLY)
+def test_one_that_runs_by_night_is_whole_by_day(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that it imports is there, and it knows the options of its tiny run."""
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main([*TINY[name], "--help"])
+    assert ended.value.code == 0, capsys.readouterr().err
+    assert "--json" in capsys.readouterr().out
 
 
 def test_tables_are_for_people() -> None:

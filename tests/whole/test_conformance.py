@@ -468,6 +468,8 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "unisched": ("unisched", {"be_lease": 50.0, "overhead": 8.0, "placement": "consolidated"}),
     "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
+#: Of these policies the day has other options.
+BY_NIGHT = dict.fromkeys(("backfill", "srsf", "tiresias-time"), pytest.mark.nightly)
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 
@@ -490,7 +492,7 @@ def test_pairs_on_a_gpu_are_decided_alike(template: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"priority"}))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BY_NIGHT.get(name, ())) for name in sorted(POLICIES.keys() - {"priority"})])
 def test_with_any_policy(name: str, template: Path) -> None:
     check(name, LIMITS, COSTS, template)
 

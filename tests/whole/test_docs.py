@@ -179,6 +179,11 @@ def test_job_specs_are_accepted(name: str, block: str) -> None:
     assert load_text(block, f"{name}.yaml", Context(now=time.time(), cwd=ROOT / "examples", recipes=RECIPES))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_example_files_are_accepted(path: Path) -> None:
+    assert load_text(path.read_text(), path.name, Context(now=time.time(), cwd=path.parent, recipes=RECIPES))
+
+
 def test_the_tour_submits_the_example_that_it_shows() -> None:
     (shown,) = [yaml.safe_load(block) for block in fences(README, "yaml")]
     assert shown == yaml.safe_load((ROOT / "examples" / "recipe.yaml").read_text())
@@ -229,7 +234,7 @@ def options(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str,
         elif isinstance(field.default, msgspec.Struct):
             yield from options(type(field.default), f"{name}.")
         else:
-            yield name, field.default
+            yield name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def test_every_option_is_documented_with_its_default() -> None:

@@ -508,18 +508,15 @@ def test_pain_12_after_everything_was_killed_all_slots_are_free_again(
 # -- 13 --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended_and_who_progresses_is_not(jobs: Jobs) -> None:
-    """'Idle or hung holders' (dstack #2374): utilisation and progress together; power too, in test_devices.py."""
-    script = (
-        "import stoker, sys, time\nfor step in range(int(sys.argv[1])):\n    stoker.report(step=step)\n    time.sleep(0.5)\ntime.sleep({})"
-    )
-    hung = jobs.submit("hung", sys.executable, "-c", script.format(600), "1", hang_after=10.0, grace=1.0)
-    slow = jobs.submit("slow", sys.executable, "-c", script.format(0), "22", hang_after=10.0)
+def test_pain_13_who_makes_no_progress_and_is_quiet_is_ended(jobs: Jobs) -> None:
+    """'Idle or hung holders' (dstack #2374): utilisation and progress together; power too, in test_devices.py.
+
+    Who progresses slowly, or computes and says nothing, goes on: test_agent.py.
+    """
+    hung = jobs.python("hung", "import stoker, time; stoker.report(step=0); time.sleep(600)", hang_after=1.0, grace=1.0)
     ended = jobs.ended(hung)
     assert (ended["state"], ended["outcome"]) == ("failed", "hang")
     assert "made no progress" in ended["state_reason"] and "the end of its log may show where" in ended["state_reason"]
-    assert jobs.ended(slow)["outcome"] == "completed"
 
 
 # -- 14 --------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,181 @@
+"""A language model that learns to go on with a text: SmolLM2, or a decoder of given layers and width that begins with random weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...engine.errors import UsageError, nearest
+from ..backbones import held
+from ..backbones.llama import Llama, LlamaShape
+from ..backbones.pretrained import Llm, read_llm
+from ..train.batches import interruptible
+from ..train.task import Task
+from . import NO_BACKBONE, TEXT_DATASETS, texts
+
+_BYTES = 256  #: the vocabulary of a model that begins with random weights
+_LAYERS, _WIDTH, _HEAD = 4, 128, 64
+_CHUNK = 1 << 16  #: characters tokenised between looks at the request to stop
+_HELD_OUT = 0.1  #: of a file: its end
+
+
+class LanguageModel(nn.Module):
+    """A decoder and its head. The head is tied to the embedding under a name of its own, so that the two may be in different parts."""
+
+    def __init__(self, decoder: Llama) -> None:
+        super().__init__()
+        self.decoder = decoder
+        with torch.device("meta"):  # nothing is drawn, and no memory taken, for weights that are replaced
+            self.head = nn.Linear(decoder.shape.hidden, decoder.shape.vocabulary, bias=False)
+        self.head.weight = decoder.embed_tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, length, vocabulary) of the token after each of ``tokens`` (batch, length)."""
+        logits: torch.Tensor = self.head(self.decoder.states(self.decoder.embed_tokens(tokens))[0])
+        return logits
+
+
+class Blocks:
+    """A text in samples: ``context`` tokens and the one after them, (context + 1,); the next sample begins with that one."""
+
+    def __init__(self, tokens: torch.Tensor, context: int) -> None:
+        self.tokens, self.context = tokens, context
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        begin = index * self.context
+        return self.tokens[begin : begin + self.context + 1].long()
+
+
+def build(
+    *,
+    backbone: str,
+    layers: int,
+    width: int,
+    data: str,
+    context: int,
+    limit: int,
+    lr: float,
+    clip: float,
+    batch_size: int,
+    eval_limit: int,
+    eval_every: int,
+    checkpoint_every: int,
+    seed: int,
+) -> Task:
+    decoder, ids = _beginning(backbone, layers, width, context)
+    train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
+    for blocks, what in ((train, "to train on"), (held_out, "held out")):
+        if not len(blocks):
+            raise UsageError(
+                f"params.data: {data} is too short: {len(blocks.tokens)} tokens are {what}, and a sample takes params.context + 1, "
+                f"{context + 1}; bring a longer text, or lower params.context"
+            )
+
+    return Task(
+        model=LanguageModel(decoder),
+        train=train,
+        loss=lambda model, batch: _loss(model, batch, "mean"),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
+        evaluate=lambda model: _judged(model, held_out, batch_size, eval_limit),
+        batch_size=batch_size,
+        iterations=100,
+        eval_every=eval_every or None,
+        checkpoint_every=checkpoint_every or None,
+        clip_norm=clip or None,
+        seed=seed,
+    )
+
+
+def load_backbone(name: str) -> Llm:
+    """Not shared with others in the process, as it is to be trained."""
+    return read_llm(name)
+
+
+def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Llama, Callable[[str], list[int]]]:
+    """What is trained, and how it reads a text."""
+    if backbone != NO_BACKBONE:
+        for name, value in (("layers", layers), ("width", width)):
+            if value:
+                raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
+        llm = held.take(backbone, load_backbone)
+        if context > llm.model.shape.context:
+            raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {llm.model.shape.context} tokens; lower it")
+        return llm.model.requires_grad_(True), llm.ids
+    return _random(layers or _LAYERS, width or _WIDTH, context), lambda text: list(text.encode())
+
+
+def _random(layers: int, width: int, context: int) -> Llama:
+    """Of bytes, with heads of 64 numbers, and inner layers four times as wide as the others, as GPT (Radford et al. 2018)."""
+    if width % _HEAD and (width > _HEAD or width % 2):
+        raise UsageError(f"params.width: {width} must be a multiple of {_HEAD}, or even and less")
+    heads = max(1, width // _HEAD)
+    shape = LlamaShape(
+        vocabulary=_BYTES, hidden=width, layers=layers, heads=heads, key_heads=heads, inner=4 * width, context=context
+    )  # fmt: skip
+    model = Llama(shape)
+    nn.init.normal_(model.embed_tokens.weight, std=0.02)  # the head too: with torch's 1.0 the first answers would be far off
+    return model
+
+
+# ---- text ----
+
+
+def _texts(data: str, limit: int) -> tuple[str, str]:
+    """To train on, and held out; of ``limit`` characters, if any."""
+    if data in TEXT_DATASETS:
+        found = texts.load(data)
+        train, held_out = ("\n\n".join(text for text, _ in rows) for rows in (found.train, found.held_out))
+        return train[: limit or None], held_out[: limit or None]
+    path = Path(data).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        known = f"{nearest(data, TEXT_DATASETS)}; sets are {', '.join(TEXT_DATASETS)}"
+        raise UsageError(f"params.data: there is neither a file {path.absolute()} nor a set of that name{known}") from None
+    except OSError as error:
+        raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"params.data: {path.name} is not text in UTF-8: {error.reason} at byte {error.start}") from None
+    text = text[: limit or None]
+    if not text.strip():
+        raise UsageError(f"params.data: {path.absolute()} is empty; bring a text to learn from")
+    end = len(text) - int(len(text) * _HELD_OUT)
+    return text[:end], text[end:]
+
+
+def _tokens(text: str, ids: Callable[[str], list[int]]) -> torch.Tensor:
+    return torch.tensor([token for part in interruptible(_parts(text)) for token in ids(part)], dtype=torch.int32)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Of about `_CHUNK` characters, cut before a space, where no token would go across."""
+    begin = 0
+    while begin < len(text):
+        end = text.find(" ", begin + _CHUNK)
+        yield text[begin : end if end >= 0 else len(text)]
+        begin = end if end >= 0 else len(text)
+
+
+# ---- what is learned ----
+
+
+def _loss(model: nn.Module, samples: torch.Tensor, reduction: str) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten(), reduction=reduction)
+
+
+def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> dict[str, float]:
+    device = next(model.parameters()).device
+    count = min(limit, len(held_out))
+    total = 0.0
+    for begin in interruptible(range(0, count, batch_size)):
+        samples = torch.stack([held_out[index] for index in range(begin, min(begin + batch_size, count))]).to(device)
+        total += float(_loss(model, samples, "sum"))
+    mean = total / (count * held_out.context)
+    return {"eval_loss": mean, "perplexity": math.exp(min(mean, 700.0))}

@@ -1,0 +1,261 @@
+"""Jobs that start by a fork, while everything around them is killed, stopped, full or wrong: nothing lost, nothing twice, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from small_disk import Quota, SmallDisk
+from stoker.engine import identity
+from stoker.engine.home import Home
+from stoker.engine.protocol import Assignment
+from stoker.runners.host import processes, warm_starts
+from stoker.runners.host.warm_starts import Kind, WarmStarts
+from stoker.runners.worker import fork_server, server_names
+from test_agent import until
+from test_warm_starts import Warm, job, said
+
+ENDS = """
+import time
+import torch
+from stoker.runners.training import Task
+
+def task(how):
+    if how == "memory":
+        torch.empty(1 << 60)
+    if how == "hang":
+        time.sleep(3600)
+    data = [(torch.rand(4), torch.rand(1)) for _ in range(32)]
+
+    def loss(model, batch):
+        time.sleep(0.02)
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    return Task(model=torch.nn.Linear(4, 1), train=data, loss=loss, batch_size=8)
+"""
+
+
+def mine(lease: int, directory: Path, how: str = "", **spec: Any) -> Assignment:
+    stop = {"iterations": 100_000 if how else 3}
+    return job(lease, entrypoint="ends:task", workdir=str(directory), params={"how": how}, stop=stop, **spec)
+
+
+def stopped(assignment: Assignment, reason: str, grace: float = 60.0) -> Assignment:
+    return msgspec.structs.replace(assignment, stop=reason, grace=grace)
+
+
+@pytest.fixture
+def warm(home: Home) -> Iterator[Warm]:
+    """Its agent is yet to be started."""
+    host = Warm(home.path)
+    host.daemon.open()
+    yield host
+    host.close()
+
+
+@pytest.mark.slow
+def test_the_next_agent_adopts_the_servers_of_a_killed_one(warm: Warm) -> None:
+    first = warm.start()
+    warm.warmed(1)
+    (server,) = warm.servers()
+    supervisor = warm.runs_warm(2)
+    first.kill()
+    first.wait()
+    warm.start()
+    warm.daemon.want(job(2, stop={"iterations": 100_000}), job(3))
+    assert warm.daemon.update(3).outcome == "completed"
+    assert warm.servers() == [server] and identity.alive(supervisor)
+    warm.daemon.want(job(2, stop={"iterations": 100_000}), job(4))
+    assert warm.daemon.update(4).outcome == "completed"
+    assert warm.daemon.update(4, "running").warm, "a server that was adopted serves"
+    warm.daemon.want(stopped(job(2, stop={"iterations": 100_000}), "preempted"))
+    assert warm.daemon.update(2).outcome == "stopped"
+    assert "fork server of recipe toy is adopted" in said(warm)
+    until(lambda: warm.servers() == [])  # it leaves with an agent that leaves
+
+
+@pytest.mark.parametrize("other", ["code", "environment"])
+def test_servers_of_other_code_or_another_environment_are_ended(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, env = f"t{os.getpid()}", dict(os.environ)
+    former = WarmStarts(True, env, place)
+    former._load(Kind(None))
+    (server,) = former._servers.values()
+    (name,) = until(lambda: server_names.find(place))
+    assert (name.pid, name.recipe, name.backbone) == (server.process.pid, "", "")
+    server._control.close()  # as when its agent is killed
+    if other == "code":
+        monkeypatch.setattr(warm_starts, "code_stamp", lambda: "of another version")
+    else:
+        env |= {"LANG": "tlh"}
+    now = WarmStarts(True, env, place)
+    now.adopt()
+    assert now.told() == []
+    assert isinstance(server.process, subprocess.Popen) and server.process.wait(60) == -signal.SIGKILL
+    until(lambda: server_names.find(place) == [])
+
+
+def test_who_waits_for_the_next_agent_leaves_when_none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = server_names.ServerName(f"u{os.getpid()}", "key", os.getpid(), "toy", "")
+    with socket.socket() as control:
+        listener = server_names.listen(name)
+        assert listener is not None and server_names.listen(name) is None
+        with listener:
+            found = server_names.connect(name)
+            assert found is not None and found[1] == os.getpid()
+            with found[0] as connection:
+                assert fork_server.succeeded(control, listener)
+                fork_server._say(control, "ready")
+                connection.setblocking(True)
+                assert connection.recv(100) == b"ready\n"
+            monkeypatch.setattr(fork_server, "_ORPHANED", 0.01)
+            assert not fork_server.succeeded(control, listener)
+            assert server_names.find(name.place) == [name]
+    assert server_names.find(name.place) == [] and server_names.connect(name) is None
+    assert server_names.listen(name._replace(recipe="x" * 100)) is None
+
+
+@pytest.mark.slow
+def test_forked_jobs_end_as_those_of_fresh_processes_do(warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    warm.daemon.telemetry = 0.2
+    warm.start()
+    warm.daemon.want(mine(1, tmp_path))
+    assert warm.daemon.update(1).outcome == "completed"
+    until(lambda: any(processes.command(server.pid) == fork_server.READY for server in warm.servers()))
+
+    hangs = mine(3, tmp_path, "hang", hang_after=0.5)
+    cancelled, preempted = (msgspec.structs.replace(mine(lease, tmp_path, "long"), gpus=["n1/cpu1"]) for lease in (4, 5))
+    warm.daemon.want(mine(2, tmp_path, "memory"))
+    end = warm.daemon.update(2)
+    assert (end.outcome, end.exit_code) == ("oom", 76), end
+    warm.daemon.want(hangs, cancelled)
+    assert warm.daemon.update(3).outcome == "hang"
+    until(lambda: warm.run(4).reports(0).exists())
+    warm.daemon.want(stopped(cancelled, "cancelled", 0.0))
+    assert warm.daemon.update(4).outcome in ("stopped", "cancelled")
+    warm.daemon.want(preempted)
+    until(lambda: warm.run(5).reports(0).exists())
+    warm.daemon.want(stopped(preempted, "preempted"))
+    end = warm.daemon.update(5)
+    assert (end.outcome, end.exit_code) == ("stopped", 75)
+    assert [warm.daemon.update(lease, "running").warm for lease in range(2, 6)] == [True] * 4
+    assert [found for lease in range(1, 6) for found in processes.tagged(warm.run(lease).tag)] == []
+    assert said(warm).count("starts warm") == 4
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_costs_a_forked_job_nothing(warm: Warm) -> None:
+    warm.start()
+    warm.warmed(1)
+    supervisor = warm.runs_warm(2)
+    warm.daemon.close()
+    steps = len(warm.run(2).reports(0).read_text().splitlines())
+    until(lambda: len(warm.run(2).reports(0).read_text().splitlines()) > steps + 2)
+    warm.daemon.open()
+    warm.daemon.want(job(2, stop={"iterations": 100_000}), job(3))
+    assert warm.daemon.update(3).outcome == "completed" and warm.daemon.update(3, "running").warm
+    assert identity.alive(supervisor)
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_no_server(disk: SmallDisk | Quota, warm: Warm) -> None:
+    agent = warm.start()
+    warm.warmed(1)
+    (server,) = warm.servers()
+    disk.fill(agent.pid)
+    warm.daemon.want(job(2))
+    assert warm.daemon.update(2).outcome == "start-failed"
+    disk.free(agent.pid)
+    warm.daemon.want(job(3))
+    assert warm.daemon.update(3).outcome == "completed" and warm.daemon.update(3, "running").warm
+    assert warm.servers() == [server]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at_import", "why"),
+    [
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "1 threads were started at import"),
+        ("import torch\ntorch.set_num_threads(2)\ntorch.ones(600, 600) @ torch.ones(600, 600)", "threads were started at import"),
+        ("import os\nos._exit(9)", "its server ended while it loaded"),
+    ],
+    ids=["a thread", "a computation", "an end"],
+)
+def test_what_no_fork_survives_starts_cold_with_its_reason(at_import: str, why: str, tmp_path: Path) -> None:
+    """In the place of a module that the recipe needs."""
+    (tmp_path / "tokenizers.py").write_text(at_import)
+    given = job(1, recipe="text-classifier")
+    starts = WarmStarts(True, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    launch: Any = {"env": {**os.environ, **warm_starts._THREADS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(tmp_path), "STOKER_TAG": "x"}}
+    assert starts.why_cold(given, launch) == "no process had loaded recipe text-classifier with minilm yet"
+    starts.expect(given)
+
+    def failed() -> Any:
+        starts.tend()
+        return next((told for told in starts.told() if told.state == "failed"), None)
+
+    told = until(failed)
+    assert why in str(told.note)
+    assert starts.why_cold(given, launch) == told.note
+
+
+def test_a_server_that_hangs_while_it_loads_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Jobs start cold meanwhile; none of them keeps it."""
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(3600)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    starts = WarmStarts(True, environment)
+    launch: Any = {"env": {**environment, **warm_starts._THREADS, "PYTHONUNBUFFERED": "1", "STOKER_TAG": "x"}}
+    starts.why_cold(job(1), launch)
+    starts.expect(job(1))
+    assert starts.why_cold(job(2), launch) == "its server is loading"
+    monkeypatch.setattr(warm_starts, "IDLE", 0.0)
+    starts.expect(job(2), ended=True)
+    (server,) = starts._servers.values()
+    starts.tend()
+    assert starts.told() == [] and server.gone
+
+
+def test_a_users_module_that_is_named_as_one_that_is_loaded_starts_cold(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("")
+    (tmp_path / "yaml").mkdir()
+    loaded = ["json", "random", "yaml"]
+    assert warm_starts._hidden(tmp_path, loaded) == "its directory has a module 'random', and a forked process has another one of that name"
+    (tmp_path / "random.py").unlink()
+    assert warm_starts._hidden(tmp_path, loaded) is None
+    (tmp_path / "yaml" / "__init__.py").write_text("")
+    assert "'yaml'" in str(warm_starts._hidden(tmp_path, loaded))
+    assert warm_starts._hidden(tmp_path / "gone", loaded) is None
+    assert {"random", "sys", "stoker"} <= fork_server.loaded()
+
+
+def test_an_idle_server_takes_no_time(tmp_path: Path) -> None:
+    """Clock ticks, which are counted only while it runs."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    server = warm_starts.Server.start(Kind(None), environment, f"i{os.getpid()}", "key", "")
+    try:
+        until(lambda: server.ready or server.gone)
+        assert server.ready, server.why
+
+        def switches() -> int:
+            status = Path(f"/proc/{server.process.pid}/status").read_text()
+            return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+
+        until(lambda: _asleep(server.process.pid))
+        before = switches()
+        time.sleep(1.0)
+        assert switches() == before, "it was woken"
+    finally:
+        server.end()
+
+
+def _asleep(pid: int) -> bool:
+    found = identity.stat(pid)
+    return found is not None and found.state == "S"
