@@ -3,11 +3,12 @@
     python benchmarks/autosched.py --trace FILE [--policy tiresias] [--nodes 6x8] [--windows 5] [--trials 40] [--jobs 2] [--results FILE]
 
 Each window is a day of the trace behind a day before it, thinned so that the jobs ask within these two days for ``--load`` times what the
-cluster has; jobs larger than half of it are left out, and days with too few jobs. All ways start at the beginning of the window from the
-same state, with the default in force, and count the jobs that are submitted within it:
+cluster has; jobs larger than half of it are left out, and days with too few jobs, or behind such a day. All ways start at the beginning
+of the window from the same state, with the default in force, and count the jobs that are submitted within it:
 
 - default; hindsight: the best constant of ``--trials`` random ones, by simulating the window itself; past: the one best on the day before;
-- selftune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster; selftune+: the same from the present state;
+- selftune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster; selftune+: the same from the present state.
+  Both without even draws at first, and without what was best before;
 - random: as many random configurations each hour, from the present state with expected arrivals;
 - autosched, with the causal model learnt from the day before; no causal: without it; shuffled: its labels shuffled before it is learnt;
 - oracle: the search without causal model, each hour, that knows the arrivals of the next hour. It is no upper bound.
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 from common import arguments, machine, progress, show
+from stoker.engine.autosched import learning, search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
 from stoker.engine.autosched.search_process import Answer, Request, find
@@ -56,10 +58,12 @@ from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
 WAYS = ("default", "oracle", "autosched", "no causal", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
-LEAST_JOBS = 120  #: on the day that is measured, before it is thinned
+LEAST_JOBS = 120  #: on the day that is measured, and on the one before from which is learnt, before they are thinned
 #: Of the exhaustive grid.
 VALUES = 4
 LARGEST_GRID = 300
+UNBOUNDED = 3600.0  #: seconds of a trial: trials are bounded by decisions, so that a busy machine changes no figure
+CONSTANTS = "constants"  #: past and hindsight, of the same simulations
 
 
 def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[Workload]:
@@ -67,7 +71,8 @@ def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[
     able = (whole.gpus_min <= cluster.total // 2) & (whole.duration > 0)
     days = np.arange(max(int((whole.submitted[-1] - whole.submitted[0]) // DAY), 2)) * DAY + whole.submitted[0]
     arrivals = [int((able & (whole.submitted >= day + DAY) & (whole.submitted < day + 2 * DAY)).sum()) for day in days.tolist()]
-    busy = days[np.array(arrivals) >= LEAST_JOBS]
+    before = [int((able & (whole.submitted >= day) & (whole.submitted < day + DAY)).sum()) for day in days.tolist()]
+    busy = days[np.minimum(arrivals, before) >= LEAST_JOBS]
     busy = busy if len(busy) else days[:1]
     begins = busy[np.unique(np.linspace(0, len(busy) - 1, min(count, len(busy))).round().astype(int))]
     found = []
@@ -175,7 +180,7 @@ class Bound:
 
 def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, options: Options, *, shuffled: bool) -> CausalModel | None:
     """From the day before; ``shuffled``: with what came of each configuration shuffled."""
-    past = Past(workload, cluster, DAY)
+    past = Past(workload, cluster, DAY, math.inf)
     try:
         model = learnt_from(past, asked.policy, dataclasses.asdict(registry.load(asked.policy).Config()), options, "jct")
         if not shuffled:
@@ -199,15 +204,27 @@ class WithinWindow(SimulatedTuning):
             self.next_at = math.inf
 
 
-def run(task: tuple[int, str, Workload, argparse.Namespace]) -> Mapping[str, Any]:
+def at_leisure(request: Request) -> Answer:
+    """Bounded by trials and decisions, and not by seconds: what else the machine does is to change no figure."""
+    return find(dataclasses.replace(request, seconds=math.inf))
+
+
+def bluefin_alone(request: Request) -> Answer:
+    """SelfTune: from the centre, without even draws, and without what was best before."""
+    return find(dataclasses.replace(request, seconds=math.inf, spread=0.0, first=()))
+
+
+def run(task: tuple[int, str, Workload, argparse.Namespace]) -> list[Mapping[str, Any]]:
     number, way, workload, asked = task
     cluster, options = Cluster.parse(asked.nodes), Options(errors=Errors(unknown=asked.unknown))
-    began, cpu, learning = time.monotonic(), time.process_time(), 0.0
+    began, cpu, learnt_in = time.monotonic(), time.process_time(), 0.0
+    learning.LEAST_SECONDS = search_process.LEAST_SECONDS = UNBOUNDED
     turns: list[Any] = []
-    if way.startswith("parts"):
-        return {"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}
-    if way in ("hindsight", "past"):
-        jct, rho = constants(workload, cluster, asked, options)[way]
+    if way == "parts":
+        return [{"window": number, "way": way, "parts": parts(workload, cluster, asked, options), "seconds": time.monotonic() - began}]
+    figures = {}
+    if way == CONSTANTS:
+        figures = constants(workload, cluster, asked, options)
     else:
         control = None
         if way != "default":
@@ -216,20 +233,19 @@ def run(task: tuple[int, str, Workload, argparse.Namespace]) -> Mapping[str, Any
                                       bursts=way in ("autosched", "no causal", "shuffled"))  # fmt: skip
             if causal:
                 control.model = learnt(workload, cluster, asked, options, shuffled=way == "shuffled")
-                learning = time.monotonic() - began
+                learnt_in = time.monotonic() - began
+            control.searches = at_random if way == "random" else bluefin_alone if way.startswith("selftune") else at_leisure
             if way in LOOKS:
                 control.looks = lambda simulation: LOOKS[way](simulation, asked.policy, options)
-            if way == "random":
-                control.searches = at_random
             turns = control.turns
         result = simulate(workload, cluster, registry.create(asked.policy, {}), options, control=control)
-        jct, rho = figures_of(workload, cluster, result, DAY, 2 * DAY)
-    return {
-        "window": number, "way": way, "jct": jct, "rho": rho, "jobs": len(workload), "searches": len(turns),
+        figures = {way: figures_of(workload, cluster, result, DAY, 2 * DAY)}
+    return [{
+        "window": number, "way": name, "jct": jct, "rho": rho, "jobs": len(workload), "searches": len(turns),
         "simulated": sum(turn.simulated for turn in turns), "rejected": sum(turn.rejected for turn in turns),
-        "search seconds": sum(turn.seconds for turn in turns), "learning": learning, "cpu": time.process_time() - cpu,
+        "search seconds": sum(turn.seconds for turn in turns), "learning": learnt_in, "cpu": time.process_time() - cpu,
         "seconds": time.monotonic() - began,
-    }  # fmt: skip
+    } for name, (jct, rho) in figures.items()]  # fmt: skip
 
 
 LOOKS = {"oracle": oracle, "selftune": replayed, "selftune+": last_hour}
@@ -347,20 +363,23 @@ def main(given: Sequence[str] | None = None) -> None:
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []
     told = [row for row in rows if row["setting"] == setting(asked)]
     done = {(row["window"], row["way"]) for row in told}
+    both = {"past", "hindsight"}
+    wanted = [*(way for way in asked.ways if way not in both), *([CONSTANTS] if both & {*asked.ways} else [])]
     tasks = [
         (number, way, window, asked)
         for number, window in enumerate(windows(whole, Cluster.parse(asked.nodes), asked.windows, asked.load))
-        for way in (*asked.ways, *(["parts"] if asked.parts else []))
-        if (number, way) not in done
+        for way in (*wanted, *(["parts"] if asked.parts else []))
+        if (number, "past" if way == CONSTANTS else way) not in done
     ]
     with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        for number, row in enumerate(pool.imap_unordered(run, tasks), 1):
-            words = f"JCT {row['jct']:.0f} s" if "jct" in row else f"{len(row['parts'])} searches"
-            progress(f"{number} of {len(tasks)}: window {row['window']}, {row['way']}: {words}, took {row['seconds']:.0f} s")
-            told.append({**row, "setting": setting(asked)})
-            if asked.results:
-                with asked.results.open("a") as file:
-                    file.write(json.dumps(told[-1]) + "\n")
+        for number, found in enumerate(pool.imap_unordered(run, tasks), 1):
+            for row in found:
+                words = f"JCT {row['jct']:.0f} s" if "jct" in row else f"{len(row['parts'])} searches"
+                progress(f"{number} of {len(tasks)}: window {row['window']}, {row['way']}: {words}, took {row['seconds']:.0f} s")
+                told.append({**row, "setting": setting(asked)})
+                if asked.results:
+                    with asked.results.open("a") as file:
+                        file.write(json.dumps(told[-1]) + "\n")
     runs = [row for row in told if "jct" in row]
     title = f"{asked.policy} on {asked.nodes}, simulated; T = {asked.trials}, load {asked.load:g}"
     show(asked, began, {title: table(runs), "parts of a search, simulated": parts_table(told), "runs": [_brief(row) for row in runs]})

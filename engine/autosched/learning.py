@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, random_configuration, require_extra, samples_of
+from ...policies.autosched.search import as_cut_off
 from ...policies.autosched.search_space import Configuration, Space, space_of
 from ...policies.contract import Floats
-from ..forecast.ongoing import OutOfTime
 from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulation_error import SimulationError
+from ..sim.simulator import Simulation, simulate
 from ..sim.workload import Workload
-from .moment_of_trace import situation_of, stand_at
-from .situation import Situation, aggregated, bound_of, features_of, measure
+from .moment_of_trace import situation_of
+from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
 
-MOMENTS = 10
-CONFIGURATIONS = 16  #: at each
+LOOKS = 96  #: over the past
+MOMENTS = 16  #: of these, at which it is learnt: those at which jobs wait, as far as there are such
+CONFIGURATIONS = 12  #: at each
 SECONDS = 40.0
 FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
 TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
@@ -47,19 +50,39 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
     space = space_of(registry.load(policy).Config, in_force)
     rows: list[tuple[Floats, Floats, float]] = []
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
-    for share in rng.permutation(np.linspace(EARLIEST, 1.0, MOMENTS)).tolist():
-        if time.monotonic() - began > past.seconds:
-            break
-        try:
-            simulation = stand_at(past.workload, past.cluster, policy, in_force, options, first + share * (past.until - first))
-            situation = aggregated(situation_of(simulation, policy, options)[0])
-            rows += _measured_at(situation, policy, space, in_force, objective, rng, began + past.seconds)
-        except (SimulationError, OutOfTime):
-            continue
+    looks = _Looks(policy, options, first + EARLIEST * (past.until - first), (1.0 - EARLIEST) * (past.until - first) / LOOKS)
+    with contextlib.suppress(SimulationError):  # what was seen before it failed counts
+        simulate(past.workload, past.cluster, registry.create(policy, in_force), replace(options, until=past.until), control=looks)
+    learnt_at = 0
+    for waits in (True, False):  # where nobody waits, those who come may have to
+        looked = [situation for situation, so in looks.seen if so == waits]
+        chosen = np.unique(np.linspace(0, len(looked) - 1, min(MOMENTS, len(looked))).round().astype(int))
+        for number in rng.permutation(chosen).tolist():
+            if time.monotonic() - began > past.seconds or learnt_at == MOMENTS:
+                break
+            with contextlib.suppress(SimulationError, CutOff):
+                found = _measured_at(aggregated(looked[number]), policy, space, in_force, objective, rng, began + past.seconds)
+                rows, learnt_at = rows + found, learnt_at + bool(found)
     samples = samples_of(rows)
     if samples is None:
         raise NoModel("no job waited at the moments that were simulated, so all configurations are alike")
     return CausalModel.learnt(space, objective, samples)
+
+
+@dataclass
+class _Looks:
+    """What a simulated past looked like."""
+
+    policy: str
+    options: Options
+    next_at: float
+    every: float
+    seen: list[tuple[Situation, bool]] = field(default_factory=list)  #: and whether jobs waited
+
+    def act(self, simulation: Simulation) -> None:
+        self.next_at = simulation.now + max(self.every, 1.0)
+        if len(simulation.table):
+            self.seen.append((situation_of(simulation, self.policy, self.options)[0], bool(simulation.waiting)))
 
 
 def _measured_at(
@@ -86,7 +109,11 @@ def _measured_at(
         config = random_configuration(space, dict(in_force), rng)
         try:
             figures = measure(situation, registry.create(policy, config), *bound)
-        except (OutOfTime, SimulationError):
+        except CutOff as error:
+            if error.figures is None:
+                continue
+            figures = as_cut_off(error.figures, reference)
+        except SimulationError:
             continue
         rows.append(encoder.sample(config, features, objective, reference, figures))
     return rows

@@ -16,6 +16,7 @@ from ..sim.cluster import Cluster
 from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
+from .predicted_work import accuracy_words
 from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
 
 
@@ -54,8 +55,7 @@ def situation_of(
         try:
             newest = predictor.at(history, view.now)
             durations = predicted_durations(history, newest, view.now)
-            beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in newest.beside.items())
-            told = f"; durations are predicted, the range right in {100 * newest.accuracy:.0f} % ({beside} %)"
+            told = f"; {accuracy_words(newest)}"
         except NoPredictor as error:
             told = f"; durations are not predicted: {error}"
     coming, words = look_ahead(history, durations, view.now)

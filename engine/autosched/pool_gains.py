@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...policies.autosched.arrivals_ahead import HOUR, counts_before
+from ...policies.autosched.search_space import Configuration
 from .situation import History
 
 LEAST_GAIN = 1.005  #: less is noise: tiny changes of a threshold move a figure by as much
 BURST_GAIN = 1.1  #: from which on a search between two periods is applied (002 ch. 6.5.2)
 BURST_SIGMAS = 3.0  #: arrivals of a check beyond the usual, in standard deviations of a Poisson count, that are a burst
 BURST_LEAST = 5
+AGAIN = 5  #: configurations of before that a search tries first
+
+
+def tried_before(in_force: Configuration, before: Sequence[Configuration]) -> list[Configuration]:
+    """What the next search tries first: what was in force before all searches, and the newest of what was in force since.
+
+    A load comes back, and what was best before costs a trial to look at.
+    """
+    first = before[0] if before else in_force
+    since = [one for one in before[1:] if one != in_force][-(AGAIN - 2) :]
+    return [first, *since, *([in_force] if in_force != first else [])]
 
 
 def newest(now: float, *moments: float | None) -> float:

@@ -8,6 +8,7 @@ restart changes nothing of it. What a person sets wins.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -21,9 +22,10 @@ import numpy as np
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR
 from ...policies.autosched.causal_model import NoModel
+from ...policies.autosched.duration_ranges import DAY, DurationRanges
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
-from ...policies.contract import Floats, View
+from ...policies.contract import Bools, Floats, Ints, View
 from ...policies.keys import make_config
 from ..errors import Conflict, NotFound, StokerError, UsageError
 from ..forecast.admission import known_work
@@ -37,7 +39,8 @@ from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
 from .learning import SECONDS, Past
-from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, newest
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, newest, tried_before
+from .predicted_work import Untold
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
@@ -76,6 +79,7 @@ class PoolTuning:
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
+        self._predictors: dict[str, tuple[DurationRanges, float]] = {}  #: of durations, and when each was learnt
 
     # Searches
 
@@ -103,20 +107,37 @@ class PoolTuning:
             raise NotFound(f"pool: there is no pool {asked.pool!r}")
         setting = self._in_force(asked.pool)
         seen = self._scheduling.look(asked.pool)
-        history = self._history(asked.pool, seen.view.now)
+        history, ids = self._jobs_of(asked.pool, seen.view.now)
         coming, words = look_ahead(history, usual_durations(history), seen.view.now, asked.period / HOUR)
         if not len(seen.view.gpus):
             raise UsageError(f"pool {asked.pool!r} has no GPUs, so there is nothing to tune")
-        left = self._left(asked.pool, seen.view)
+        left, untold = self._left(asked.pool, seen.view)
         ruled = Options(limits=rules.limits), rules.evictions, rules.memory
         situation = Situation(seen.view, left, coming, rules.name, *ruled, period=asked.period)
         request = Request(situation, setting["config"], asked.objective, asked.trials, seed=asked.seed, only=asked.only)
-        request = replace(request, ranges=asked.ranges or {})
+        if untold.any():
+            request = replace(request, untold=Untold(history, _rows_in(ids, seen.view), untold, self._predictor(asked.pool)))
+        request = replace(request, ranges=asked.ranges or {}, first=self._tried(asked.pool, rules.name, setting["config"]))
         _check(request)
         space = space_of(registry.load(rules.name).Config, _whole(rules.name, setting["config"]))
         return replace(request, model=stored_model(self._store, asked.pool, rules.name, asked.objective, space)), words
 
-    def _left(self, pool: str, view: View) -> Floats:
+    def _tried(self, pool: str, policy: str, in_force: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        tried: list[dict[str, Any]] = []
+        keys = _whole(policy, in_force).keys()
+        for (before,) in self._store.rows("policy/tried_before", pool, policy):
+            config = json.loads(before)
+            if config.keys() == keys:  # with other code it may have other keys
+                tried = tried_before(config, tried)
+        return tuple(tried)
+
+    def _predictor(self, pool: str) -> DurationRanges | None:
+        """That of the last day (002 ch. 6.5.1): older ones are learnt anew, in the process of the search."""
+        newest, learnt_at = self._predictors.get(pool, (None, -math.inf))
+        return newest if self._clock() < learnt_at + DAY else None
+
+    def _left(self, pool: str, view: View) -> tuple[Floats, Bools]:
+        """Seconds of work that each job is taken to have left, and of which jobs nothing is known."""
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", pool)}
         rows = self._store.rows("policy/finished_times", pool, 500)
         ended = Finished(
@@ -124,13 +145,20 @@ class PoolTuning:
             np.array([seconds for _, seconds, _ in rows], dtype=np.float64),
             np.array([math.nan if estimate is None else estimate for _, _, estimate in rows], dtype=np.float64),
         )
-        return np.maximum(Durations(view.jobs, known_work(view.jobs.id.tolist(), work), ended).middles(), 1e-3)
+        known = known_work(view.jobs.id.tolist(), work)
+        untold = np.isnan(known.whole) & ~known.by_steps & np.isnan(view.jobs.remaining)
+        return np.maximum(Durations(view.jobs, known, ended).middles(), 1e-3), untold
 
     def _history(self, pool: str, now: float) -> History:
+        return self._jobs_of(pool, now)[0]
+
+    def _jobs_of(self, pool: str, now: float) -> tuple[History, list[int]]:
+        """And the ids of its rows."""
         rows = self._store.rows("policy/tuning_history", pool, now - PAST)
         numbers = np.array([[math.nan if value is None else value for value in row[:4]] for row in rows], dtype=np.float64).reshape(-1, 4)
         submitted, gpus, duration, ended = numbers.T
-        return History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
+        history = History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
+        return history, [row[6] for row in rows]
 
     def _run(self, asked: Asked, request: Request, words: str) -> None:
         def told(number: int, _trial: Trial) -> None:
@@ -139,6 +167,8 @@ class PoolTuning:
         answer = None
         try:
             answer = find_apart(request, told)
+            if answer.predictor is not None and (request.untold is None or request.untold.predictor is None):
+                self._predictors[asked.pool] = answer.predictor, self._clock()
             summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
             self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
         except (SearchFailed, StokerError, ValueError) as error:
@@ -167,7 +197,7 @@ class PoolTuning:
                     return
                 model = model.relearnt(answer.measured)
             elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view, asked.period)) is not None:
-                model = find_apart(replace(request, learn=past, trials=1)).model
+                model = find_apart(replace(request, learn=past, trials=1, untold=None)).model
             if model is not None:
                 self._store.write(keep_model, StoredModel(asked.pool, policy, model))
         except (SearchFailed, NoModel, StokerError, ValueError) as error:
@@ -287,6 +317,12 @@ class PoolTuning:
 def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:
     """Defaults included."""
     return asdict(make_config(registry.load(policy).Config, config))
+
+
+def _rows_in(ids: list[int], view: View) -> Ints:
+    """The row of each job of the view among ``ids``, -1: it is not there."""
+    rows = {job: row for row, job in enumerate(ids)}
+    return np.array([rows.get(job, -1) for job in view.jobs.id.tolist()], dtype=np.int64)
 
 
 def _check(request: Request) -> None:

@@ -17,15 +17,17 @@ from typing import Any
 
 from ...policies import registry
 from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
-from ...policies.autosched.search import EPSILON, TRIALS, Figures, Found, NotMeasured, Trial, search
+from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
+from ...policies.autosched.search import EPSILON, SPREAD, TRIALS, Figures, Found, NotMeasured, Trial, as_cut_off, search
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
-from ..forecast.ongoing import OutOfTime
 from ..sim.simulation_error import SimulationError
 from .learning import Past, learnt_from
-from .situation import Situation, aggregated, bound_of, features_of, measure
+from .predicted_work import Untold, accuracy_words, with_predicted
+from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
 
-SECONDS = 60.0  #: real time after which no other trial begins (a decision is to take no longer)
+SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
+LEARNING = 0.5  #: share of it that learning may take
 FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
 TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
 LEAST_SECONDS = 2.0  #: and so long in any case
@@ -50,11 +52,14 @@ class Request:
     seconds: float = SECONDS
     epsilon: float = EPSILON
     seed: int = 0
+    spread: float = SPREAD
+    first: tuple[Configuration, ...] = ()  #: those that are tried first, such as what was best before
     aggregate: bool = True
     only: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     model: CausalModel | None = None
     learn: Past | None = None  #: with no model: from which one is learnt first
+    untold: Untold | None = None  #: from which the durations are predicted that nobody has told; None: they are as the situation says
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,18 @@ class Answer:
     model: CausalModel | None
     measured: Samples | None
     words: str  #: on the model; empty: none was asked for
+    predictor: DurationRanges | None = None  #: of durations, that was at work
+    durations: str = ""  #: on it; empty: none was asked for
 
 
-class _CutOff(BaseException):
+class _Hangs(BaseException):
     """A trial takes too long. No policy catches this by ``except Exception``."""
 
 
 def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
     """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
-    policy, situation = request.situation.policy, request.situation
+    policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
+    situation, predictor, durations = _predicted(request)
     in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
     space = space_of(registry.load(policy).Config, in_force, only=request.only, ranges=request.ranges)
     tried = aggregated(situation) if request.aggregate else situation
@@ -84,7 +92,8 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         if model is not None:
             model.fit()
         elif request.learn is not None:
-            model = learnt_from(request.learn, policy, in_force, situation.options, request.objective, request.seed)
+            past = dataclasses.replace(request.learn, seconds=min(request.learn.seconds, LEARNING * request.seconds))
+            model = learnt_from(past, policy, in_force, situation.options, request.objective, request.seed)
     except NoModel as error:
         model, unlearnt = None, str(error)
     features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
@@ -94,14 +103,18 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
-        bound = max(TIMES_AS_LONG * spent[0], LEAST_SECONDS) if spent else FIRST_SECONDS
+        bound = min(max(TIMES_AS_LONG * spent[0], LEAST_SECONDS), max(ends_at - time.monotonic(), 0.0)) if spent else FIRST_SECONDS
         decisions = bound_of(references[0]) if references else math.inf
         began = time.thread_time()
         try:
             with _bounded(3.0 * bound + LEAST_SECONDS):
                 figures = measure(tried, registry.create(policy, config), bound, decisions)
-        except (OutOfTime, _CutOff):
-            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time") from None
+        except (CutOff, _Hangs) as error:
+            had = None  # what seconds have cut off may be as good as any: nothing is learnt from it
+            if isinstance(error, CutOff) and error.figures is not None and error.figures.decisions >= decisions:
+                had = as_cut_off(error.figures, references[0])
+                rows.append(encoder.sample(config, features, request.objective, references[0], had))
+            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
         except (SimulationError, ValueError) as error:
             raise NotMeasured(str(error)) from None
         spent.append(time.thread_time() - began)
@@ -114,16 +127,26 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     try:
         found = search(
             space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
-            seed=request.seed, seconds=request.seconds, told=told,
+            seed=request.seed, spread=request.spread, first=request.first, seconds=ends_at - time.monotonic(), told=told,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
-    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt))
+    return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
+
+
+def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]:
+    if request.untold is None:
+        return request.situation, None, ""
+    try:
+        situation, predictor = with_predicted(request.situation, request.untold)
+        return situation, predictor, accuracy_words(predictor)
+    except NoPredictor as error:
+        return request.situation, None, f"durations are not predicted: {error}"
 
 
 @contextlib.contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raise `_CutOff` in the main thread, be it in the middle of a policy's loop."""
+    """Raise `_Hangs` in the main thread, be it in the middle of a policy's loop."""
     try:
         before = signal.signal(signal.SIGALRM, _cut_off)
     except ValueError:  # not the main thread: the processor time of a decision is bounded all the same
@@ -138,7 +161,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 
 
 def _cut_off(_number: int, _frame: FrameType | None) -> None:
-    raise _CutOff
+    raise _Hangs
 
 
 def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:

@@ -16,7 +16,7 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
-from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst
+from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, tried_before
 from .search_process import Answer, Request, SearchFailed, find
 from .situation import LEAST_JOBS, Situation
 
@@ -57,6 +57,7 @@ class SimulatedTuning:
     searches: Callable[[Request], Answer] = find
     turns: list[Turn] = field(default_factory=list)
     next_at: float = 0.0
+    tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
     _samples: Samples | None = None
@@ -77,7 +78,7 @@ class SimulatedTuning:
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
         request = Request(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
-            seed=len(self.turns), aggregate=self.aggregate, model=self.model if self.causal else None,
+            seed=len(self.turns), first=tuple(self.tried), aggregate=self.aggregate, model=self.model if self.causal else None,
         )  # fmt: skip
         try:
             answer = self.searches(request)
@@ -92,6 +93,7 @@ class SimulatedTuning:
         applied = found.gain >= least and found.best != found.in_force
         self.turns.append(Turn(simulation.now, found.gain, applied, found.count("simulated"), found.count("rejected"), found.seconds, why))
         if applied:
+            self.tried = tried_before(found.in_force, self.tried)
             self.config = dict(found.best)
             simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
 

@@ -15,7 +15,7 @@ from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
 from ...policies.autosched.job_aggregation import aggregate
 from ...policies.autosched.search import Figures
 from ...policies.contract import Bools, Floats, Ints, Jobs, Memory, Phase, View
-from ..forecast.ongoing import drained
+from ..forecast.ongoing import OutOfTime, drained
 from ..scheduling.guards import Evictions
 from ..sim.cluster import Cluster
 from ..sim.results.figures import rho_of
@@ -115,12 +115,13 @@ def _codes(names: Sequence[str]) -> Ints:
     return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
 
 
-def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
-    """As `usual_durations`, of the newest jobs by their predicted ranges; how long they ran is not known here, so none of it counts."""
+def predicted_durations(history: History, predictor: DurationRanges, now: float, elapsed: Floats | None = None) -> Floats:
+    """As `usual_durations`, of the newest jobs by their predicted ranges. ``elapsed``: seconds that each has run; None: nobody knows."""
+    ran = np.zeros(len(history)) if elapsed is None else elapsed
     made = usual_durations(history)
     first = max(len(history) - NEWEST, 0)
     open_rows = np.flatnonzero(np.isnan(history.duration[first:]))
-    made[first + open_rows] = predictor.draw(_past_jobs(history, slice(first, None)), open_rows.tolist(), now, np.zeros(len(open_rows)))
+    made[first + open_rows] = predictor.draw(_past_jobs(history, slice(first, None)), open_rows.tolist(), now, ran[first + open_rows])
     return made
 
 
@@ -207,19 +208,33 @@ def bound_of(reference: Figures) -> int:
     return TIMES_AS_MANY * reference.decisions + LEAST_DECISIONS
 
 
+class CutOff(OutOfTime):
+    """A trial that was cut off, with what it had come to: jobs that had not ended are taken to end at the horizon."""
+
+    def __init__(self, figures: Figures | None) -> None:
+        self.figures = figures
+
+
 def measure(situation: Situation, policy: object, cpu_seconds: float = math.inf, most_decisions: float = math.inf) -> Figures:
-    """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Errors are those of `ongoing.drained`."""
+    """One trial: the pool from its present state on, until all have ended, or for `HORIZON`. Raises CutOff, and SimulationError."""
     view = situation.view
     if type(view.jobs) is not Jobs:
         view = dataclasses.replace(view, jobs=view.jobs.plain())  # type: ignore[attr-defined]
     until = view.now + HORIZON
     options = dataclasses.replace(situation.options, until=until)
-    workload, result = drained(
-        view, situation.left, situation.coming, policy, options,  # type: ignore[arg-type]
-        evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds, most_decisions=most_decisions,
-    )  # fmt: skip
-    weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
-    return figures_of(workload, result, view, weight, until, situation.period)
+
+    def figures(workload: Workload, result: Result) -> Figures:
+        weight = np.ones(len(workload)) if situation.weight is None else situation.weight.astype(np.float64)
+        return figures_of(workload, result, view, weight, until, situation.period)
+
+    try:
+        run = drained(
+            view, situation.left, situation.coming, policy, options,  # type: ignore[arg-type]
+            evictions=situation.evictions, memory=situation.memory, cpu_seconds=cpu_seconds, most_decisions=most_decisions,
+        )  # fmt: skip
+    except OutOfTime as error:
+        raise CutOff(None if error.run is None else figures(*error.run)) from None
+    return figures(*run)
 
 
 def figures_of(workload: Workload, result: Result, view: View, weight: Floats, until: float, period: float) -> Figures:

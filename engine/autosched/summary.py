@@ -52,6 +52,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "known": found.count("known"),
         "failed": found.count("failed"),
         "failures": [{"why": why, "trials": count} for why, count in failures.most_common()],
+        "durations": answer.durations,
         "stopped": found.stopped,
         "fixed": found.fixed,
         "model": model,

@@ -185,7 +185,7 @@ def _facts(answer: Row) -> list[tuple[str, str]]:
             "predicted gain",
             f"{answer['gain']:.3f} × ({answer['objective']} {answer['objective_before']:.6g} → {answer['objective_after']:.6g})",
         ),
-        ("from", f"{answer['jobs']} jobs at hand; {answer['arrivals']}"),
+        ("from", "; ".join(words for words in (f"{answer['jobs']} jobs at hand", answer["arrivals"], answer["durations"]) if words)),
         ("searched", told + (f"; {answer['stopped']}" if answer["stopped"] else "")),
         ("causal model", answer["model"]),
         ("seconds", f"{answer['seconds']:.1f}"),

@@ -29,7 +29,9 @@ STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (0
 
 
 class OutOfTime(Exception):
-    """The simulation has used up its processor time, or its decisions."""
+    """The simulation has used up its processor time, or its decisions. ``run``: of `drained`, what it had come to."""
+
+    run: tuple[Workload, Result] | None = None
 
 
 class _Known(Exception):
@@ -103,9 +105,16 @@ def drained(
     until = time.thread_time() + cpu_seconds
     simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, until, None, coming)
     simulation.most_decisions = most_decisions
-    simulation.run(None)
-    result = simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, 0.0)
-    return simulation.workload, result
+    try:
+        simulation.run(None)
+    except OutOfTime as error:
+        error.run = _come_to(simulation)
+        raise
+    return _come_to(simulation)
+
+
+def _come_to(simulation: Simulation) -> tuple[Workload, Result]:
+    return simulation.workload, simulation.recorder.result(simulation.events, simulation.decisions, simulation.plan_seconds, 0.0)
 
 
 class _Starts(Truth):

@@ -162,10 +162,12 @@ class Simulation:
             moment = min(submitted[self.arrived], self.agenda.next())
             if self.interval is not None:
                 moment = min(moment, self._next_round(self.interval))
-            if moment > until or moment == math.inf:
+            if moment == math.inf:
                 break
             if self.control is not None:
                 moment = min(moment, self.control.next_at)
+            if moment > until:
+                break
             self.agenda.now = moment
             self.training.pools.account(moment, self.training.on)
             self._process(submitted)

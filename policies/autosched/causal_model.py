@@ -5,6 +5,9 @@ background knowledge: nothing within the first layer, no edge from a configurati
 and FCI looks at two neighbouring layers at a time: a metric that follows almost wholly from one key would else be explained away by it.
 FCI gives a partial ancestral graph. An edge of it between layers points downwards, one within a layer counts where FCI directs it, and a
 bidirected one (a common cause that nobody sees) is dropped. Each node has a regressor of its parents; predictions go from the top.
+The tests of independence see what a key does on its own, and not what it does beside others (a threshold is in use with four queues only).
+So a metric of which any key or feature is a cause is regressed on the whole first layer: FCI decides which metrics are acted on, which of
+them explain each other, and which the objective. With its edges alone predictions order unseen configurations half as well (docs).
 
 What is modelled is the change against the configuration in force on the same workload: rewards are comparable across workloads. While a
 search goes on, what it measures corrects the predictions near it; the regressors are fitted anew by `relearnt`.
@@ -231,7 +234,7 @@ class CausalModel:
 
     def plain(self) -> dict[str, Any]:
         """What it is made of, as JSON has it; `of_plain` makes it again."""
-        samples = {name: np.round(getattr(self.samples, name), 9).tolist() for name in ("first", "metrics", "target")}
+        samples = {name: getattr(self.samples, name).tolist() for name in ("first", "metrics", "target")}
         return {"samples": samples, "of_metric": self.graph.of_metric, "of_objective": self.graph.of_objective}
 
     @classmethod
@@ -262,8 +265,9 @@ class CausalModel:
         self.regressors["objective"] = fitted(known, self.samples.target)
 
     def _above(self, name: str, first: Floats, metrics: Floats) -> Floats:
+        """What the regressor of a metric sees: of the first layer all, where FCI found any of it to be a cause."""
         columns, others = self.graph.of_metric[name]
-        return np.column_stack((first[:, columns], metrics[:, [METRICS.index(other) for other in others]]))
+        return np.column_stack((first if columns else first[:, :0], metrics[:, [METRICS.index(other) for other in others]]))
 
     def rewards(self, first: Floats) -> Floats:
         """Predicted logarithms of rewards: each metric from its parents, the objective from its own."""
@@ -311,6 +315,9 @@ class OnWorkload:
         predicted = self.model.rewards(rows) - self.base + np.array([self._correction(row) for row in rows])
         return [float(one) for one in np.exp(predicted)]
 
+    def expected(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        return [float(one) for one in np.exp(self.model.rewards(np.array([self.row(config) for config in configs])) - self.base)]
+
     def row(self, config: Configuration) -> Floats:
         return np.concatenate((self.model.encoder.row(config), self.features))
 
@@ -341,8 +348,7 @@ def samples_of(rows: Sequence[tuple[Floats, Floats, float]]) -> Samples | None:
 
 def random_configuration(space: Space, in_force: Configuration, rng: np.random.Generator) -> Configuration:
     """Evenly from the space, projected."""
-    chosen = {one.name: one.choices[int(rng.integers(len(one.choices)))] for one in space.categories}
-    return space.project(space.configuration(rng.uniform(size=len(space.numbers)), chosen), otherwise=in_force)
+    return space.project(space.drawn(rng), otherwise=in_force)
 
 
 def _predicted(regressor: Any, x: Floats) -> Floats:

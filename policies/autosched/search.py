@@ -7,6 +7,7 @@ it predicts. The reward is that of the configuration in force over that of the s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from .search_space import Category, Configuration, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
+SPREAD = 0.5  #: share of the samples, the first, that is drawn evenly from the space
 WHAT_IF = 9  #: values of a number that the what-if analysis looks at
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
@@ -44,13 +46,23 @@ class Figures:
 
 
 class NotMeasured(Exception):
-    """A trial came to no end; the words say why: it failed, or was cut off."""
+    """A trial came to no end; the words say why: it failed, or was cut off. ``figures``: what is taken of it, see `as_cut_off`."""
+
+    def __init__(self, words: str, figures: Figures | None = None) -> None:
+        super().__init__(words)
+        self.figures = figures
 
 
 class Model(Protocol):
     """What predicts rewards (the causal model)."""
 
-    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]: ...
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        """With what was measured near in this search."""
+        ...
+
+    def expected(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        """Without: unlike configurations compare by what the model alone says of them."""
+        ...
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None: ...
 
@@ -90,6 +102,13 @@ def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
     return float(before / after) if after > 0 else 1.0
 
 
+def as_cut_off(figures: Figures, reference: Figures) -> Figures:
+    """What a model learns from a trial that was cut off: half the reward of what is in force by each objective, with the metrics that it
+    had come to. Jobs that change places all the time would else be what no model has ever seen, and they cost the most."""
+    kept = 1.0 - (1.0 - reference.slo) / 2.0
+    return dataclasses.replace(figures, jct=2.0 * reference.jct, p99=2.0 * reference.p99, rho=2.0 * reference.rho, slo=kept)
+
+
 class _Search:
     def __init__(
         self, space: Space, evaluate: Callable[[Configuration], Figures], in_force: Configuration, objective: str, model: Model | None,
@@ -106,13 +125,18 @@ class _Search:
         key = _key(config)
         if key in self.known:
             return Trial(config, "known", self.known[key])
-        predicted = None if self.model is None else float(self.model.predict([config])[0])
-        if may_reject and predicted is not None and is_rejected(predicted, self.found.gain, self.gamma):
+        predicted, bar = None, math.inf
+        if self.model is not None:
+            predicted = float(self.model.predict([config])[0])
+            bar = min(float(self.model.expected([self.found.best])[0]), self.found.gain)
+        if may_reject and predicted is not None and is_rejected(predicted, bar, self.gamma):
             return Trial(config, "rejected", None, predicted)
         try:
             figures = self.evaluate(config)
         except NotMeasured as error:
             self.known[key] = None
+            if self.model is not None and error.figures is not None:
+                self.model.learn(config, error.figures, self.found.reference)
             return Trial(config, "failed", None, predicted, str(error))
         reward = self.known[key] = reward_of(self.objective, self.found.reference, figures)
         if self.model is not None:
@@ -141,6 +165,8 @@ def search(
     epsilon: float = EPSILON,
     gamma: float = GAMMA,
     seed: int = 0,
+    spread: float = SPREAD,
+    first: Sequence[Configuration] = (),
     seconds: float = math.inf,
     told: Callable[[int, Trial], None] = lambda number, trial: None,
 ) -> Found:
@@ -155,14 +181,17 @@ def search(
     bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
     for number in range(1, trials):
         if time.monotonic() - began > seconds:
-            found.stopped = f"{seconds:g} s were over after {number} of {trials} trials"
+            found.stopped = f"its time was over after {number} of {trials} trials"
             break
-        config = space.project(bluefin.sample(), state.constraints, otherwise=in_force)  # lines 5 and 6
+        given, evenly = number <= len(first), number < spread * trials
+        sample = first[number - 1] if given else space.drawn(rng) if evenly else bluefin.sample()  # line 5
+        config = space.project(sample, None if given else state.constraints, otherwise=in_force)  # line 6
         before = found.gain
-        trial = state.attempt(config, may_reject=rng.random() <= epsilon)  # line 7
+        trial = state.attempt(config, may_reject=rng.random() <= epsilon and not given)  # line 7
         found.trials.append(trial)
         told(number, trial)
-        bluefin.reward(trial.reward)  # line 11
+        if not given and not evenly:
+            bluefin.reward(trial.reward)  # line 11
         if found.gain > before:
             bluefin.start_from(found.best)
         if trial.outcome == "simulated":
@@ -172,15 +201,19 @@ def search(
 
 
 def is_rejected(predicted: float, best: float, gamma: float) -> bool:
-    """Line 9: the predicted reward is no more than gamma x the best."""
+    """Line 9: the predicted reward is no more than gamma x the best.
+
+    As read: what the model alone expects of the best, where that is less than what was measured of it. The best of many measured ones
+    stands above all that a mean of trees ever predicts, so after the first good one nearly all samples would be rejected.
+    """
     return predicted <= gamma * best
 
 
 def hopeless(space: Space, model: Model, best: Configuration, constraints: Mapping[str, Any], gamma: float = 1.0) -> list[str]:
     """Line 14, the what-if analysis: keys of which every other value is predicted to be rejected, all other keys as in the best.
 
-    As read: "do not exceed the best" is judged as on line 9, by gamma x the best. What was measured raises the best above all that is
-    predicted only, so without gamma the first improvement would fix nearly all keys at once, and the search would end there.
+    As read: "do not exceed the best" is judged as on line 9, by gamma x what the model expects of the best. Beside what was measured of it,
+    which stands above all that is predicted only, the first improvement would fix nearly all keys at once, and the search would end there.
     A key that is not in use changes nothing now, and may be when another one changes: it stays free.
     """
     asked = [best]
@@ -193,7 +226,7 @@ def hopeless(space: Space, model: Model, best: Configuration, constraints: Mappi
         if others:
             spans[one.name] = slice(len(asked), len(asked) + len(others))
             asked += others
-    expected = model.predict(asked)
+    expected = model.expected(asked)
     return [name for name, span in spans.items() if max(expected[span]) <= gamma * expected[0]]
 
 

@@ -83,6 +83,11 @@ class Space:
         values = {number.name: number.value(float(unit)) for number, unit in zip(self.numbers, units, strict=True)}
         return {**self.kept, **values, **chosen}
 
+    def drawn(self, rng: np.random.Generator) -> Configuration:
+        """Evenly from the space, not projected yet."""
+        chosen = {one.name: one.choices[int(rng.integers(len(one.choices)))] for one in self.categories}
+        return self.configuration(rng.uniform(size=len(self.numbers)), chosen)
+
     def in_use(self, one: Number | Category, config: Mapping[str, Any]) -> bool:
         return one.needs is None or float(config[one.needs[0]]) >= one.needs[1]
 

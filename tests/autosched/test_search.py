@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
-from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, hopeless, is_rejected, reward_of, search
+from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, as_cut_off, hopeless, is_rejected, reward_of, search
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
 from stoker.policies.keys import make_config, tunable
 from stoker.policies.registry import POLICIES, load
@@ -162,6 +162,39 @@ def test_a_sample_is_rejected_at_gamma_times_the_best() -> None:
     assert is_rejected(0.95 * 1.2, 1.2, 0.95) and not is_rejected(1.141, 1.2, 0.95)
 
 
+def test_a_sample_is_compared_with_what_is_predicted_of_the_best() -> None:
+    """What was measured of the best is 1.3 or more; a model that says 1 of everything, of the best too, rejects nothing."""
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(1.0), epsilon=1.0, seed=1)
+    assert found.gain > 1.3 and found.count("rejected") == 0
+
+
+def test_half_of_the_samples_are_spread_and_what_was_best_before_comes_first() -> None:
+    before = {**BOWL, "x": 0.79, "y": 41.0, "kind": "b"}
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, first=[before], seed=4, trials=20)
+    assert found.trials[1].config == before and found.gain == pytest.approx(bowl(BOWL).jct / bowl(before).jct, abs=0.02)
+    kinds = [trial.config["kind"] for trial in search(space_of(Bowl, BOWL), bowl, BOWL, trials=40, seed=4).trials[1:20]]
+    assert {"a", "b", "c"} == set(kinds) and kinds.count("a") < 13  # not around what is in force, of kind a
+
+
+def test_a_trial_that_was_cut_off_is_learnt_from_at_half_the_reward() -> None:
+    class Listening(Told):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.heard: list[float] = []
+
+        def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
+            self.heard.append(reward_of("jct", reference, figures))
+
+    def failing(config: Configuration) -> Figures:
+        if config["kind"] == "c":
+            raise NotMeasured("cut off", as_cut_off(bowl(config), bowl(BOWL)))
+        return bowl(config)
+
+    model = Listening()
+    found = search(space_of(Bowl, BOWL), failing, BOWL, model=model, seed=2)
+    assert 0 < found.count("failed") == model.heard.count(0.5)
+
+
 def test_the_search_finds_what_is_better_and_never_answers_worse() -> None:
     gains = [search(space_of(Bowl, BOWL), bowl, BOWL, seed=seed).gain for seed in range(8)]
     best = bowl(BOWL).jct / 10.0
@@ -182,6 +215,8 @@ class Told:
 
     def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
         return [bowl(BOWL).jct / bowl(config).jct if self.reward is None else self.reward for config in configs]
+
+    expected = predict
 
     def learn(self, config: Configuration, figures: Figures, reference: Figures) -> None:
         self.learnt += 1

@@ -13,11 +13,11 @@ import pytest
 from stoker.engine.autosched import learning, search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
-from stoker.engine.autosched.pool_gains import is_burst, newest
+from stoker.engine.autosched.pool_gains import is_burst, newest, tried_before
 from stoker.engine.autosched.rollback import has_harmed, measured_gain
 from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import History, Situation, aggregated, look_ahead, measure, no_jobs, predictor_of
+from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
 from stoker.engine.sim.simulator import simulate
@@ -158,6 +158,26 @@ def test_bad_input_is_one_line() -> None:
         find(Request(empty, {}))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
     assert find(Request(constant, {}, trials=5)).found.gain == 1.0
+
+
+def test_what_was_in_force_is_tried_again() -> None:
+    """The first stays, and of the others the newest three; what is in force last comes once."""
+    first, others = {"queues": 3}, [{"queues": n} for n in (1, 2, 4, 5)]
+    tried: list[dict[str, int]] = []
+    for one in (first, *others):
+        tried = tried_before(one, tried)
+    assert tried == [first, *others]
+    assert tried_before({"queues": 9}, tried) == [first, *others[1:], {"queues": 9}]
+    assert tried_before(others[0], tried) == [first, *others[1:], others[0]]
+    assert tried_before(first, tried) == [first, *others[1:]] and tried_before(first, []) == [first]
+
+
+def test_a_trial_that_is_cut_off_says_what_it_had_come_to() -> None:
+    situation = at(crowded())
+    with pytest.raises(CutOff) as cut:
+        measure(situation, registry.create("tiresias", {}), most_decisions=5)
+    whole = measure(situation, registry.create("tiresias", {}))
+    assert cut.value.figures is not None and cut.value.figures.decisions == 5 and cut.value.figures.jct > whole.jct
 
 
 def test_a_burst_is_beyond_three_sigmas() -> None:

@@ -1,0 +1,44 @@
+"""Durations that nobody has told, predicted within a search of a pool (002 ch. 6.4.2.2): of its jobs, and of those that come again."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...policies.autosched.arrivals_ahead import HOUR
+from ...policies.autosched.duration_ranges import DurationRanges
+from ...policies.contract import Bools, Ints
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """What durations are predicted from."""
+
+    history: History
+    row: Ints  #: in the history, of each job of the view; -1: it is not there
+    untold: Bools  #: jobs of the view of whose duration nothing is known
+    predictor: DurationRanges | None = None  #: learnt less than a day ago
+
+
+def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, DurationRanges]:
+    """The situation with predicted durations in the place of usual ones. Raises NoPredictor."""
+    predictor = known.predictor or predictor_of(known.history)
+    jobs, history = situation.view.jobs, known.history
+    elapsed = np.zeros(len(history))
+    there = known.row >= 0
+    elapsed[known.row[there]] = jobs.run_time[there]
+    durations = predicted_durations(history, predictor, situation.view.now, elapsed)
+    coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HOUR)
+    rows = np.flatnonzero(there & known.untold)
+    left = situation.left.copy()
+    left[rows] = np.maximum(durations[known.row[rows]] - jobs.run_time[rows], 1e-3)
+    return dataclasses.replace(situation, left=left, coming=coming), predictor
+
+
+def accuracy_words(predictor: DurationRanges) -> str:
+    """How often it was right on jobs that it had not seen, beside simple rules."""
+    beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
+    return f"durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %)"

@@ -1,0 +1,84 @@
+"""A pool whose jobs tell nothing of their durations: a search predicts them, from what the same users' jobs took (002 ch. 6.4.2.2)."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from common import Runner, submission
+from stoker.engine.autosched.pool_tuning import Asked, PoolTuning
+from stoker.engine.client import Client
+from stoker.engine.config import Config, PolicyDefault
+from stoker.engine.fleet.registration import hello
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.scheduling.ticks import Scheduling
+from stoker.engine.spec.model import JobSpec
+from stoker.engine.store.store import Store
+from stoker.engine.store.transaction import Transaction
+from stoker.engine.tasks import Tasks
+from waiting import until
+
+SECONDS = (100.0, 900.0, 2500.0, 5000.0, 10000.0, 40000.0)  #: of each user's jobs, within a tenth
+
+
+def of_user(number: int, user: int) -> JobSpec:
+    return JobSpec(name=f"j{number}", command=["true"], gpus_min=1, gpus_max=1, user=f"u{user}")
+
+
+def end(tx: Transaction, batch: Sequence[list[dict[str, Any]]]) -> Sequence[None]:
+    """Jobs have been submitted at a moment of the past, and ended."""
+    for rows in batch:
+        tx.update("jobs", ["id"], rows)
+    return [None] * len(batch)
+
+
+@pytest.fixture
+def tuning(tmp_path: Path) -> PoolTuning:
+    """240 ended jobs of six users, the newest submitted two days ago; one of the slowest user waits for the only GPU."""
+    store = Store.open(tmp_path / "pool.duckdb")
+    store.write(hello, Runner(Client(), "node", 1).greeting())
+    rng = np.random.default_rng(0)
+    users = rng.integers(0, len(SECONDS), 240).tolist()
+    ids = store.write(submit, SubmitRequest(submission(*(of_user(n, user) for n, user in enumerate(users))), "test")).ids
+    moments = np.sort(rng.uniform(2.0, 6.0, 240))[::-1] * 86400.0
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    rows = []
+    for job, user, ago in zip(ids, users, moments.tolist(), strict=True):
+        took = SECONDS[user] * float(rng.uniform(0.9, 1.1))
+        begun = now - datetime.timedelta(seconds=ago)
+        rows.append(
+            {"id": job, "state": "completed", "submitted_at": begun, "finished_at": begun + datetime.timedelta(seconds=took), "run_time": took}
+        )
+    store.write(end, rows)
+    store.write(submit, SubmitRequest(submission(of_user(1000, 5)), "test"))
+    scheduling = Scheduling(store, Tasks(lambda *_: None), Config(policy=PolicyDefault(name="srtf")))
+    scheduling.reload()
+    return PoolTuning(store, scheduling, Tasks(lambda *_: None))
+
+
+def answered(tuning: PoolTuning) -> dict[str, Any]:
+    """Of a search with two trials."""
+    until(lambda: tuning._busy is None, 60)
+    tuning.begin(Asked("default", dry_run=True, trials=2))
+    answer: dict[str, Any] = until(lambda: (found := tuning.answer("default"))["state"] != "searching" and found, 120)
+    assert answer["state"] == "done", answer
+    return answer
+
+
+@pytest.mark.slow
+def test_durations_that_nobody_told_are_predicted_and_the_predictor_is_of_a_day(tuning: PoolTuning, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    first = answered(tuning)
+    assert first["durations"].startswith("durations are predicted, the range right in ") and "(last " in first["durations"]
+    assert 36000.0 < first["objective_before"] < 50000.0  # as the user's jobs take; the median of the pool is 3 000 s
+    learnt = tuning._predictors["default"]
+    assert answered(tuning)["durations"] == first["durations"] and tuning._predictors["default"] is learnt
+    day_later = time.time() + 86400.0
+    monkeypatch.setattr(tuning, "_clock", lambda: day_later)
+    answered(tuning)
+    assert tuning._predictors["default"][1] == day_later
