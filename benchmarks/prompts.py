@@ -12,6 +12,8 @@ ITA is the number of steps until the held-out loss is at or below a target at tw
 two other random candidates: 75 and 90 % of the way from the loss that they begin with to the least that they reach, in the mean. "ideal" is
 the least ITA of all prompts that were tuned (4.6.1 takes the best of 20 that are shortlisted by score). A run that does not get there
 counts as one step more than it has, and is counted as "not reached". Orders: of the batches; an ITA is the mean over them.
+"Tuned": prompts that were tuned on each other task, --steps long from its lookup's choice, as `stoker prompt bank add --job` puts them into
+the bank: whether a lookup would take them, and their ITA.
 --keep: a file in which each loss curve is kept, so that a later run with the same settings goes on from there.
 """
 
@@ -52,30 +54,38 @@ class Curves:
         for line in path.read_text().splitlines() if path is not None and path.exists() else ():
             self.known |= json.loads(line)
 
-    def of(self, task: str, samples: Samples, prompt: str, order: int) -> list[list[float]]:
-        """[step, loss] at steps 0, 1, 2, 4, 6, …"""
+    def of(self, task: str, samples: Samples, prompt: str, order: int, vectors: torch.Tensor | None = None) -> list[list[float]]:
+        """[step, loss] at steps 0, 1, 2, 4, 6, … ``vectors``: what the tuning begins with, None: with the prompt."""
         key = json.dumps([self.llm.key, task, prompt, order, self.steps])
         if key not in self.known:
-            self.known[key] = list(self._tune(samples, prompt, order))
+            self.known[key] = list(self._tune(samples, self.begin(prompt, order) if vectors is None else vectors, order))
             if self.path is not None:
                 with self.path.open("a") as file:
                     file.write(json.dumps({key: self.known[key]}) + "\n")
         return self.known[key]
 
-    def _tune(self, samples: Samples, prompt: str, order: int) -> Iterator[list[float]]:
-        llm, draw = self.llm, torch.Generator().manual_seed(order)
-        vectors = soft_prompt.of_vocabulary(llm, TOKENS, order) if prompt == VOCABULARY else soft_prompt.of_text(llm, prompt, TOKENS)
-        model = soft_prompt.SoftPrompt(llm, vectors, samples.answers)
-        optimizer = torch.optim.AdamW([model.prompt], lr=LR, weight_decay=0.0)
+    def begin(self, prompt: str, seed: int) -> torch.Tensor:
+        return soft_prompt.of_vocabulary(self.llm, TOKENS, seed) if prompt == VOCABULARY else soft_prompt.of_text(self.llm, prompt, TOKENS)
+
+    def _tune(self, samples: Samples, vectors: torch.Tensor, order: int) -> Iterator[list[float]]:
         held_out = batch_of(samples.held_out[:HELD_OUT])
-        for step in range(self.steps + 1):
+        for step, model in enumerate(self.steps_of(samples, vectors, order)):
             if step < 3 or step % 2 == 0:
                 with torch.no_grad():
                     yield [step, float(soft_prompt.loss(model, held_out))]
+
+    def steps_of(self, samples: Samples, vectors: torch.Tensor, order: int) -> Iterator[soft_prompt.SoftPrompt]:
+        """The prompt before the first step, and after each."""
+        draw = torch.Generator().manual_seed(order)
+        model = soft_prompt.SoftPrompt(self.llm, vectors, samples.answers)
+        optimizer = torch.optim.AdamW([model.prompt], lr=LR, weight_decay=0.0)
+        yield model
+        for _ in range(self.steps):
             rows = torch.randint(len(samples.train), (BATCH,), generator=draw).tolist()
             optimizer.zero_grad()
             soft_prompt.loss(model, batch_of([samples.train[row] for row in rows])).backward()
             optimizer.step()
+            yield model
 
 
 def ita(curve: Sequence[Sequence[float]], target: float) -> int | None:
@@ -134,11 +144,10 @@ class Task:
         chosen, targets, orders = self.chosen(), self.targets(), range(self.options.orders)
         prompts = list(dict.fromkeys(prompt for some in chosen.values() for prompt in some))
         before, ways = [], []
-        tune_began, tuned = time.process_time(), len(self.curves.known)
         for prompt in prompts:
             for order in orders:
                 self.curve(prompt, order)
-        step_s = (time.process_time() - tune_began) / max(1, (len(self.curves.known) - tuned) * self.curves.steps)
+        step_s = self._tune(chosen["bank"][0])
         by_goal = {goal: self._itas(prompts, target, orders) for goal, target in zip(GOALS, targets, strict=True)}
         for goal, target in zip(GOALS, targets, strict=True):
             steps, missed = by_goal[goal]
@@ -162,6 +171,33 @@ class Task:
                 "score, lookup": self.scores[self.lookup], "score, flat": min(self.scores), "score, mean": float(np.mean(self.scores)),
                 "lookup CPU s": self.lookups * self.score_s, "step CPU s": step_s, "saved CPU s": saved * step_s}  # fmt: skip
         return before, ways, cost
+
+    def _tune(self, prompt: str) -> float:
+        """Tune from this prompt without looking at its loss, and keep what comes of it; seconds of processor time that a step takes."""
+        steps = self.curves.steps_of(self.samples, self.curves.begin(prompt, 0), 0)
+        next(steps), next(steps)  # the first waits for what is set up once
+        began = time.process_time()
+        for model in steps:
+            self.tuned = model.prompt.detach()
+        return (time.process_time() - began) / max(1, self.curves.steps - 1)
+
+    def beside_tuned(self, others: Sequence[Task]) -> list[Row]:
+        """Prompts that were tuned on other tasks, beside the lookup's choice."""
+        rows, orders = [], range(self.options.orders)
+        own = [self.curve(self.texts[self.lookup], order) for order in orders]
+        for other in others:
+            (worth,) = score(self.llm, [other.tuned.numpy()], self.samples.common(SAMPLES, 0), self.samples.answers, TOKENS)
+            name = f"(tuned on {other.name})"
+            progress(f"{self.name}: {name}")
+            curves = [self.curves.of(self.name, self.samples, name, order, other.tuned) for order in orders]
+            for goal, target in zip(GOALS, self.targets(), strict=True):
+                both = [[ita(curve, target) for curve in some] for some in (curves, own)]
+                steps = [float(np.mean([self.curves.steps + 1 if one is None else one for one in some])) for some in both]
+                rows.append({
+                    "task": self.name, "goal": f"{goal:.0%}", "tuned on": other.name, "score": worth,
+                    "lookup's score": self.scores[self.lookup], "taken": "yes" if worth < self.scores[self.lookup] else "no", "ITA": steps[0], "lookup's ITA": steps[1],
+                })  # fmt: skip
+        return rows
 
     def _itas(self, prompts: Sequence[str], target: float, orders: range) -> tuple[dict[str, float], dict[str, int]]:
         steps, missed = {}, {}
@@ -208,13 +244,17 @@ def main(given: Sequence[str] | None = None) -> None:
         "Whether initial prompts matter (fig. 4.2c)": [],
         "Iterations to the target, by start": [],
         "Lookup": [],
+        "Tuned": [],
     }
-    for name in options.tasks:
-        before, ways, cost = Task(name, llm, texts, clusters, curves, options).rows()
-        for rows, more in zip(tables.values(), (before, ways, [cost]), strict=True):
+    tasks = [Task(name, llm, texts, clusters, curves, options) for name in options.tasks]
+    for task in tasks:
+        before, ways, cost = task.rows()
+        for rows, more in zip(tables.values(), (before, ways, [cost], []), strict=True):
             rows.extend(more)
         if options.keep is not None:
             options.keep.with_suffix(".tables.json").write_text(json.dumps(tables, indent=1))
+    for task in tasks:
+        tables["Tuned"] += task.beside_tuned([other for other in tasks if other is not task])
     show(options, began, tables)
 
 

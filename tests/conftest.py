@@ -57,7 +57,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Hypothesis takes half of the examples that a test names (all up to ten), by night ten times as many, others each time.
+    """Hypothesis takes a third of the examples that a test names (all up to ten), by night ten times as many, others each time.
 
     Slow tests come first where several workers share them: none is left alone with one at the end. Groups stay as they are, but for those
     that watch the clock while they train: `clock`, one at a time, and mostly asleep.
@@ -73,7 +73,7 @@ def _as_many(named: hypothesis.settings) -> hypothesis.settings:
     count = named.max_examples
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return hypothesis.settings(named, max_examples=10 * count, derandomize=False, print_blob=True)
-    return hypothesis.settings(named, max_examples=max(min(count, 10), count // 2))
+    return hypothesis.settings(named, max_examples=max(min(count, 10), count // 3))
 
 
 def _turn(item: pytest.Item) -> int:

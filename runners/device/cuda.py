@@ -1,4 +1,4 @@
-"""A CUDA device: three streams, pinned memory, and the allocator's own cap. Run on an H100 (docs/memory.md).
+"""A CUDA device: three streams, pinned memory, and a limit of the allocator's own. Tried on an H100 (docs/memory.md).
 
 All memory belongs to the computing stream. A load waits for what computes when its memory is allocated, so whatever used that memory
 before is done; what is carried out is kept until the computing stream has waited for the copy. So no `record_stream` is needed.
@@ -18,6 +18,8 @@ import torch
 from .device import CapExceeded, Device, Event, Pair, Times
 
 T = TypeVar("T")
+
+_LOST = 64 << 20  #: it takes memory in pages of 20 MiB, and what libraries keep for good lies across some
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class _Step:
 
 
 class CudaDevice:
-    """The current CUDA device, of which torch's allocator takes no more than ``cap`` bytes. The context of CUDA is beside them."""
+    """The current CUDA device, of which no more than ``cap`` bytes are to be used. The context of CUDA is beside them."""
 
     name = "cuda"
     emulated = False
@@ -56,6 +58,8 @@ class CudaDevice:
         self._step = _Step()
 
     def _allow(self, size: int) -> None:
+        """So much may be used. The allocator may take more, which is lost between what is used; a trial looks at what is used alone."""
+        size += size // 16 + _LOST
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), self.device)
 

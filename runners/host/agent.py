@@ -42,6 +42,7 @@ from ..kept_files import kept_files
 from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
+from .endings import SMALLER
 from .gpus import Devices, find
 from .health import Health
 from .launch import CannotStart, prepare
@@ -332,7 +333,9 @@ class Agent:
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if asked > known.memory and (known.memory or known.kind == "cuda"):
-                return "start-failed", f"{field}: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+                words = f"{field}: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+                less = "lower it" if field == "memory.cap" else f"lower it, or {SMALLER}"
+                return "start-failed", f"{words}; {less}"
             if gpu not in shared:
                 now = self.health.look(gpu)
                 if now.health != "ok":

@@ -81,11 +81,11 @@ def judge(
     if _only_the_hosts(log):
         return Ending("oom", f"out of main memory: {_LESS}")
     if exit_code == OOM_EXIT or mentions_out_of_memory(log):
-        return Ending("oom", f"out of memory: use a smaller batch, ask for GPUs with more of it (gpu_memory), or {_CAP}")
+        return Ending("oom", f"out of memory: use a smaller batch, ask for GPUs with more of it (gpu_memory), or {SMALLER}")
     return Ending("failed", _failed(exit_code, log))
 
 
-_CAP = "give a recipe or entrypoint memory: {cap: SIZE}"
+SMALLER = "give a recipe or entrypoint memory: {cap: SIZE}"
 
 
 def _stopped(reason: str, grace: float, killed: bool) -> Ending:

@@ -211,6 +211,12 @@ class Chain:
                 last[name] = index
         return {cut for name in first for cut in range(first[name] + 1, last[name] + 1)}
 
+    def binding(self) -> str | None:
+        """The trained parameter that keeps half of the chain or more in one part, as it is used far apart under one name."""
+        trained = [name for name, value in self.parameters.items() if value.requires_grad]
+        widest = max(trained, key=lambda name: len(self.bound_cuts({name})), default=None)
+        return widest if widest is not None and 2 * len(self.bound_cuts({widest})) >= len(self) > 1 else None
+
     # ---- computing ----
 
     def compute(self, values: Values, start: int, stop: int) -> None:

@@ -89,8 +89,13 @@ class _Trial:
             return device.memory()[1] + self.beside
 
     def smallest(self) -> int | None:
-        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice."""
-        return self.predicted or min((peak for peak in self.peaks.values() if peak is not None), default=None)
+        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice.
+
+        The planner may be wrong on a GPU: there its cuts may not fit into the cap although they should.
+        """
+        if self.predicted is not None and self.predicted > self.cap:
+            return self.predicted
+        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
 
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
@@ -109,7 +114,17 @@ def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:
         count = min(2 * count, len(legal) + 1)
     smallest = trial.smallest()
     would = f"the smallest that would is {-(-smallest // 1024)}KiB" if smallest is not None else "ask for more of the GPU"
-    raise UsageError(f"memory.cap: this model {purpose}does not fit into {-(-trial.cap // 1024)}KiB however it is cut; {would}")
+    raise UsageError(
+        f"memory.cap: this model {purpose}does not fit into {-(-trial.cap // 1024)}KiB however it is cut; {would}{kept(chain)}"
+    )
+
+
+def kept(chain: Chain) -> str:
+    """What keeps it together, if that can be changed."""
+    name = chain.binding()
+    if name is None:
+        return ""
+    return f"; {name} is used far apart under one name, so that all between is one part: give it two, as 'head.weight = words.weight' does"
 
 
 def _filled(weights: Sequence[int], legal: Sequence[int], count: int) -> tuple[int, ...]:

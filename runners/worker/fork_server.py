@@ -140,10 +140,10 @@ def unfit() -> str | None:
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA was initialised at import, which no fork survives"
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
-        return f"{threads - 1} threads were started at import, which a fork would lose"
     if _in_a_fork(torch.cuda._is_in_bad_fork):
         return "GPUs were asked for at import (as torch.cuda.is_available() does), so that none can be used after a fork"
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
+        return f"{threads - 1} threads were started at import, which a fork would lose"
     return None
 
 

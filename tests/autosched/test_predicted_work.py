@@ -44,15 +44,21 @@ def tuning(tmp_path: Path) -> PoolTuning:
     store.write(hello, Runner(Client(), "node", 1).greeting())
     rng = np.random.default_rng(0)
     users = rng.integers(0, len(SECONDS), 240).tolist()
-    ids = store.write(submit, SubmitRequest(submission(*(of_user(n, user) for n, user in enumerate(users))), "test")).ids
+    accepted = store.write(submit, SubmitRequest(submission(*(of_user(n, user) for n, user in enumerate(users))), "test"))
     moments = np.sort(rng.uniform(2.0, 6.0, 240))[::-1] * 86400.0
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     rows = []
-    for job, user, ago in zip(ids, users, moments.tolist(), strict=True):
+    for job, user, ago in zip([one["id"] for one in accepted], users, moments.tolist(), strict=True):
         took = SECONDS[user] * float(rng.uniform(0.9, 1.1))
         begun = now - datetime.timedelta(seconds=ago)
         rows.append(
-            {"id": job, "state": "completed", "submitted_at": begun, "finished_at": begun + datetime.timedelta(seconds=took), "run_time": took}
+            {
+                "id": job,
+                "state": "completed",
+                "submitted_at": begun,
+                "finished_at": begun + datetime.timedelta(seconds=took),
+                "run_time": took,
+            }
         )
     store.write(end, rows)
     store.write(submit, SubmitRequest(submission(of_user(1000, 5)), "test"))
@@ -71,7 +77,9 @@ def answered(tuning: PoolTuning) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_durations_that_nobody_told_are_predicted_and_the_predictor_is_of_a_day(tuning: PoolTuning, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durations_that_nobody_told_are_predicted_and_the_predictor_is_of_a_day(
+    tuning: PoolTuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sklearn")
     first = answered(tuning)
     assert first["durations"].startswith("durations are predicted, the range right in ") and "(last " in first["durations"]

@@ -335,7 +335,7 @@ def test_workers_see_their_gpus_by_uuid(agent: agents.Agent, tmp_path: Path) -> 
         (9, 0, "lost", "GPU 0 is dirty: 9.0 GiB of its memory are in use"),
         (9, 20, "lost", "GPU 0 is dirty"),
         (0.5, 23.9, "lost", "GPU 0 has 23.5 GiB free and the job needs 23.9 GiB (gpu_memory)"),
-        (0.5, 30, "start-failed", "gpu_memory: 30.0 GiB is more than GPU 0 (Fake GPU) has, 24.0 GiB"),
+        (0.5, 30, "start-failed", "gpu_memory: 30.0 GiB is more than GPU 0 (Fake GPU) has, 24.0 GiB; lower it, or give a recipe"),
     ],
 )
 def test_forecast_against_free_memory(
@@ -348,6 +348,13 @@ def test_forecast_against_free_memory(
     assert ended["outcome"] == outcome
     assert words in ended["message"]
     assert agent.runs[1].identity is None
+
+
+def test_a_cap_above_what_the_gpu_has_is_told_as_one(agent: agents.Agent, tmp_path: Path) -> None:
+    want(agent, assignment(tmp_path, spec={"memory": {"cap": 30 * GIB}}))
+    ended = agent.runs[1].exit or {}
+    assert ended["outcome"] == "start-failed"
+    assert ended["message"].endswith("memory.cap: 30.0 GiB is more than GPU 0 (Fake GPU) has, 24.0 GiB; lower it")
 
 
 @pytest.mark.parametrize(("beside", "needed", "fits"), [(10, 14, True), (10, 15, False), (0, 23, True)])

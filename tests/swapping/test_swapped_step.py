@@ -272,6 +272,24 @@ def test_what_cannot_be_swapped_is_one_line(options, line, tmp_path, monkeypatch
     assert "\n" not in str(caught.value)
 
 
+class Shared(Words):
+    """Its embedding answers too, under its one name."""
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(x, self.words.weight)
+
+
+def test_a_weight_used_far_apart_under_one_name_is_named_where_it_keeps_the_model_together(tmp_path, monkeypatch):
+    plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off"), task(Shared, evaluate=None))
+    swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=1 << 20), task(Shared, evaluate=None))
+    assert plain[0] == swapped[0] and same(plain[2], swapped[2])
+    with pytest.raises(UsageError, match=r"the smallest that would is \d+KiB; words.weight is used far apart under one name, so that all"):
+        trained(tmp_path / "small", monkeypatch, Memory(cap=40_000), task(Shared, evaluate=None))
+
+
 def test_a_module_that_cannot_be_traced_is_kept_whole(tmp_path, monkeypatch):
     def model():
         return Wrapped(Branching)
