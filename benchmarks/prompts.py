@@ -195,7 +195,8 @@ class Task:
                 steps = [float(np.mean([self.curves.steps + 1 if one is None else one for one in some])) for some in both]
                 rows.append({
                     "task": self.name, "goal": f"{goal:.0%}", "tuned on": other.name, "score": worth,
-                    "lookup's score": self.scores[self.lookup], "taken": "yes" if worth < self.scores[self.lookup] else "no", "ITA": steps[0], "lookup's ITA": steps[1],
+                    "lookup's score": self.scores[self.lookup], "taken": "yes" if worth < self.scores[self.lookup] else "no",
+                    "ITA": steps[0], "lookup's ITA": steps[1],
                 })  # fmt: skip
         return rows
 
