@@ -256,7 +256,7 @@ def main(given: Sequence[str] | None = None) -> None:
             options.keep.with_suffix(".tables.json").write_text(json.dumps(tables, indent=1))
     for task in tasks:
         tables["Tuned"] += task.beside_tuned([other for other in tasks if other is not task])
-    show(options, began, tables)
+    show(options, began, {title: rows for title, rows in tables.items() if rows})  # a single task has no other's tuned prompts
 
 
 if __name__ == "__main__":

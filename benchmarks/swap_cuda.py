@@ -16,7 +16,7 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory
 from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
-from stoker.runners.swap.loss_call import inputs_of, loss_of
+from stoker.runners.swap.chain import Values
 from stoker.runners.swap.part_times import measure
 from stoker.runners.swap.partition import Measured
 from stoker.runners.swap.swap_plan import SwapPlan, plan_step
@@ -116,12 +116,17 @@ def next_tokens(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def profiled(step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
-    chain, device, task = step.training.chain, step.device, step.task
+    chain, device, task, call = step.training.chain, step.device, step.task, step.call
     judged = device.put(torch.stack(list(data)))
     step.model.train()
-    return measure(
-        chain, lambda: inputs_of(task, chain, device.put(judged)), lambda _, answer: loss_of(task, answer, judged), device, rounds=2
-    )
+
+    def begun() -> Values:
+        return chain.bind(*call.inputs(lambda: task.loss(step.model, device.put(judged))))
+
+    def loss(_: int, answer: Any) -> torch.Tensor:
+        return call.loss(lambda: task.loss(step.model, judged), lambda: answer)
+
+    return measure(chain, begun, loss, device, rounds=2)
 
 
 def seconds(act: Callable[[], object], steps: int) -> float:

@@ -78,6 +78,11 @@ FROM range(1, getvariable('jobs') // 2 + 1) r(i);
 INSERT INTO metrics
 SELECT l.job_id, l.id, 0, s, l.started_at + to_seconds(s), s * 10, name, CASE name WHEN 'loss' THEN 2.0 / (1 + s) ELSE 1 - 1.0 / (1 + s) END
 FROM leases l, range(1, 6) r(s), (VALUES ('loss'), ('accuracy')) v(name);
+-- It had no time to ask the bank of prompts.
+INSERT INTO metrics
+SELECT job_id, id, 0, 6, started_at, 0, name, value
+FROM leases, (VALUES ('bank_used', 0.0), ('bank_scores', 2.0), ('bank_longest', 110.0), ('bank_budget', 60.0)) v(name, value)
+WHERE id = 1;
 -- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
 INSERT INTO leases BY NAME
 SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,

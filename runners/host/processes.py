@@ -137,9 +137,13 @@ def _environment(pid: int, until: float) -> bytes:
 
 def _environment_of_threads(pid: int) -> bytes:
     """The same of a process whose main thread has ended while another is stuck, as in the GPU driver: the others still show it."""
-    for path in Path(f"/proc/{pid}/task").glob("*/environ"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:  # the last one has ended meanwhile
+        return b""
+    for thread in threads:
         with contextlib.suppress(OSError):
-            return path.read_bytes()
+            return Path(f"/proc/{pid}/task/{thread}/environ").read_bytes()
     return b""
 
 

@@ -585,7 +585,7 @@ def test_shutdown_waits_for_the_workers(host: Host) -> None:
 
 
 def test_an_idle_agent_says_nothing(host: Host) -> None:
-    """No reports, no polls but the long ones, and next to no CPU."""
+    """No reports but one of what lies on its disk, no polls but the long ones, and next to no CPU."""
     host.daemon.heartbeat = 0.5
     host.daemon.telemetry = 0.05
     process = host.start()
@@ -594,7 +594,7 @@ def test_an_idle_agent_says_nothing(host: Host) -> None:
     until(lambda: host.daemon.polls >= polls + 3)
     after = identity.stat(process.pid)
     assert before and after
-    assert host.daemon.reports == []
+    assert [report.files for report in host.daemon.reports] == [[]]
     assert after.cpu - before.cpu <= 0.5  # of 1.5 s: one that does not wait takes them all
 
 
