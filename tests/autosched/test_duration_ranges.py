@@ -40,6 +40,7 @@ def test_users_who_do_the_same_again_are_learnt() -> None:
     assert range_of(whole)[0] == range_of(fresh.duration[[300]])[0] and whole[1] > 50000.0
 
 
+@pytest.mark.slow
 def test_a_virtual_cluster_tells_what_users_do_not() -> None:
     pytest.importorskip("sklearn")
     jobs = of_users()
@@ -48,6 +49,7 @@ def test_a_virtual_cluster_tells_what_users_do_not() -> None:
     assert beside.accuracy > 0.9 > without.accuracy
 
 
+@pytest.mark.slow
 def test_it_is_learnt_anew_once_a_day() -> None:
     pytest.importorskip("sklearn")
     jobs = of_users()

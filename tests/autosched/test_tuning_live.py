@@ -66,6 +66,7 @@ TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [

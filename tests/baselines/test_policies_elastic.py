@@ -271,6 +271,7 @@ def random_deadlines(seed, elastic):
     return workload(rows, gpus_max=most, models=models, profiles=[LINEAR, CONCAVE], **strict(due)), due
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "elastic"), [("1x4", True), ("1x8", False), ("2x4", False), ("2x8", True)])
 def test_no_promised_deadline_is_missed(nodes, elastic):
     """With right estimates, no costs, and gangs and nodes of powers of two: who is admitted is in time, and is not rejected later."""

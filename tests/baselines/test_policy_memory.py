@@ -48,6 +48,7 @@ class Forgetful:
 jobs_of_a_day = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400), st.sampled_from([1, 1, 1, 2, 4])), min_size=2, max_size=14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))
 @given(rows=jobs_of_a_day, due=st.lists(st.integers(20, 900), min_size=14, max_size=14), guarded=st.booleans())
 @settings(max_examples=15)

@@ -84,6 +84,7 @@ def daemons(up: Up) -> dict[int, list[str]]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_while_it_starts_is_restarted(home: Home, up: Callable[..., Up]) -> None:
     """What may be lost is accepted for the first daemon that answers, and for none after it."""
     running = up("--slots", "1", "--node", "here", "--accept-loss")
@@ -115,6 +116,7 @@ def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None
     assert "the runner died (signal SIGKILL)" in running.said()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk | Quota, up: Callable[..., Up]) -> None:
     """Its log is on that disk as well. It used to die of the line that tells of the daemon's death, and to take the runner along."""
     running = up("--slots", "1", "--node", "here")

@@ -538,6 +538,7 @@ def test_the_report_is_one_page_with_its_figures(stoker: Callable[..., Told], tr
     assert 'src="http' not in page and "href=" not in page
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_simulated(stoker: Callable[..., Told], tmp_path: Path) -> None:
     """In the words of the terminal, where this says it too."""
     out = tmp_path / "report"
@@ -718,6 +719,7 @@ def test_slices_of_a_run_are_put_together_in_order(monkeypatch: pytest.MonkeyPat
 # -- with a daemon -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_are_kept_and_history_is_replayed(
     start_daemon: Callable[..., DaemonProcess],
     start_runner: Callable[..., RunnerProcess],

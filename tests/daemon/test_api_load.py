@@ -294,6 +294,7 @@ def test_who_submits_and_then_asks_sees_it_while_many_ask(daemon: Callable[..., 
         assert all(one.result() for one in watching)
 
 
+@pytest.mark.slow
 def test_slow_statements_keep_nobody_waiting_and_not_the_end(daemon: Callable[..., DaemonProcess]) -> None:
     """As many as the threads that all of the API once had, and a few more."""
     running = daemon()
@@ -332,6 +333,7 @@ def test_a_long_listing_comes_whole_to_who_reads_slowly(daemon: Callable[..., Da
     assert f"content-length: {len(body)}".encode() in head.lower()
 
 
+@pytest.mark.slow
 def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(daemon: Callable[..., DaemonProcess]) -> None:
     running = daemon()
     client, jobs = running.client(), Jobs(running.client())

@@ -301,6 +301,7 @@ def test_times_that_are_none_are_refused_with_their_field(api: Api, endpoint: st
         assert status == 400 and (field in said or f"at `{place[-1]}`" in said), (number, said)
 
 
+@pytest.mark.slow
 def test_a_deadline_in_the_past_is_refused_and_a_repetition_of_its_submission_is_not(api: Api) -> None:
     soon = time.time() + 4.0
     demand = {"kind": "strict", "tiers": [{"deadline": soon}]}

@@ -134,6 +134,7 @@ def tamper(chaos: Chaos) -> None:
         log.write("Traceback (most recent call last):\n")
 
 
+@pytest.mark.slow
 def test_workers_outlive_the_daemon_and_are_adopted(start_daemon, start_runner, tmp_path, diary) -> None:
     daemon: DaemonProcess = start_daemon()
     start_runner()
@@ -349,6 +350,7 @@ def test_a_second_daemon_is_refused_and_the_first_goes_on(start_daemon, home: Ho
     assert first.client().get("/v1/status")["pid"] == first.pid
 
 
+@pytest.mark.slow
 def test_a_clean_stop_checkpoints_and_its_jobs_go_on(start_daemon, start_runner, tmp_path, diary) -> None:
     daemon: DaemonProcess = start_daemon()
     start_runner()

@@ -189,6 +189,7 @@ def refused(home: Home, *arguments: str) -> Said:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", LOSSES)
 def test_a_loss_is_told_and_nothing_is_touched_until_it_is_accepted(killed: Killed, damage: str, tmp_path: Path) -> None:
     files = LOSSES[damage](killed)

@@ -129,6 +129,7 @@ def test_it_follows_each_commit_and_answers_with_the_last(server: Server) -> Non
     assert server.rows("SELECT id, set_by FROM policy_settings ORDER BY id") == [[0, "ann"], [2, "ann"], [3, "bob"], [4, "ann"]]
 
 
+@pytest.mark.slow
 def test_tokens_are_not_in_it(database: Path, folder: Path) -> None:
     with duckdb.connect(str(database)) as con:
         con.execute("INSERT INTO tokens VALUES (1, 'ann', 'admin', 'digest', now()::TIMESTAMP, false)")
@@ -326,6 +327,7 @@ def test_who_has_written_reads_it(live: DaemonProcess) -> None:
         assert jobs.sql(f"SELECT name FROM jobs WHERE id = {job}") == [(f"read-{number}",)]
 
 
+@pytest.mark.slow
 def test_hostile_statements_at_once_disturb_nobody(live: DaemonProcess) -> None:
     """Each is answered or refused, the daemon stays, and submissions go on between them."""
     client, jobs = live.client(), Jobs(live.client())
@@ -410,6 +412,7 @@ def test_a_copy_for_other_programs(live: DaemonProcess, tmp_path: Path) -> None:
         client.post("/v1/sql/copy", {"path": str(target)})
 
 
+@pytest.mark.slow
 def test_the_daemon_ends_whatever_is_asked_of_it(start_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = start_daemon()
     sql(daemon.client(), "SELECT 1")

@@ -517,6 +517,7 @@ while not os.path.exists(f"{folder}/end-{name}"):
 """
 
 
+@pytest.mark.slow
 def test_the_cores_of_a_node_follow_the_jobs_that_run(
     home: Any, start_daemon: Callable[..., Any], start_runner: Callable[..., Any]
 ) -> None:

@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", STATEMENTS)
 def test_it_is_answered(server: Server, sql: str) -> None:
     assert server.rows(sql) or "SAMPLE" in sql

@@ -397,6 +397,7 @@ SURROGATE, DEEP = '"\\udce9"', "[" * 100_000
 EXIT = '{"outcome": "completed", "exit_code": 0, "message": %s, "ended_at": 1.0, "survivors": [%s]}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "outcome"),
     [

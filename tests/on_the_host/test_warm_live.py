@@ -54,6 +54,7 @@ def test_people_are_told_how_a_job_started(home: Home, start_daemon: Callable[..
         runner.end()
 
 
+@pytest.mark.slow
 def test_config_toml_turns_warm_starts_off(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     home.config.write_text('[warm]\nmode = "off"\n')
     start_daemon()

@@ -112,6 +112,7 @@ ALL = {
 BY_DAY = ("digits-cnn", "entrypoint", "prompt-tune")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "jobs"),
     [*(pytest.param(name, 2, id=name) for name in BY_DAY),
@@ -225,6 +226,7 @@ def test_why_a_job_starts_cold(tmp_path: Path) -> None:
     assert why(9, job(9, env={"MY_OWN": "1"})) == first
 
 
+@pytest.mark.slow
 def test_a_process_that_a_fork_would_break_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     assert fork_server.unfit() == "CUDA was initialised at import, which no fork survives"

@@ -231,6 +231,7 @@ class Sharded(IterableDataset[tuple[int, int, int, int]]):
             yield number, info.id, self.passes, torch.rand(40_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}], ids=str)
 def test_workers_of_an_iterable_data_set_read_the_parts_that_a_loader_s_read(options: dict[str, Any]) -> None:
     def loader() -> DataLoader[Any]:

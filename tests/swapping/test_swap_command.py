@@ -67,6 +67,7 @@ def test_without_a_daemon_a_child_process_plans(plan):
     assert {busy["stream"] for busy in found["timeline"]} == {"load", "compute", "out"}
 
 
+@pytest.mark.slow
 def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, start_runner):
     start_daemon()
     start_runner()
@@ -85,6 +86,7 @@ def test_a_daemon_has_a_job_plan_and_keeps_the_times(plan, home, start_daemon, s
     assert {row[4] for row in rows} == {4 * (64 + 8)}
 
 
+@pytest.mark.slow
 def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys, monkeypatch, start_daemon, start_runner):
     (tmp_path / "tasks_to_plan.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
@@ -114,6 +116,7 @@ def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys
     ] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "cap", "words"),
     [

@@ -154,6 +154,7 @@ def train(model, step_of, count, steps=3, stepped=lambda: None):
     return seen + [value.clone() for value in model.state_dict().values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 @pytest.mark.parametrize("parts", [1, 4, 9])

@@ -106,6 +106,7 @@ def test_a_job_under_a_cap_trains_as_without_also_where_it_is_held_or_killed_ins
     assert values(jobs, plain, "swap_peak") == []
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_or_cannot_be_cut_ends_with_a_line_that_says_so(jobs, home):
     small = submit(jobs, home, "small", memory={"cap": 9 * 1024})
     deciding = submit(jobs, home, "deciding", memory={"cap": 1 << 20}, params={"deciding": True})

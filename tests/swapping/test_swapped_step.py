@@ -104,6 +104,7 @@ def cap_of(count):
     return int(0.7 * peak_whole(task())) + 24_000 * (count - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)}])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_losses_evaluations_and_checkpoints_are_those_of_the_plain_step_to_the_bit(count, options, tmp_path, monkeypatch):

