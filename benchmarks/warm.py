@@ -63,15 +63,16 @@ def measured(daemon: Daemon, kind: str, name: str) -> dict[str, float]:
 
 
 def rounds(daemon: Daemon, kind: str, way: str, count: int, gpu: bool) -> dict[str, float]:
+    prefix = f"{kind}-{way.split(maxsplit=1)[0]}"  # a name has no space
     runner = daemon.start_runner(None if gpu else 1, "--warm", "auto" if way == "fork" else "off")
     try:
         client = daemon.client()
         daemon.wait_for("the runner registers", lambda: any(row["pid"] == runner.pid for row in client.get("/v1/runners")["runners"]))
-        measured(daemon, kind, f"{kind}-{way[:5].strip()}-first")  # files in the cache, speeds measured, a server loaded
+        measured(daemon, kind, f"{prefix}-first")  # files in the cache, speeds measured, a server loaded
         if way == "fork":
             daemon.wait_for("a server is ready", lambda: bool(daemon.query("SELECT 1 FROM warm_now WHERE state = 'ready'")))
-            measured(daemon, kind, f"{kind}-{way[:5].strip()}-second")
-        found = [measured(daemon, kind, f"{kind}-{way[:5].strip()}-{number}") for number in range(count)]
+            measured(daemon, kind, f"{prefix}-second")
+        found = [measured(daemon, kind, f"{prefix}-{number}") for number in range(count)]
     finally:
         runner.terminate()
         runner.wait()

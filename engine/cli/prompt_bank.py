@@ -15,7 +15,7 @@ from .. import format as fmt
 from ..errors import NotFound, StokerError, UsageError
 from .command import App, Command, Group, examples, pass_app, unless_ended
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
-from .prompt_work import answers, here_option
+from .prompt_work import answers, here_option, put
 from .tuned_prompts import store_tuned
 
 if TYPE_CHECKING:
@@ -166,12 +166,10 @@ def _store(app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], h
                 continue
             for start in range(0, len(answer["texts"]), AT_ONCE):
                 some = slice(start, start + AT_ONCE)
-                stored = app.client.post("/v1/prompts", {"bank": which, "prompts": [
+                put(app, which, [
                     {"text": text, "features": features, "source": by_text[text].source, "task": by_text[text].task}
                     for text, features in zip(answer["texts"][some], answer["features"][some], strict=True)
-                ]})  # fmt: skip
-                told["added"] += stored["added"]
-                told["replaced"] += stored["replaced"]
+                ], told)  # fmt: skip
             done += len(answer["texts"])
             progress(done, todo, "prompts", len(answer["texts"]))
     if which is None:

@@ -161,6 +161,13 @@ class _Job:
                 self._client.post(f"{job_path(str(self.id))}/cancel", {})
 
 
+def put(app: App, bank: Mapping[str, str] | None, prompts: Sequence[Mapping[str, Any]], told: dict[str, Any]) -> None:
+    """Store prompts in a bank. ``told``: how many were added so far, and which were replaced."""
+    stored = app.client.post("/v1/prompts", {"bank": bank, "prompts": prompts})
+    told["added"] += stored["added"]
+    told["replaced"] += stored["replaced"]
+
+
 here_option = click.option("--here", is_flag=True, help="Compute in a process of this command, on the CPU, also where a runner could.")
 
 

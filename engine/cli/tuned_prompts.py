@@ -13,7 +13,7 @@ from ..home import Home
 from ..jobs.states import FINAL
 from .command import App
 from .jobref import job_path
-from .prompt_work import answers
+from .prompt_work import answers, put
 
 
 def tuned_folder(home: Home, job: int) -> Path:
@@ -57,10 +57,7 @@ def store_tuned(app: App, jobs: Sequence[str], task: str | None, here: bool) -> 
                 which = answer["bank"]
                 continue
             row = next(rows)
-            prompt = {"text": row.text, "source": f"job {row.job}", "task": row.task, **answer}
-            stored = app.client.post("/v1/prompts", {"bank": which, "prompts": [prompt]})
-            told["added"] += stored["added"]
-            told["replaced"] += stored["replaced"]
+            put(app, which, [{"text": row.text, "source": f"job {row.job}", "task": row.task, **answer}], told)
     if which is None:
         raise StokerError("the work on the bank has ended without an answer; see the log of its job")
     return which, told

@@ -124,9 +124,8 @@ class SwappedStep:
         model.eval()
         self.evaluating = _Parts(Chain(model, trace(model, self.task.whole))) if self.task.evaluate is not None else None
         model.train(mode)
-        if not self.device.emulated:
-            for tensor in (*model.parameters(), *model.buffers()):
-                tensor.data = self.device.pinned(tensor.data)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = self.device.pinned(tensor.data)
         self.optimizer = optimizer_of(self.task, model, fused=True)
         self.overlapped = self.task.clip_norm is None and _apart(self.optimizer)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -15,21 +15,18 @@ held AS (  -- a lease costs what its GPUs cost when it was granted
     GROUP BY t.job_id
 ),
 kept AS (
-    SELECT job_id, bytes, since, lead(since) OVER (PARTITION BY place, job_id ORDER BY since) AS until
+    SELECT job_id, bytes, since, coalesce(lead(since) OVER later, make_timestamp(epoch_us(now()))) AS until, lead(since) OVER later IS NULL AS newest
     FROM job_files
+    WINDOW later AS (PARTITION BY place, job_id ORDER BY since)
 ),
-stored AS (  -- at the prices of each time, however long it is kept unchanged
-    SELECT k.job_id, sum(k.bytes) FILTER (k.until IS NULL) AS bytes
-    FROM kept k
-    GROUP BY k.job_id
+stored AS (
+    SELECT job_id, sum(bytes) FILTER (newest) AS bytes FROM kept GROUP BY job_id
 ),
-stored_for AS (
+stored_for AS (  -- at the price of each time, however long it is kept unchanged
     SELECT k.job_id, sum(k.bytes / 1073741824 * h.hours) AS gib_hours, sum(k.bytes / 1073741824 * h.hours * coalesce(p.price, 0)) AS cost
     FROM kept k
-    JOIN lists l ON k.since < l.until AND coalesce(k.until, make_timestamp(epoch_us(now()))) > l.since
-    CROSS JOIN LATERAL (
-        SELECT epoch(least(coalesce(k.until, make_timestamp(epoch_us(now()))), l.until) - greatest(k.since, l.since)) / 3600 AS hours
-    ) h
+    JOIN lists l ON k.since < l.until AND k.until > l.since
+    CROSS JOIN LATERAL (SELECT epoch(least(k.until, l.until) - greatest(k.since, l.since)) / 3600 AS hours) h
     LEFT JOIN prices p ON p.ts = l.ts AND p.what = 'storage'
     GROUP BY k.job_id
 )
