@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 from stoker.engine.client import Client
 from stoker.engine.home import Home
 from waiting import PATIENCE, patient, until, watched
@@ -33,14 +34,17 @@ def free_port() -> int:
 
 
 class _Process:
-    """A process of Stoker in a session of its own, with its output in a file; `kill` is kill -9."""
+    """A process of Stoker in a session of its own, with its output in a file; `kill` is kill -9.
+
+    It is forked (`forked`), unless it is given an environment of its own, which may change what it imports.
+    """
 
     def __init__(self, home: Home, log: str, command: list[str], env: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.log = home.path / log
-        self.env = {**os.environ, **(env or {})}
+        self.env = env
         self.command = command
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | forked.Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -48,8 +52,12 @@ class _Process:
         return self.process.pid
 
     def launch(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env, start_new_session=True)
+        if self.env is None:
+            self.process = forked.start(self.command, self.log, os.environ)
+        else:
+            with self.log.open("ab") as log:
+                env = {**os.environ, **self.env}
+                self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=env, start_new_session=True)
         watched.add(self)
 
     def said(self) -> str:

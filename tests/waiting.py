@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,6 +16,14 @@ PATIENCE = float(os.environ.get("STOKER_TEST_PATIENCE") or 1)
 def patient(seconds: float) -> float:
     """A limit of a test: of what takes far less on a quiet machine."""
     return seconds * PATIENCE
+
+
+class Process(Protocol):
+    """What can be asked whether it has ended, as subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
 
 
 class Watched(Protocol):
@@ -34,7 +41,7 @@ def until(
     what: Callable[[], Any],
     seconds: float = 150.0,
     says: Callable[[], Any] | None = None,
-    alive: Sequence[subprocess.Popen[Any]] = (),
+    alive: Sequence[Process] = (),
     pause: float = 0.03,
 ) -> Any:
     """The first true answer; fails when there is none in time, with what ``says`` says. An error of the daemon counts as not yet.
@@ -59,7 +66,7 @@ def until(
             time.sleep(min(max(pause, waited / 20), 0.25))
 
 
-def _dead(alive: Sequence[subprocess.Popen[Any]]) -> str | None:
+def _dead(alive: Sequence[Process]) -> str | None:
     for process in alive:
         if (code := process.poll()) is not None:
             return f"process {process.pid} ended with {code}"

@@ -62,6 +62,10 @@ def jobs_of(files: Files) -> set[int]:
         return {row[0] for row in con.execute("SELECT id FROM jobs").fetchall()}
 
 
+def _stopped(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def killed_after_a_submission(daemon: DaemonProcess, home: Home, jobs: set[int], submit: Callable[[], int]) -> Files:
     """What kill -9 leaves when the log ends with a job that was acknowledged; adds to ``jobs`` what it has submitted for it.
 
@@ -73,7 +77,7 @@ def killed_after_a_submission(daemon: DaemonProcess, home: Home, jobs: set[int],
     def stopped() -> Files | None:
         jobs.add(submit())
         os.kill(pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        until(lambda: all(_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()), pause=0.001)
         files = read(home)
         if jobs_of({**files, WAL: files[WAL][:-1]}) < jobs:
             return files
