@@ -123,6 +123,9 @@ def load(what: Sequence[str]) -> None:
     from ..train import profiling_run, rng, trainer  # noqa: F401
     from . import ranks, worker  # noqa: F401
 
+    with torch.autograd.profiler.record_function(""):
+        pass  # it imports more when it is first used, which is in the first step of an optimizer
+
     for name in what[:1]:
         from ..recipes import find
 

@@ -130,6 +130,7 @@ def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
 
 FULL = [
     ("no memory", "the host has no memory left for the LLM; end something there, then start the command again"),
+    ("no room for a file", "the host has no memory left for the LLM; end something there, then start the command again"),
     ("killed", "the process was killed, as where the host has no memory left; start the command again"),
 ]
 
