@@ -118,7 +118,7 @@ def load(what: Sequence[str]) -> None:
     gc.disable()
     import torch
     import torch._dynamo
-    import torch.utils.data  # noqa: F401
+    import torch.utils.data
 
     from ..train import profiling_run, rng, trainer  # noqa: F401
     from . import ranks, worker  # noqa: F401
