@@ -115,7 +115,7 @@ class Task:
         draw = np.random.default_rng(1)
         self.order = draw.permutation(len(texts)).tolist()  # pilots, then the random ones
         self.lookup, self.lookups = self._look(clusters.member)
-        self.shuffled, _ = self._look(clusters.member[_relabelled(clusters.member, draw)])
+        self.shuffled, _ = self._look(clusters.member[relabelled(clusters.member, draw)])
 
     def _look(self, member: Any) -> tuple[int, int]:
         found = lookup(np.asarray(member, dtype=np.int32), lambda rows: [self.scores[row] for row in rows])
@@ -209,7 +209,7 @@ class Task:
         return steps, missed
 
 
-def _relabelled(member: Any, draw: np.random.Generator) -> Any:
+def relabelled(member: Any, draw: np.random.Generator) -> Any:
     """A permutation of rows that leaves representatives in place, so that members come to other clusters."""
     rows = np.arange(len(member))
     others = np.flatnonzero(member != rows)

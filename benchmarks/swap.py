@@ -37,7 +37,8 @@ import torch
 from common import arguments, machine, progress, show
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import BANDWIDTH, MeteredDevice
-from stoker.runners.swap.chain import Chain, size_of, trace
+from stoker.runners.swap.chain import Chain, size_of
+from stoker.runners.swap.model_graph import trace
 from stoker.runners.swap.part_times import measure
 from stoker.runners.swap.partition import Measured, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor

@@ -76,7 +76,7 @@ class Jobs:
     progress: Floats | None = None  #: share of the whole work that is done, 0 to 1, NaN when unknown; None: of nobody
     lease_end: Floats | None = None  #: when the current lease ends, inf: it has no end, or there is none; None: nobody's has
     profile_gpus: Ints | None = None  #: GPUs of the profiling run that it needs first, 0: its speed is known; None: everybody's is
-    remaining_most: Floats | None = None  #: as ``remaining``, up to its maximum of iterations if it stops at a metric; None: the same
+    remaining_most: Floats | None = None  #: as ``remaining``, of the most iterations that it may need, on the slowest GPUs; None: the same
     uncertainty: Floats | None = None  #: standard deviation of the logarithm of ``remaining``, NaN when unknown; None: of nobody
     overhead: Floats | None = None  #: seconds that a suspension costs with its resumption, NaN when unknown; None: of nobody
     kind: Strings | None = None  #: train, finetune, prompt or infer, as its submitter says; None: of nobody

@@ -133,8 +133,9 @@ def _show_tuned(value: Mapping[str, Any]) -> None:
     job, reached, about = value["job"], value["progress"], value["prompt"] or {}
     started = about.get("started_from", {})
     elsewhere = f"not on this host: 'stoker logs {job['id']}' says where it is"
+    ended = fmt.clean(str(job["state_reason"] or job["state"])) if job["state"] == "completed" else job["state"]
     print_facts([
-        ("job", f"{job['id']} {fmt.clean(job['name'])}: {job['state']} after {fmt.duration(job['run_time'])}"),
+        ("job", f"{job['id']} {fmt.clean(job['name'])}: {ended}, after {fmt.duration(job['run_time'])}"),
         ("steps", fmt.number(reached["step"])),
         ("loss", fmt.number(reached["loss"])),
         ("metric", fmt.number(reached["metric"])),

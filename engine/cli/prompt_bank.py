@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 
 from .. import format as fmt
-from ..errors import NotFound, StokerError, UsageError
+from ..errors import Conflict, NotFound, StokerError, UsageError
 from .command import App, Command, Group, examples, pass_app, unless_ended
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
 from .prompt_work import answers, here_option, put
@@ -57,7 +57,7 @@ def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: in
     if len(chosen) < len(prompts):
         note(f"{len(chosen)} of {len(prompts)} prompts are taken, of each task in turn; a bank has {CAPACITY} at most")
     with unless_ended("what was stored stays in the bank; the same command goes on from there"):
-        which, told = _store(app, llm, chosen, known, here)
+        which, told = _store(app, llm, chosen, known, here, builds=True)
         value = {"bank": which, **told, **_cluster(app, which, clusters)}
     return Answer(value, lambda: print_facts([
         ("bank", _name(which)), ("added", str(told["added"])), ("known before", str(len(chosen) - told["added"])),
@@ -150,8 +150,13 @@ def _from_packages() -> list[PromptText]:
     return found
 
 
-def _store(app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], here: bool) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """Have the features made, and store what comes; the bank, and what was added and replaced."""
+def _store(
+    app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], here: bool, builds: bool = False
+) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """Have the features made, and store what comes; the bank, and what was added and replaced.
+
+    ``builds``: a bank that is full before it has clusters gets them now, for they say what is replaced.
+    """
     by_text = {prompt.text: prompt for prompt in chosen}
     request = {"work": "features", "llm": llm, "texts": list(by_text), "known": known}
     told: dict[str, Any] = {"added": 0, "replaced": []}
@@ -166,10 +171,17 @@ def _store(app: App, llm: str, chosen: Sequence[PromptText], known: list[Any], h
                 continue
             for start in range(0, len(answer["texts"]), AT_ONCE):
                 some = slice(start, start + AT_ONCE)
-                put(app, which, [
+                rows = [
                     {"text": text, "features": features, "source": by_text[text].source, "task": by_text[text].task}
                     for text, features in zip(answer["texts"][some], answer["features"][some], strict=True)
-                ], told)  # fmt: skip
+                ]
+                try:
+                    put(app, which, rows, told)
+                except Conflict:
+                    if not builds or which is None:
+                        raise
+                    _cluster(app, which, None)
+                    put(app, which, rows, told)
             done += len(answer["texts"])
             progress(done, todo, "prompts", len(answer["texts"]))
     if which is None:

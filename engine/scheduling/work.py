@@ -49,6 +49,7 @@ def _by_model(profiles: Columns) -> Columns:
     return {
         "model_on_gpus": groups.keys,
         "pace": groups.least(floats(profiles["seconds_per_step"])),
+        "slowest": groups.most(floats(profiles["seconds_per_step"])),
         "duration": groups.mean(floats(profiles["duration"])),
         "memory": groups.most(floats(profiles["peak_memory"])),
     }
@@ -78,13 +79,14 @@ def _work(jobs: Columns, progress: Beside, estimates: Beside, like: Beside, mode
     most = first_known(progress.floats("total_steps"), floats(jobs["total_steps"]))
     expected = estimates.floats("iterations")  # was fitted some steps ago
     needed = np.where(expected < most, np.maximum(expected, step), most)
-    pace = first_known(progress.floats("seconds_per_step"), like.floats("pace"), model.floats("pace"))
+    own = first_known(progress.floats("seconds_per_step"), like.floats("pace"))
+    pace, slowest = (first_known(own, model.floats(name)) for name in ("pace", "slowest"))
     asked = floats(jobs["gpu_memory"])
     with np.errstate(divide="ignore", invalid="ignore"):
         done = step / needed
     return Work(
         ahead=(needed - step) * pace,
-        ahead_most=(most - step) * pace,
+        ahead_most=(most - step) * slowest,
         done=done,
         spread=estimates.floats("spread"),
         duration=first_known(floats(jobs["est_duration"]), model.floats("duration")),

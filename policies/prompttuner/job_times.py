@@ -13,7 +13,8 @@ from ..queues.elastic import Curves, Pool
 class JobTimes:
     """Rows are those of ``view.jobs``.
 
-    A job's time is an upper bound: the most iterations that it has left times the most seconds that one takes (002 ch. 4.4.4).
+    A job's time is an upper bound: the most iterations that it has left times the most seconds that one takes (002 ch. 4.4.4), which
+    is the mean that was measured on the slowest kind of GPU; of a job that runs, its own.
     """
 
     def __init__(self, view: View, curves: Curves) -> None:

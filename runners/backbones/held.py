@@ -11,8 +11,14 @@ _held: dict[str, Any] = {}
 
 
 def hold(name: str, load: Callable[[str], Any]) -> None:
-    """Load a backbone, for whoever is forked from this process."""
-    _held[name] = load(name)
+    """Load a backbone, a module or what has one as ``model``, for whoever is forked from this process."""
+    from torch import nn
+
+    from . import huge_pages
+
+    _held[name] = found = load(name)
+    if isinstance(model := getattr(found, "model", found), nn.Module):
+        huge_pages.settle(model)
 
 
 def take(name: str, load: Callable[[str], T]) -> T:

@@ -45,12 +45,17 @@ class Llm:
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a text; none is added."""
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        return ids_of(self.tokenizer, text)
 
     def text(self, ids: Sequence[int]) -> str:
         found: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return found
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """`Llm.ids` of its tokenizer alone, which a process that only reads samples can be sent."""
+    found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return found
 
 
 @functools.cache

@@ -171,7 +171,8 @@ def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
         sys.stderr.write(f"stoker: {error}\n")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):  # what torch's allocator says
+        told = ("can't allocate memory", "Cannot allocate memory")  # by torch's allocator, and where a file is mapped
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in told):
             raise
         sys.stderr.write("stoker: the host has no memory left for the LLM; end something there, then start the command again\n")
         return 1

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, overload
 
 import torch
 
 from ...engine.errors import UsageError, nearest
-from ..backbones.pretrained import Llm
+from ..backbones.pretrained import Llm, ids_of
 from ..recipes import TEXT_DATASETS
 from ..recipes.texts import Labelled, Texts, load, split
-from ..train.batches import interruptible
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +29,58 @@ CUE = "\nAnswer:"
 _SPELLED = {"ABBR": "abbreviation", "DESC": "description", "ENTY": "entity", "HUM": "person", "LOC": "location", "NUM": "number"}
 
 
+class Tokenised(Sequence[Sample]):
+    """Labelled texts, each tokenised when it is first asked for: a tuning of a hundred steps never sees most of a large set.
+
+    Rows are texts and labels. ``cue``: the tokens that follow each text, which is cut to ``most`` tokens before.
+    """
+
+    def __init__(self, tokenizer: Any, rows: list[tuple[str, int]], most: int, cue: list[int]) -> None:
+        self.labels = [label for _, label in rows]
+        self.cut = 0  #: texts so far that were longer
+        self._rows, self._tokenizer, self._most, self._cue = rows, tokenizer, most, cue
+        self._known: dict[int, Sample] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Tokenised: ...
+    def __getitem__(self, index: int | slice) -> Sample | Tokenised:
+        if isinstance(index, slice):
+            return Tokenised(self._tokenizer, self._rows[index], self._most, self._cue)
+        if index not in self._known:
+            self._known[index] = self._tokenise(*self._rows[index])
+        return self._known[index]
+
+    def _tokenise(self, text: str, label: int) -> Sample:
+        ids = ids_of(self._tokenizer, text.strip()[: self._most * 40])  # no token is so long: a book need not be read to its end
+        if len(ids) > self._most:
+            self.cut += 1
+            if self.cut == 1:
+                log.info("there are texts of more than %d tokens, which are cut there (max_tokens)", self._most)
+        return ids[: self._most] + self._cue, label
+
+    @property
+    def read(self) -> int:
+        """How many were asked for so far."""
+        return len(self._known)
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     classes: tuple[str, ...]
     words: tuple[str, ...]  #: what the LLM is to answer, a class each
     answers: tuple[int, ...]  #: the tokens that these begin with
-    train: list[Sample]
-    held_out: list[Sample]
+    train: Tokenised
+    held_out: Tokenised
 
     def common(self, count: int, seed: int) -> list[Sample]:
         """Samples on which prompts are compared: of the training's, the classes in turn; never of those that are reported on."""
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed)).tolist()
-        return [self.train[row] for row in _in_turn([self.train[row][1] for row in order], order)][:count]
+        return [self.train[row] for row in _in_turn([self.train.labels[row] for row in order], order)[:count]]
 
 
 def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0, balance: bool = True) -> Samples:
@@ -59,7 +99,7 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
         told = ", ".join(f"{word} for {name!r}" for word, name in zip(words, texts.classes, strict=True))
         log.info("some labels begin with the same token, so the LLM is asked for letters: %s", told)
     train, held_out = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
-    return Samples(texts.classes, words, answers, *(_tokenised(llm, rows, max_tokens, cue) for rows in (train, held_out)))
+    return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, held_out)))
 
 
 def batch_of(samples: Sequence[Sample]) -> Batch:
@@ -150,14 +190,3 @@ def _in_turn(labels: Sequence[int], rows: Sequence[int]) -> list[int]:
         placed.append((seen[label], label, row))
         seen[label] += 1
     return [row for _, _, row in sorted(placed)]
-
-
-def _tokenised(llm: Llm, rows: list[tuple[str, int]], max_tokens: int, cue: list[int]) -> list[Sample]:
-    found, cut = [], 0
-    for text, label in interruptible(rows):
-        ids = llm.ids(text.strip()[: max_tokens * 40])  # no token is so long: a book need not be read to its end
-        cut += len(ids) > max_tokens
-        found.append((ids[:max_tokens] + cue, label))
-    if cut:
-        log.info("%d of %d texts are longer than %d tokens and are cut there", cut, len(rows), max_tokens)
-    return found

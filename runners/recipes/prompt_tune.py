@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -81,7 +82,7 @@ def _deadline() -> float | None:
     return float(tiers[-1]["deadline"]) if tiers else None
 
 
-def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
+def _accuracy(model: nn.Module, held_out: Sequence[Sample]) -> dict[str, float]:
     """Of the label words that the LLM finds likeliest, and the mean loss, on the held-out samples, texts of like length together."""
     device = next(model.parameters()).device
     ordered = sorted(held_out, key=lambda sample: len(sample[0]))
@@ -97,4 +98,6 @@ def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
 def _write(model: nn.Module, folder: Path, *, llm: Llm, samples: Samples, start: Start) -> None:
     assert isinstance(model, SoftPrompt)
     near = write_adapter(folder / ADAPTER, llm, model.prompt, samples, start.how)
+    if samples.train.cut:
+        log.info("%d of the %d texts that were tuned on were cut (max_tokens)", samples.train.cut, samples.train.read)
     log.info("the tuned prompt is in %s, for peft; its nearest tokens: %s", folder / ADAPTER, json.dumps(near, ensure_ascii=False))

@@ -1,15 +1,14 @@
 """A model as a chain of operations that can be cut (004 ch. 3.3.4: the graph G(V, E), its nodes in topological order).
 
-The model's forward is traced by torch.fx, in which modules of torch.nn are single nodes. Between any two nodes it may be cut; what is
-still wanted of the values before the cut crosses it, several tensors where need be. A cut is not offered where the two sides could
-not be computed apart: where an operation changes in place what crosses, or where one module's weights are used on both sides.
+Between any two nodes it may be cut; what is still wanted of the values before the cut crosses it, several tensors where need be. A cut is
+not offered where the two sides could not be computed apart: where an operation changes in place what crosses, or where one module's
+weights are used on both sides.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,121 +16,17 @@ from torch import fx, nn
 from torch.utils._pytree import tree_iter
 
 from ...engine.errors import UsageError
+from .model_graph import Fixed, Traced, arguments, held_by, require_same, without_gradients
 
 Values = dict[fx.Node, Any]  #: what nodes have computed
-
-
-class BufferChanged(UsageError):
-    """The forward changes a buffer that would not be carried back: the change would be lost in silence."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"memory: the model's forward changes its buffer {name!r}, and of buffers only running statistics (running_mean, running_var, "
-            "num_batches_tracked) are carried back from a part; write 'memory: {swap: off}'"
-        )
-
-
-class AttributeChanged(UsageError):
-    """The forward changes what is neither parameter nor buffer: parts are computed twice, and traced code runs once for all steps."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"memory: the model's forward changes its attribute {name!r}, which a model that is cut into parts cannot keep; "
-            "leave that out, or write 'memory: {swap: off}'"
-        )
-
-
-class _Tracer(fx.Tracer):
-    """Goes into all modules but torch's own, those that the task names as whole, and those that could not be traced."""
-
-    proxy_buffer_attributes = True  #: else what the forward does to a buffer is done once, while tracing, and is not in the graph
-
-    def __init__(self, whole: set[str]) -> None:
-        super().__init__(autowrap_modules=(math,))
-        self.whole = whole
-        self.inside: list[str] = []  #: modules that are being traced, outermost first
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return name in self.whole or super().is_leaf_module(module, name)
-
-    def call_module(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        name = self.path_of_module(module)
-        self.inside.append(name)
-        done = super().call_module(module, forward, args, kwargs)
-        self.inside.pop()
-        return done
-
-
-def trace(model: nn.Module, whole: Sequence[str] = ()) -> fx.Graph:
-    """The graph of the model's forward in its present mode. Modules that cannot be traced into are nodes of their own."""
-    leaves = set(whole)
-    if unknown := leaves - {name for name, _ in model.named_modules()}:
-        raise UsageError(f"memory: the task's whole modules: the model has no module {sorted(unknown)[0]!r}")
-    while True:
-        tracer = _Tracer(leaves)
-        attributes = held_by(model)
-        buffers = [(module, dict(module._buffers)) for module in model.modules()]
-        try:
-            graph = tracer.trace(model)
-        except Exception as error:
-            if not tracer.inside:
-                why = " ".join(str(error).split()) or type(error).__name__
-                raise UsageError(
-                    f"memory: the model cannot be cut into parts: tracing its forward fails ({why}); name the modules that must stay whole "
-                    "in Task.whole, or write 'memory: {swap: off}'"
-                ) from None
-            leaves.add(tracer.inside[-1])
-        else:
-            for name, value in model.named_modules():
-                if replaced := [key for key, now in value._buffers.items() if isinstance(now, fx.Proxy)]:
-                    raise BufferChanged(f"{name}.{replaced[0]}".lstrip("."))
-            require_same(model, attributes)
-            return graph
-        finally:
-            for module, held in buffers:
-                module._buffers.update(held)
-
-
-Held = dict[nn.Module, dict[str, tuple[Any, Any]]]  #: attributes of modules: the value, and what is in it where that is a container
-
-
-def held_by(module: nn.Module) -> Held:
-    """What the module and those in it hold beside parameters, buffers and modules."""
-    own = ("_parameters", "_buffers", "_modules")
-    return {
-        each: {
-            name: (value, _content(value))
-            for name, value in vars(each).items()
-            if name not in own and not name.startswith("_tensor_constant")  # those that tracing has put there
-        }
-        for each in module.modules()
-    }
-
-
-def _content(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value._version
-    if isinstance(value, Mapping):
-        return [(name, id(each)) for name, each in value.items()]
-    return list(map(id, value)) if isinstance(value, (list, set, deque)) else None
-
-
-def require_same(module: nn.Module, before: Held, path: str = "") -> None:
-    """AttributeChanged where the module does not hold what it held; that is put back where it was another value."""
-    paths = {each: name for name, each in module.named_modules(prefix=path)}
-    for each, held in held_by(module).items():
-        for name in held.keys() | before[each].keys():
-            was, now = before[each].get(name), held.get(name)
-            if was is None or now is None or was[0] is not now[0] or was[1] != now[1]:
-                vars(each).update({name: was[0]} if was is not None else {})
-                raise AttributeChanged(f"{paths[each]}.{name}".lstrip("."))
 
 
 class Chain:
     """The nodes of a model in order, which are to be computed in parts."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
-        self.model, self.graph = model, graph
+    def __init__(self, model: nn.Module, traced: Traced) -> None:
+        graph = traced.graph
+        self.model, self.graph, self.given = model, graph, traced.given
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.nodes = [node for node in graph.nodes if node.op in ("call_module", "call_function", "call_method")]
         (self.output,) = (node for node in graph.nodes if node.op == "output")
@@ -151,6 +46,7 @@ class Chain:
         self.tensors_of = [self._tensors(node) for node in self.nodes]  #: names of parameters and buffers that each node uses
         if not self.nodes:
             raise UsageError("memory: the model cannot be cut into parts: its forward computes nothing")
+        self._fixed = Fixed(model, {str(node.target) for node in self.nodes if node.op == "call_module"})
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -217,6 +113,16 @@ class Chain:
         widest = max(trained, key=lambda name: len(self.bound_cuts({name})), default=None)
         return widest if widest is not None and 2 * len(self.bound_cuts({widest})) >= len(self) > 1 else None
 
+    def require_unchanged(self) -> None:
+        """UsageError where the model is not what was traced, so that the graph would compute something else than its forward."""
+        self._fixed.require(self.model)
+
+    def unchanged(self) -> bool:
+        with suppress(UsageError):
+            self.require_unchanged()
+            return True
+        return False
+
     # ---- computing ----
 
     def compute(self, values: Values, start: int, stop: int) -> None:
@@ -227,16 +133,17 @@ class Chain:
     def compute_node(self, values: Values, index: int) -> Any:
         node = self.nodes[index]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self._value(values, used))
-        if node.op == "call_module":
-            module = self._modules[str(node.target)]
-            before = {} if type(module).__module__.startswith("torch.nn") else held_by(module)
-            result = module(*args, **kwargs)
-            if before:
-                require_same(module, before, str(node.target))
-        elif node.op == "call_function":
-            result = node.target(*args, **kwargs)
-        else:
-            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        with without_gradients(node):
+            if node.op == "call_module":
+                module = self._modules[str(node.target)]
+                before = {} if type(module).__module__.startswith("torch.nn") else held_by(module)
+                result = module(*args, **kwargs)
+                if before:
+                    require_same(module, before, str(node.target))
+            elif node.op == "call_function":
+                result = node.target(*args, **kwargs)
+            else:
+                result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         values[node] = result
         for used in {*node.all_input_nodes, node}:
             if used.op != "get_attr" and self.last_use[used] <= index:
@@ -256,22 +163,17 @@ class Chain:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """The inputs of the model as values."""
-        names = {str(node.target).lstrip("*"): node for node in self.inputs}
-        values: Values = {}
         if any(str(node.target).startswith("*") for node in self.inputs):
             raise UsageError("memory: the model cannot be cut into parts: its forward takes *args or **kwargs; name its arguments")
-        if len(args) > len(self.inputs) or (unknown := [name for name in kwargs if name not in names]):
-            raise UsageError(f"memory: the loss calls the model with arguments that its forward does not have {unknown if kwargs else ''}")
-        for node, value in zip(self.inputs, args, strict=False):
-            values[node] = value
-        for name, value in kwargs.items():
-            values[names[name]] = value
-        for node in self.inputs:
-            if node not in values:
-                if not node.args:
-                    raise UsageError(f"memory: the loss calls the model without its argument {node.target!r}")
-                values[node] = node.args[0]
-        return {node: value for node, value in values.items() if self.last_use[node] >= 0}
+        values, given = arguments(self.model, args, kwargs)
+        for name in sorted(given.keys() | self.given.keys()):
+            now, before = (f"{held[name]!r}" if name in held else "a value" for held in (given, self.given))
+            if now != before:
+                raise UsageError(
+                    f"memory: the task's loss calls the model with {name} = {now}, and before with {before}: a model that is cut into "
+                    "parts computes the same in each batch; write 'memory: {swap: off}'"
+                )
+        return {node: values[str(node.target)] for node in self.inputs if self.last_use[node] >= 0}
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -35,6 +35,10 @@ class LossCall:
         self.asking = False
         self.given: Callable[[], Any] | None = None
         self.used = False
+        if "forward" in vars(model):
+            raise UsageError(
+                "memory: the model's forward is set on the model itself; write it in its class, or write 'memory: {swap: off}'"
+            )
         model.forward = self
 
     def close(self) -> None:
@@ -42,6 +46,9 @@ class LossCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.asking:
+            if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+                raise UsageError("memory: the task's loss calls the model under torch.autocast, which its parts are not computed under; "
+                                 "write 'memory: {swap: off}'")  # fmt: skip
             raise _Asked(args, kwargs)
         if self.given is not None:
             if self.used:

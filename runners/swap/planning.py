@@ -18,13 +18,15 @@ from ...engine.spec.model import JobSpec
 from ..device.cuda import CudaDevice
 from ..device.device import Device
 from ..device.metered import MeteredDevice
+from ..train import rng
 from ..train.batch_feeds import Source
 from ..train.batches import Order
 from ..train.step import checked
 from ..train.task import Task
 from ..worker import script
-from .chain import Chain, Values, size_of, trace
+from .chain import Chain, Values, size_of
 from .loss_call import LossCall
+from .model_graph import arguments, trace
 from .part_times import measure
 from .partition import Measured, Piece
 from .swap_plan import plan_step
@@ -52,13 +54,15 @@ def measured_task(task: Task, device: Device) -> Measured:
     """The profile of the task's model with its first batch."""
     task.check(1)
     task.model.train()
-    chain = Chain(task.model, trace(task.model, getattr(task, "whole", ())))
     batch = first_batch(task)
 
     def placed() -> Any:
         return tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
     judged, call = placed(), LossCall(task.model)
+    with rng.preserved():
+        given = arguments(task.model, *call.inputs(lambda: task.loss(task.model, placed())))[1]
+    chain = Chain(task.model, trace(task.model, getattr(task, "whole", ()), given))
 
     def begun() -> Values:
         return chain.bind(*call.inputs(lambda: task.loss(task.model, placed())))

@@ -20,7 +20,8 @@ from torch import nn
 from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
-from .chain import BufferChanged, Chain, Values, tensors
+from .chain import Chain, Values, tensors
+from .model_graph import BufferChanged
 from .partition import room_after
 
 _IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
@@ -70,7 +71,7 @@ class SwapExecutor:
             raise UsageError("memory: nothing of the model is trained")
         self.bottom = trained[0]  #: the first part that is gone through backward
         self._loaded: dict[int, Loaded] = {}
-        self._leaving: list[tuple[int, Event, list[torch.Tensor]]] = []
+        self._leaving: list[tuple[int, Event, dict[str, torch.Tensor]]] = []
         self._host_gradients: dict[str, torch.Tensor] = {}
         self._seen: set[int] = set()
 
@@ -105,7 +106,7 @@ class SwapExecutor:
         losses = []
         for k in range(last, self.bottom - 1, -1):
             self._enter(k)
-            left: list[tuple[int, Event]] = []
+            left: list[tuple[int, Event, list[str]]] = []
             for c, batch in enumerate(micro):
                 if c == room_after(len(micro)):
                     left = self._make_room()
@@ -143,18 +144,18 @@ class SwapExecutor:
         self._loaded.clear()
         self._leaving.clear()
 
-    def _make_room(self) -> list[tuple[int, Event]]:
+    def _make_room(self) -> list[tuple[int, Event, list[str]]]:
         """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded.
 
-        Parts, and when theirs are on the host.
+        Parts, when theirs are on the host, and of which names they are.
         """
         gone = []
         while self._leaving:
             k, event, sources = self._leaving.pop(0)
             self.device.wait(event)
-            for gradient in sources:
+            for gradient in sources.values():
                 self.device.drop(gradient)
-            gone.append((k, event))
+            gone.append((k, event, list(sources)))
         return gone
 
     def stepped(self) -> None:
@@ -293,8 +294,9 @@ class SwapExecutor:
 
     # ---- gradients ----
 
-    def _send(self, k: int) -> tuple[int, Event, list[torch.Tensor]]:
-        pairs, sources = [], []
+    def _send(self, k: int) -> tuple[int, Event, dict[str, torch.Tensor]]:
+        """The gradients that the part has: a module that decides by values may not have used all weights."""
+        pairs, sources = [], {}
         for name in self.names[k]:
             if self._trains(name) and (gradient := self.chain.attribute(name).grad) is not None:
                 if gradient.layout != torch.strided:
@@ -302,17 +304,15 @@ class SwapExecutor:
                 if name not in self._host_gradients:
                     self._host_gradients[name] = self.device.host_like(self.chain.parameters[name])
                 pairs.append((gradient, self._host_gradients[name]))
-                sources.append(gradient)
+                sources[name] = gradient
         event = self.device.copy_out(pairs)
         self._leave(k)
         return k, event, sources
 
-    def _arrive(self, gone: list[tuple[int, Event]], arrived: Callable[[int], None]) -> None:
-        for k, event in gone:
+    def _arrive(self, gone: list[tuple[int, Event, list[str]]], arrived: Callable[[int], None]) -> None:
+        for k, event, names in gone:
             self.device.finish(event)
-            for name in reversed(self.names[k]):
-                if not self._trains(name) or name not in self._host_gradients:
-                    continue
+            for name in reversed(names):
                 master = self.chain.parameters[name]
                 if id(master) in self._seen and master.grad is not None:
                     master.grad.add_(self._host_gradients[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, sc
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
-from .chain import Chain, Values, tensors, trace
+from .chain import Chain, Values, tensors
 from .host_memory import give_back_large_blocks
 from .loss_call import LossCall
+from .model_graph import arguments, trace
 from .swap_executor import MicroBatch, SwapExecutor
 from .tried_cuts import cuts_for, cuts_of_answers
 
@@ -54,11 +55,22 @@ def open_device(cap: int, device: torch.device) -> Device:
 class _Parts:
     """A chain in one mode, and how it is cut for the largest inputs so far: with larger ones it is cut anew."""
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+    def __init__(self, model: nn.Module, whole: Sequence[str]) -> None:
+        self.whole = whole
+        self.chain = Chain(model, trace(model, whole))
+        self.called = False
         self.executor: SwapExecutor | None = None
         self.cuts: tuple[int, ...] = ()
         self.largest: dict[Any, tuple[int, ...]] = {}
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """The inputs of the model. By the first ones it is traced again where it is called, or has become, otherwise than as it was."""
+        model, first, self.called = self.chain.model, not self.called, True
+        given = arguments(model, args, kwargs)[1]
+        if first and (given != self.chain.given or not self.chain.unchanged()):
+            self.chain = Chain(model, trace(model, self.whole, given))
+        self.chain.require_unchanged()
+        return self.chain.bind(args, kwargs)
 
     def ready(self, values: Sequence[Values], device: Device, cut: Callable[[], tuple[int, ...]]) -> SwapExecutor:
         grown = False
@@ -90,7 +102,7 @@ class _Batches:
         rng.set_state(self.starts[c])
         step.device.launch(lambda: inputs.append(step.call.inputs(lambda: step.task.loss(step.model, self.placed[c]))))
         args, kwargs = inputs[0]
-        return MicroBatch(step.training.chain.bind(args, kwargs), rng.get_state())
+        return MicroBatch(step.training.bind(args, kwargs), rng.get_state())
 
     def loss(self, c: int, answer: Any) -> torch.Tensor:
         """After the last part, for its backward."""
@@ -120,23 +132,28 @@ class SwappedStep:
     def place(self, model: nn.Module) -> nn.Module:
         self.model, mode = model, model.training
         model.train()
-        self.training = _Parts(Chain(model, trace(model, self.task.whole)))
+        self.training = _Parts(model, self.task.whole)
         model.eval()
-        self.evaluating = _Parts(Chain(model, trace(model, self.task.whole))) if self.task.evaluate is not None else None
+        self.evaluating = _Parts(model, self.task.whole) if self.task.evaluate is not None else None
         model.train(mode)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self.device.pinned(tensor.data)
         self.optimizer = optimizer_of(self.task, model, fused=True)
         self.overlapped = self.task.clip_norm is None and _apart(self.optimizer)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in self.trained:  # in the parts copies are computed with: only the loss itself can reach these
-            parameter.register_post_accumulate_grad_hook(_reached)  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(f"memory: {name} has a hook on its gradient, which parts would not call; write 'memory: {{swap: off}}'")
+        # In the parts copies are computed with: only the loss itself can reach these.
+        self.hooks = [parameter.register_post_accumulate_grad_hook(_reached) for parameter in self.trained]  # type: ignore[no-untyped-call]
         self.call = LossCall(model, self._evaluate)
         give_back_large_blocks()
         return model
 
     def close(self) -> None:
         self.call.close()
+        for hook in self.hooks:
+            hook.remove()
 
     # ---- one step ----
 
@@ -219,14 +236,23 @@ class SwappedStep:
         if self.evaluated_here:
             return type(self.model).forward(self.model, *args, **kwargs)
         try:
-            values = parts.chain.bind(self._put(args), self._put(kwargs))
-            executor = parts.ready([values], self.device, lambda: cuts_of_answers(parts.chain, self.cap, lambda: dict(values), self.device))
+            with torch.inference_mode(False), torch.no_grad():  # whatever the task has chosen: its tensors would count no changes
+                return self._answer(parts, args, kwargs)
         except (UsageError, CapExceeded) as error:
             # Only its text: with the error a record would hold what is on the device.
             log.warning("%s; evaluations are computed on the host from here on", str(error))
             self.evaluated_here = True
             return type(self.model).forward(self.model, *args, **kwargs)
-        return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, executor.answer(values))
+
+    def _answer(self, parts: _Parts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = parts.bind(self._put(args), self._put(kwargs))
+        executor = parts.ready([values], self.device, lambda: cuts_of_answers(parts.chain, self.cap, lambda: dict(values), self.device))
+        try:
+            answer = executor.answer(values)
+        except CapExceeded:
+            executor.abandon()
+            raise
+        return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, answer)
 
     # ---- what is told ----
 

@@ -118,10 +118,13 @@ def load(what: Sequence[str]) -> None:
     gc.disable()
     import torch
     import torch._dynamo
-    import torch.utils.data  # noqa: F401
+    import torch.utils.data
 
     from ..train import profiling_run, rng, trainer  # noqa: F401
     from . import ranks, worker  # noqa: F401
+
+    with torch.autograd.profiler.record_function(""):
+        pass  # it imports more when it is first used, which is in the first step of an optimizer
 
     for name in what[:1]:
         from ..recipes import find

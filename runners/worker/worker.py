@@ -224,7 +224,7 @@ def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The CPU allocator and the CUDA libraries raise a plain RuntimeError.
-    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # the second: of a file
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 

@@ -2,7 +2,7 @@
 -- engine/scheduling/work.py says the same in NumPy, for the policies' ticks: a change here is a change there.
 CREATE OR REPLACE VIEW work AS
 WITH known AS (
-    SELECT model, gpu_count, min(seconds_per_step) AS pace, avg(duration) AS duration, max(peak_memory) AS memory
+    SELECT model, gpu_count, min(seconds_per_step) AS pace, max(seconds_per_step) AS slowest, avg(duration) AS duration, max(peak_memory) AS memory
     FROM profiles
     GROUP BY model, gpu_count
 ),
@@ -29,7 +29,7 @@ steps AS (  -- of jobs that stop at a metric `most` is the maximum; what they ar
 )
 SELECT j.id AS job_id,
        (s.needed - s.step) * coalesce(s.pace, m.pace, k.pace) AS ahead,
-       (s.most - s.step) * coalesce(s.pace, m.pace, k.pace) AS ahead_most,
+       (s.most - s.step) * coalesce(s.pace, m.pace, k.slowest) AS ahead_most,
        s.step / s.needed AS done,
        s.spread,
        coalesce(j.est_duration, k.duration) AS duration,
@@ -44,7 +44,7 @@ WHERE j.finished_at IS NULL;
 COMMENT ON VIEW work IS 'What is known of the work of jobs that have not ended, free of the clock';
 COMMENT ON COLUMN work.job_id IS 'Job';
 COMMENT ON COLUMN work.ahead IS 'Seconds left by the steps that it is expected to need and their pace, its own, or that of its like or of its model, NULL: not known';
-COMMENT ON COLUMN work.ahead_most IS 'The same up to its maximum of steps: more only for jobs that stop at a metric';
+COMMENT ON COLUMN work.ahead_most IS 'The most: up to its maximum of steps, at the pace of the slowest GPUs where it has none of its own';
 COMMENT ON COLUMN work.done IS 'Share of its steps that is done, 0 to 1, NULL: not known';
 COMMENT ON COLUMN work.spread IS 'Standard deviation of the logarithm of the steps left, of jobs that stop at a metric, NULL: not known';
 COMMENT ON COLUMN work.duration IS 'Seconds that the whole job takes, as the submitter or earlier jobs of the model say, NULL: not known';

@@ -31,6 +31,8 @@ class Double:
     def features(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
         if os.environ.get("DOUBLE_FAULT") == "no memory":
             raise MemoryError
+        if os.environ.get("DOUBLE_FAULT") == "no room for a file":
+            raise RuntimeError("unable to mmap 538088744 bytes from file </cache/model.safetensors>: Cannot allocate memory (12)")
         if os.environ.get("DOUBLE_FAULT") == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         while self.until_it_waits == 0 and os.getppid() == self.parent:  # for the end of who asked

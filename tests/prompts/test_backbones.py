@@ -7,7 +7,7 @@ import pytest
 import torch
 from stoker.engine.errors import NotFound, StokerError, Unreachable
 from stoker.runners import packages
-from stoker.runners.backbones import gguf_reader
+from stoker.runners.backbones import gguf_reader, huge_pages
 from stoker.runners.backbones.pretrained import load_llm
 
 MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
@@ -77,6 +77,28 @@ def test_the_tiny_one_is_the_same_each_time_and_draws_from_no_generator_of_the_j
     assert torch.equal(logits(first, "abc"), logits(load_llm.__wrapped__("tiny"), "abc"))
     assert first.text(first.ids("naïve 3 <x>")) == "naïve 3 <x>"
     assert not any(parameter.requires_grad for parameter in first.model.parameters())
+
+
+def test_weights_in_huge_pages_are_the_same_bits_at_the_same_places(monkeypatch):
+    monkeypatch.setattr(huge_pages, "_HUGE", 1 << 12)  # those of this one are small
+    before, moved = (load_llm.__wrapped__("tiny") for _ in range(2))
+    there = [weight.data_ptr() for weight in moved.model.parameters()]
+    huge_pages.settle(moved.model)
+    for weight, other, place in zip(before.model.parameters(), moved.model.parameters(), there, strict=True):
+        assert torch.equal(weight, other) and other.data_ptr() != place and not (other.data_ptr() - place) % 4096
+        assert not other.requires_grad
+    assert torch.equal(logits(before, "abc"), logits(moved, "abc"))
+
+
+@pytest.mark.parametrize("why", ["a small model", "a kernel without them"])
+def test_weights_stay_where_they_are_without_huge_pages(monkeypatch, why):
+    llm = load_llm.__wrapped__("tiny")
+    there = [weight.data_ptr() for weight in llm.model.parameters()]
+    if why == "a kernel without them":
+        monkeypatch.setattr(huge_pages, "_HUGE", 1 << 12)
+        monkeypatch.setattr(huge_pages.mmap, "MADV_HUGEPAGE", 9999)
+    huge_pages.settle(llm.model)
+    assert [weight.data_ptr() for weight in llm.model.parameters()] == there
 
 
 def gguf(*, kind, raw, shape, version=3):

@@ -10,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from e2e import DaemonProcess, RunnerProcess, daemon_apart, until
-from stoker.engine.cli import prompt_work
+from stoker.engine.cli import prompt_bank, prompt_work
 from stoker.engine.cli.main import run
+from stoker.engine.errors import Conflict
 from stoker.engine.home import Home
 from stoker.engine.prompts import packaged_prompts
 
@@ -78,6 +80,26 @@ def test_a_build_that_is_cut_off_goes_on(stoker: Stoker, texts: Path, monkeypatc
     assert out.splitlines()[1] == "45,3,1"
 
 
+def test_a_bank_that_fills_up_while_it_is_built_gets_clusters_then(built: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have added prompts, so that those of a whole build are too many: the daemon refuses them once."""
+    real, refused = prompt_bank.put, []
+
+    def full(app: Any, bank: Any, prompts: Any, told: Any) -> None:
+        if not refused:
+            refused.append(len(prompts))
+            raise Conflict("the bank has 2993 prompts and no clusters yet, and may have 3000")
+        real(app, bank, prompts, told)
+
+    monkeypatch.setattr(prompt_bank, "put", full)
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps({"text": f"Which question has number {n}?"}) + "\n" for n in range(20)))
+    before = _count(built)
+    code, _, err = built("prompt", "bank", "add", "--llm", "double", "--from", str(tmp_path / "more.jsonl"))
+    assert code == 4 and "no clusters yet" in err and _count(built) == before, "who adds is told to build"
+    refused.clear()
+    code, out, err = built("prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl"), "--json")
+    assert code == 0 and refused and json.loads(out)["added"] == 20 and _count(built) == before + 20, err
+
+
 def test_a_lookup_scores_two_layers(built: Stoker) -> None:
     code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--text", "spam spam spam spam", "--json")
     assert code == 0, err
@@ -130,6 +152,7 @@ def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
 
 FULL = [
     ("no memory", "the host has no memory left for the LLM; end something there, then start the command again"),
+    ("no room for a file", "the host has no memory left for the LLM; end something there, then start the command again"),
     ("killed", "the process was killed, as where the host has no memory left; start the command again"),
 ]
 

@@ -108,6 +108,22 @@ def test_peft_reads_it_where_it_is_installed(tmp_path, mails):
         assert torch.allclose(trainer.model.eval()(tokens, last)[0], expected, atol=1e-4)
 
 
+def test_a_text_is_tokenised_when_it_is_first_used(tmp_path, mails, caplog):
+    """A step of four samples reads four texts, not the set; a text is cut where it is too long, which the log says once and counts."""
+    caplog.set_level("INFO")
+    trainer = train(tmp_path, mails, 2, batch_size=4, max_tokens=8, eval_every=0, eval_limit=3)
+    assert trainer.task.train.read == 0
+    assert trainer.run()
+    llm, read = load_llm("tiny"), trainer.task.train
+    assert read.read == 8 and caplog.text.count("there are texts of more than 8 tokens, which are cut there (max_tokens)") == 2
+    assert "8 of the 8 texts that were tuned on were cut (max_tokens)" in caplog.text  # the other line is of what is held out
+    whole = load_samples(llm, str(mails), max_tokens=100).train
+    assert [read[row] for row in range(len(read))] == [
+        (whole[row][0][:8] + llm.ids("\nAnswer:"), whole[row][1]) for row in range(len(whole))
+    ]
+    assert list(read[3:5]) == [read[3], read[4]] and read.labels == [label for _, label in read] and read.read == len(read)
+
+
 # ---- scores and features ----
 
 

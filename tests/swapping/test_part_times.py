@@ -6,8 +6,9 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap.chain import Chain, trace
+from stoker.runners.swap.chain import Chain
 from stoker.runners.swap.loss_call import LossCall
+from stoker.runners.swap.model_graph import trace
 from stoker.runners.swap.part_times import Shape, measure
 from stoker.runners.swap.partition import Parts, best_cuts, cost_of, smallest_cap
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor

@@ -9,7 +9,8 @@ from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
 from stoker.runners.device.memory_ledger import MemoryLedger
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap.chain import Chain, trace
+from stoker.runners.swap.chain import Chain
+from stoker.runners.swap.model_graph import trace
 from stoker.runners.swap.swap_executor import MicroBatch, StaleWeights, SwapExecutor
 from stoker.runners.train import rng
 from torch import nn

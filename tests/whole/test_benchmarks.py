@@ -61,6 +61,7 @@ TINY = {
     "intune_simulated": ["--quick", "--workloads", "criteo", "--controllers", "autotune", "rate", "--interval", "3", "--random", "2"],
     "unisched": ["--quick", "--figure", "5.10d", "front", "--mix", "mix1", "--days", "0.1", "--traces", ""],
     "prompts": ["--llm=tiny", "--tasks", str(MAILS), "--prompts=2", "--bank=6", "--steps=3", f"--from={PROMPTS}"],
+    "lookups": ["--llm=tiny", "--task", str(MAILS), "--bank=6", "--clusters", "2", "3", f"--from={PROMPTS}"],
     "swap": [
         "--layers=2",
         "--width=32",

@@ -1,0 +1,110 @@
+"""FSDP2 as an oracle: public code that trains the same model, each block a group of its own, has the gradients of swapped parts to the bit.
+
+On a CPU it copies nothing, so it says nothing about time. A process of its own, as it changes what torch holds for all of a process.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import copy, json
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from stoker.runners.device.metered import MeteredDevice
+from stoker.runners.swap.chain import Chain
+from stoker.runners.swap.model_graph import trace
+from stoker.runners.swap.part_times import Shape
+from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
+from stoker.runners.train import rng
+
+WIDTH, WORDS = 16, 30
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        return x + self.drop(self.outer(nn.functional.gelu(self.inner(self.norm(x)))))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def loss_of(answer, tokens, count):
+    return nn.functional.cross_entropy(answer.flatten(0, 1), tokens.flatten()) / count
+
+
+def sharded(model, batches, step):
+    for c, tokens in enumerate(batches):
+        rng.seed_all(rng.mixed(step, c))
+        loss_of(model(tokens), tokens, len(batches)).backward()
+
+
+def swapped(executor, batches, step):
+    micro = []
+    for c, tokens in enumerate(batches):
+        rng.seed_all(rng.mixed(step, c))
+        micro.append(MicroBatch(executor.chain.bind((executor.device.put(tokens),), {}), rng.get_state()))
+    executor.run(micro, lambda c, answer: loss_of(answer, batches[c], len(batches)))
+    executor.stepped()
+
+
+def trained(model, step_of, count):
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        draw = torch.Generator().manual_seed(step)
+        step_of([torch.randint(WORDS, (2, 5), generator=draw) for _ in range(count)], step)
+        seen.append([getattr(each.grad, "full_tensor", lambda each=each: each.grad)().clone() for each in model.parameters()])
+        optimizer.step()
+    return seen
+
+
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+mesh, found = init_device_mesh("cpu", (1,)), {}
+for count in (1, 2, 4, 8):
+    torch.manual_seed(0)
+    model = Model()
+    theirs = copy.deepcopy(model)
+    for block in theirs.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(theirs, mesh=mesh)
+    expected = trained(theirs, lambda batches, step: sharded(theirs, batches, step), count)
+    chain, device = Chain(model, trace(model)), MeteredDevice(1 << 30)
+    cuts = Shape(chain, chain.bind((torch.zeros(2, 5, dtype=torch.long),), {}), device).cuts
+    executor = SwapExecutor(chain, cuts, device)
+    ours = trained(model, lambda batches, step: swapped(executor, batches, step), count)
+    same = [[torch.equal(one, other) for one, other in zip(*steps, strict=True)] for steps in zip(expected, ours, strict=True)]
+    found[count] = {"parts": len(executor.parts), "gradients": sum(map(len, same)), "same": sum(map(sum, same))}
+distributed.destroy_process_group()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_gradients_of_three_steps_are_those_of_fsdp2_to_the_bit():
+    ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert sorted(found, key=int) == ["1", "2", "4", "8"]
+    for each in found.values():
+        assert each["parts"] > 8 and each["same"] == each["gradients"] == 3 * (3 + 3 * 6)
