@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import preloaded
 import pytest
 import torch
 from stoker.runners.train import rng
