@@ -1,10 +1,10 @@
 """AutoSched beside what it competes with, simulated: completion times and rho over those of the hourly oracle (002 ch. 6.6).
 
-    python benchmarks/autosched.py --trace FILE [--policy tiresias] [--nodes 6x8] [--windows 5] [--trials 40] [--jobs 2] [--results FILE]
+    python benchmarks/autosched.py --trace FILE [--policy tiresias] [--nodes 6x8] [--windows 5] [--full] [--results FILE]
 
-Each window is a day of the trace behind a day before it, thinned so that the jobs ask within these two days for ``--load`` times what the
-cluster has; jobs larger than half of it are left out, and days with too few jobs, or behind such a day. All ways start at the beginning
-of the window from the same state, with the default in force, and count the jobs that are submitted within it:
+Each window is a day of the trace (``--full``: three) behind a day before it, thinned so that the jobs ask within this time for ``--load``
+times what the cluster has; jobs larger than half of it are left out, and days with too few jobs, or behind such a day. All ways start at
+the beginning of the window from the same state, with the default in force, and count the jobs that are submitted within it:
 
 - default; hindsight: the best constant of ``--trials`` random ones, by simulating the window itself; past: the one best on the day before;
 - selftune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster; selftune+: the same from the present state.
@@ -13,11 +13,13 @@ of the window from the same state, with the default in force, and count the jobs
 - autosched, with the causal model learnt from the day before; no causal: without it; shuffled: its labels shuffled before it is learnt;
 - oracle: the search without causal model, each hour, that knows the arrivals of the next hour. It is no upper bound.
 
-Then, at moments of the default's run, what each part of a search is worth at equal trials (``--parts``, moments a window), beside the
-best of an exhaustive grid.
+Then, at moments of the default's run, what each part of a search is worth at equal trials (``--parts``, moments a window), beside random
+ones and the best of an exhaustive grid. Days are few, and each is one path of many: one other configuration at noon, and all that follows
+is another. ``--seeds`` makes as many runs of a window with each way that draws, of which the mean counts.
 
 ``--results`` keeps each run as a line of JSON, and leaves out what is there: a run that was ended goes on. Intervals are 95 % of means
-over windows (bootstrap). Estimates of durations are exact unless ``--unknown`` says which share is not known.
+over windows (bootstrap). Estimates of durations are exact unless ``--unknown`` says which share is not known. How many windows and trials
+fit in half an hour on two cores depends on the policy (`FIT`): a trial of Lucid takes twenty times as long as one of Tiresias.
 """
 
 from __future__ import annotations
@@ -59,17 +61,21 @@ from stoker.policies.autosched.search_space import space_of
 DAY, HOUR = 86400.0, 3600.0
 WAYS = ("default", "oracle", "autosched", "no causal", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
 LEAST_JOBS = 120  #: on the day that is measured, and on the one before from which is learnt, before they are thinned
+#: By policy: windows, trials of a search, share of durations that nobody knows.
+FIT = {"tiresias": (5, 40, 0.0), "themis": (2, 20, 0.0), "lucid": (2, 10, 1.0)}
 #: Of the exhaustive grid.
 VALUES = 4
 LARGEST_GRID = 300
 UNBOUNDED = 3600.0  #: seconds of a trial: trials are bounded by decisions, so that a busy machine changes no figure
+DRAWS = ("oracle", "autosched", "no causal", "random", "shuffled")  #: ways that ``--seeds`` repeats
 CONSTANTS = "constants"  #: past and hindsight, of the same simulations
 
 
-def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[Workload]:
-    """Two days each, spread over the trace, thinned to the load by one seed."""
+def windows(whole: Workload, cluster: Cluster, count: int, load: float, days_each: int = 1) -> list[Workload]:
+    """A day and those that are measured, spread over the trace, thinned to the load by one seed."""
+    span = (1 + days_each) * DAY
     able = (whole.gpus_min <= cluster.total // 2) & (whole.duration > 0)
-    days = np.arange(max(int((whole.submitted[-1] - whole.submitted[0]) // DAY), 2)) * DAY + whole.submitted[0]
+    days = np.arange(max(int((whole.submitted[-1] - whole.submitted[0]) // DAY) - days_each + 1, 2)) * DAY + whole.submitted[0]
     arrivals = [int((able & (whole.submitted >= day + DAY) & (whole.submitted < day + 2 * DAY)).sum()) for day in days.tolist()]
     before = [int((able & (whole.submitted >= day) & (whole.submitted < day + DAY)).sum()) for day in days.tolist()]
     busy = days[np.minimum(arrivals, before) >= LEAST_JOBS]
@@ -77,9 +83,9 @@ def windows(whole: Workload, cluster: Cluster, count: int, load: float) -> list[
     begins = busy[np.unique(np.linspace(0, len(busy) - 1, min(count, len(busy))).round().astype(int))]
     found = []
     for number, begin in enumerate(begins.tolist()):
-        rows = np.flatnonzero(able & (whole.submitted >= begin) & (whole.submitted < begin + 2 * DAY))
-        within = np.minimum(whole.duration[rows], begin + 2 * DAY - whole.submitted[rows])  # of days-long jobs the rest plays no part here
-        asked = float((within * whole.gpus_min[rows]).sum()) / (cluster.total * 2 * DAY)
+        rows = np.flatnonzero(able & (whole.submitted >= begin) & (whole.submitted < begin + span))
+        within = np.minimum(whole.duration[rows], begin + span - whole.submitted[rows])  # of days-long jobs the rest plays no part here
+        asked = float((within * whole.gpus_min[rows]).sum()) / (cluster.total * span)
         kept = rows[np.random.default_rng([7, number]).random(len(rows)) < min(load / max(asked, 1e-9), 1.0)]
         users = [whole.users[code] for code in whole.user[kept].tolist()]
         found.append(
@@ -140,6 +146,11 @@ def at_random(request: Request) -> Answer:
     return Answer(found, None, None, "")
 
 
+def over(asked: argparse.Namespace) -> float:
+    """When a window is over."""
+    return (1 + asked.days) * DAY
+
+
 def figures_of(workload: Workload, cluster: Cluster, result: Result, begin: float, end: float) -> tuple[float, float]:
     """Mean completion time and mean rho of the jobs that were submitted in between."""
     ended = result.fates.ended
@@ -162,7 +173,7 @@ def constants(workload: Workload, cluster: Cluster, asked: argparse.Namespace, o
         except (SimulationError, OutOfTime):
             continue
         most = most if number else TIMES_AS_MANY * result.decisions  # the first is the default
-        found.append((figures_of(workload, cluster, result, 0.0, DAY), figures_of(workload, cluster, result, DAY, 2 * DAY)))
+        found.append((figures_of(workload, cluster, result, 0.0, DAY), figures_of(workload, cluster, result, DAY, over(asked))))
     return {"past": min(found)[1], "hindsight": min(found, key=lambda pair: pair[1])[1]}
 
 
@@ -197,8 +208,10 @@ def learnt(workload: Workload, cluster: Cluster, asked: argparse.Namespace, opti
 class WithinWindow(SimulatedTuning):
     """Searches no more when the window is over: what is in force then stays until its last job has ended, which may take weeks."""
 
+    ends_at = 2 * DAY
+
     def act(self, simulation: Simulation) -> None:
-        if simulation.now < 2 * DAY:
+        if simulation.now < self.ends_at:
             super().act(simulation)
         else:
             self.next_at = math.inf
@@ -214,8 +227,8 @@ def bluefin_alone(request: Request) -> Answer:
     return find(dataclasses.replace(request, seconds=math.inf, spread=0.0, first=()))
 
 
-def run(task: tuple[int, str, Workload, argparse.Namespace]) -> list[Mapping[str, Any]]:
-    number, way, workload, asked = task
+def run(task: tuple[int, str, int, Workload, argparse.Namespace]) -> list[Mapping[str, Any]]:
+    number, way, seed, workload, asked = task
     cluster, options = Cluster.parse(asked.nodes), Options(errors=Errors(unknown=asked.unknown))
     began, cpu, learnt_in = time.monotonic(), time.process_time(), 0.0
     learning.LEAST_SECONDS = search_process.LEAST_SECONDS = UNBOUNDED
@@ -229,8 +242,9 @@ def run(task: tuple[int, str, Workload, argparse.Namespace]) -> list[Mapping[str
         control = None
         if way != "default":
             causal = way in ("autosched", "shuffled")
-            control = WithinWindow(asked.policy, {}, options, trials=asked.trials, next_at=DAY, causal=causal,
+            control = WithinWindow(asked.policy, {}, options, trials=asked.trials, next_at=DAY, causal=causal, seed=seed,
                                       bursts=way in ("autosched", "no causal", "shuffled"))  # fmt: skip
+            control.ends_at = over(asked)
             if causal:
                 control.model = learnt(workload, cluster, asked, options, shuffled=way == "shuffled")
                 learnt_in = time.monotonic() - began
@@ -239,9 +253,9 @@ def run(task: tuple[int, str, Workload, argparse.Namespace]) -> list[Mapping[str
                 control.looks = lambda simulation: LOOKS[way](simulation, asked.policy, options)
             turns = control.turns
         result = simulate(workload, cluster, registry.create(asked.policy, {}), options, control=control)
-        figures = {way: figures_of(workload, cluster, result, DAY, 2 * DAY)}
+        figures = {way: figures_of(workload, cluster, result, DAY, over(asked))}
     return [{
-        "window": number, "way": name, "jct": jct, "rho": rho, "jobs": len(workload), "searches": len(turns),
+        "window": number, "way": name, "seed": seed, "jct": jct, "rho": rho, "jobs": len(workload), "searches": len(turns),
         "simulated": sum(turn.simulated for turn in turns), "rejected": sum(turn.rejected for turn in turns),
         "search seconds": sum(turn.seconds for turn in turns), "learning": learnt_in, "cpu": time.process_time() - cpu,
         "seconds": time.monotonic() - began,
@@ -263,9 +277,9 @@ def parts(workload: Workload, cluster: Cluster, asked: argparse.Namespace, optio
         whole = dataclasses.replace(request, aggregate=False)
         for name, one in (
             ("both", dataclasses.replace(request, model=model)), ("no causal", request),
-            ("no aggregator", dataclasses.replace(whole, model=model)), ("neither", whole),
+            ("no aggregator", dataclasses.replace(whole, model=model)), ("neither", whole), ("random", request),
         ):  # fmt: skip
-            cpu, answer = time.process_time(), find(one)
+            cpu, answer = time.process_time(), at_random(one) if name == "random" else find(one)
             spent = time.process_time() - cpu
             # What it found is measured on the jobs themselves, so that all are compared on the same.
             gain = true_gain(situation, asked.policy, answer.found)
@@ -311,18 +325,25 @@ def interval(values: np.ndarray) -> str:
 
 def table(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """A row a way: JCT and rho over the oracle's of the same window."""
-    best = {row["window"]: row for row in rows if row["way"] == "oracle"}
-    shown = []
+
+    def mean(way: str, name: str) -> dict[int, float]:
+        own = [row for row in rows if row["way"] == way]
+        return {window: float(np.mean([row[name] for row in own if row["window"] == window])) for window in {row["window"] for row in own}}
+
+    best, shown = {name: mean("oracle", name) for name in ("jct", "rho")}, []
     for way in WAYS:
-        own = [row for row in rows if row["way"] == way and row["window"] in best]
+        own = [row for row in rows if row["way"] == way and row["window"] in best["jct"]]
         if own:
-            ratio, rho = (np.array([row[name] / best[row["window"]][name] for row in own]) for name in ("jct", "rho"))
+            ratio, rho = (
+                np.array([value / best[name][window] for window, value in sorted(mean(way, name).items()) if window in best[name]])
+                for name in ("jct", "rho")
+            )
             shown.append({
-                "way": way, "JCT / oracle": interval(ratio), "range": f"{ratio.min():.3f} to {ratio.max():.3f}",
-                "rho / oracle": interval(rho), "windows": len(own), "searches": sum(row["searches"] for row in own),
+                "way": way, "JCT / oracle": interval(ratio), "each window": " ".join(f"{one:.2f}" for one in ratio.tolist()),
+                "rho / oracle": interval(rho), "windows": len(ratio), "runs": len(own), "searches": sum(row["searches"] for row in own),
                 "simulated": sum(row["simulated"] for row in own), "rejected": sum(row["rejected"] for row in own),
                 "search s": round(sum(row["search seconds"] for row in own), 1),
-                "learning s": round(sum(row["learning"] for row in own), 1),
+                "learning s": round(sum(row["learning"] for row in own), 1), "CPU s": round(sum(row["cpu"] for row in own), 1),
             })  # fmt: skip
     return shown
 
@@ -332,7 +353,7 @@ def parts_table(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     found = [one for row in rows for one in row.get("parts", [])]
     neither = sum(one["cpu"] for one in found if one["part"] == "neither")
     shown = []
-    for part in ("both", "no causal", "no aggregator", "neither", "grid"):
+    for part in ("both", "no causal", "no aggregator", "neither", "random", "grid"):
         own = [one for one in found if one["part"] == part]
         if own:
             cpu = sum(one["cpu"] for one in own)
@@ -350,26 +371,33 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", default="tiresias")
     parser.add_argument("--nodes", default="6x8")
     parser.add_argument("--load", type=float, default=1.2)
-    parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--unknown", type=float, default=0.0)
+    parser.add_argument("--windows", type=int, help="default: what fits")
+    parser.add_argument("--trials", type=int, help="default: what fits")
+    parser.add_argument("--unknown", type=float, help="share of the durations; default: of Lucid all, of others none")
+    parser.add_argument("--full", dest="days", action="store_const", const=3, default=1, help="windows of three days; takes hours")
     parser.add_argument("--parts", type=int, default=2, help="moments a window at which parts of the search are compared; 0: none")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--results", type=Path)
     asked = parser.parse_args(given)
+    for name, fits in zip(("windows", "trials", "unknown"), FIT.get(asked.policy, FIT["tiresias"]), strict=True):
+        if getattr(asked, name) is None:
+            setattr(asked, name, fits)
     began = machine()
     whole = to_workload(read_file(Path(asked.trace)), ()) if asked.trace else made(asked.windows)
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []
     told = [row for row in rows if row["setting"] == setting(asked)]
-    done = {(row["window"], row["way"]) for row in told}
+    done = {(row["window"], row["way"], row.get("seed", 0)) for row in told}
     both = {"past", "hindsight"}
     wanted = [*(way for way in asked.ways if way not in both), *([CONSTANTS] if both & {*asked.ways} else [])]
     tasks = [
-        (number, way, window, asked)
-        for number, window in enumerate(windows(whole, Cluster.parse(asked.nodes), asked.windows, asked.load))
+        (number, way, seed, window, asked)
+        for seed in range(asked.seeds)
+        for number, window in enumerate(windows(whole, Cluster.parse(asked.nodes), asked.windows, asked.load, asked.days))
         for way in (*wanted, *(["parts"] if asked.parts else []))
-        if (number, "past" if way == CONSTANTS else way) not in done
+        if seed == 0 or way in DRAWS
+        if (number, "past" if way == CONSTANTS else way, seed) not in done
     ]
     with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
         for number, found in enumerate(pool.imap_unordered(run, tasks), 1):
@@ -387,7 +415,8 @@ def main(given: Sequence[str] | None = None) -> None:
 
 def setting(asked: argparse.Namespace) -> list[Any]:
     """What runs have to have in common to stand in one table."""
-    return [asked.policy, asked.nodes, asked.load, asked.trials, asked.unknown, asked.windows, asked.trace and Path(asked.trace).name]
+    trace, days = asked.trace and Path(asked.trace).name, [asked.days] if asked.days != 1 else []
+    return [asked.policy, asked.nodes, asked.load, asked.trials, asked.unknown, asked.windows, trace, *days]
 
 
 def _brief(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import hypothesis
 import leftovers
+import preloaded
 import pytest
-import warm
 from e2e import DaemonProcess, RunnerProcess, end_workers
 from hypothesis.internal.conjecture import providers
 from small_disk import Quota, SmallDisk, small_disk
@@ -95,8 +95,8 @@ def _quiet_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_server() -> None:
-    """Of the processes that `warm.start` starts."""
-    warm.serve()
+    """Of the processes that `preloaded.start` starts."""
+    preloaded.serve()
 
 
 @pytest.fixture

@@ -34,17 +34,14 @@ def free_port() -> int:
 
 
 class _Process:
-    """A process of Stoker in a session of its own, with its output in a file; `kill` is kill -9.
-
-    It is forked (`forked`), unless it is given an environment of its own, which may change what it imports.
-    """
+    """A process of Stoker in a session of its own, with its output in a file; `kill` is kill -9. What it needs is imported: `forked`."""
 
     def __init__(self, home: Home, log: str, command: list[str], env: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.log = home.path / log
-        self.env = env
+        self.env = env or {}
         self.command = command
-        self.process: subprocess.Popen[bytes] | forked.Forked | None = None
+        self.process: forked.Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -52,12 +49,8 @@ class _Process:
         return self.process.pid
 
     def launch(self) -> None:
-        if self.env is None:
-            self.process = forked.start(self.command, self.log, os.environ)
-        else:
-            with self.log.open("ab") as log:
-                env = {**os.environ, **self.env}
-                self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=env, start_new_session=True)
+        self.log.open("ab").close()  # there, though the process has said nothing yet
+        self.process = forked.start(self.command, self.log, {**os.environ, **self.env})
         watched.add(self)
 
     def said(self) -> str:

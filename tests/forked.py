@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import importlib
 import json
 import os
@@ -121,7 +120,7 @@ def _serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(request: dict[str, Any]) -> object:
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
@@ -131,7 +130,7 @@ def _become(request: dict[str, Any]) -> object:
     time.tzset()
     option, what, *arguments = request["start"]
     sys.argv[:] = [what, *arguments]
-    sys.path[0] = request["cwd"]
+    sys.path[:1] = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if option == "-m":
         return importlib.import_module(what).main()
     exec(what, {"__name__": "__main__"})
@@ -141,6 +140,5 @@ def _become(request: dict[str, Any]) -> object:
 if __name__ == "__main__":
     for name in (*MODULES, "duckdb"):
         importlib.import_module(name)
-    gc.freeze()  # what a child collects is its own
     mine = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(0 if mine is None else _become(mine))

@@ -51,6 +51,7 @@ class SimulatedTuning:
     bursts: bool = True
     causal: bool = True
     aggregate: bool = True
+    seed: int = 0  #: of its searches
     #: In the place of what is known and expected: what benchmarks compare with. None: the situation as it is known.
     looks: Callable[[Simulation], Situation] | None = None
     #: In the place of the search.
@@ -78,7 +79,8 @@ class SimulatedTuning:
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)
         request = Request(
             replace(situation, period=self.period), self.config, self.objective, self.trials, epsilon=self.epsilon,
-            seed=len(self.turns), first=tuple(self.tried), aggregate=self.aggregate, model=self.model if self.causal else None,
+            seed=1000 * self.seed + len(self.turns), first=tuple(self.tried), aggregate=self.aggregate,
+            model=self.model if self.causal else None,
         )  # fmt: skip
         try:
             answer = self.searches(request)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ...policies import registry
+from ...policies.autosched.search import LEAST_PROOF
 from ...policies.autosched.search_space import space_of
 from .search_process import Answer, Request
 
@@ -33,7 +34,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         if name in parts
     ]
     failures = Counter(trial.why for trial in found.trials if trial.outcome == "failed")
-    model = answer.words if answer.model else f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
+    model = _of_model(answer)
     edges = answer.model.edges() if answer.model else []
     return {
         "policy": policy,
@@ -60,3 +61,14 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "jobs": len(request.situation.view.jobs),
         "seconds": found.seconds,
     }
+
+
+def _of_model(answer: Answer) -> str:
+    """What it was learnt from, and whether it has proved itself: one that has not rejects nothing."""
+    if not answer.model:
+        return f"none{': ' if answer.words else ''}{answer.words}; nothing was rejected"
+    found = answer.found.agreement
+    if found is None:
+        return f"{answer.words}; it was not judged, as fewer than {LEAST_PROOF} trials were simulated, and rejected nothing"
+    right = f"{answer.words}; of two trials it named the better one in {(1 + found) / 2:.0%} of the pairs"
+    return right if answer.found.count("rejected") else f"{right}, and rejected nothing"

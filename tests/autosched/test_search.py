@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
-from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, as_cut_off, hopeless, is_rejected, reward_of, search
+from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, agreement, as_cut_off, hopeless, is_rejected, reward_of, search
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
 from stoker.policies.keys import make_config, tunable
 from stoker.policies.registry import POLICIES, load
@@ -229,10 +230,54 @@ def test_rejected_samples_count_and_are_not_simulated() -> None:
         asked.append(config)
         return bowl(config)
 
-    found = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(0.0), trials=30, epsilon=1.0, seed=1)
-    assert (len(found.trials), found.count("rejected"), len(asked)) == (30, 29, 1)
-    explored = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(0.0), trials=30, epsilon=0.0, seed=1)
+    found = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(), trials=30, epsilon=1.0, seed=1)
+    assert len(found.trials) == 30 and found.count("rejected") > 0
+    assert len(asked) == found.count("simulated") and found.agreement == 1.0
+    explored = search(space_of(Bowl, BOWL), counted, BOWL, model=Told(), trials=30, epsilon=0.0, seed=1)
     assert explored.count("rejected") == 0
+
+
+class Misleading(Told):
+    """The better a configuration is, the worse it says it is."""
+
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        return [1.0 / one for one in super().predict(configs)]
+
+    expected = predict
+
+
+class Chance(Told):
+    """Says of each configuration what has nothing to do with it."""
+
+    def predict(self, configs: Sequence[Configuration]) -> Sequence[float]:
+        return [0.5 + zlib.crc32(repr(sorted(config.items())).encode()) / 2**32 for config in configs]
+
+    expected = predict
+
+
+def test_agreement_by_hand() -> None:
+    """Of the pairs 1-2, 1-3 and 2-3, measured unlike, two were predicted in that order and one in the other; a tie is neither."""
+    assert agreement([(1.0, 1.0), (3.0, 1.1), (2.0, 1.2)]) == pytest.approx(1 / 3)
+    assert agreement([(1.0, 1.0), (1.0, 1.1)]) == 0.0
+    assert agreement([(1.0, 1.0), (2.0, 1.0)]) == 0.0
+
+
+@pytest.mark.parametrize("model", [Misleading(), Told(0.0), Told(2.0)], ids=["misleading", "rejects all", "praises all"])
+def test_a_model_that_has_not_proved_itself_costs_nothing_of_what_is_found(model: Told) -> None:
+    for seed in range(6):
+        alone = search(space_of(Bowl, BOWL), bowl, BOWL, seed=seed)
+        beside = search(space_of(Bowl, BOWL), bowl, BOWL, model=model, seed=seed)
+        assert [one.config for one in beside.trials] == [one.config for one in alone.trials] and beside.gain == alone.gain
+        assert beside.count("rejected") == 0 and beside.fixed == []
+
+
+def test_proof_halves_at_least_what_a_model_by_chance_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejected() -> int:
+        return sum(search(space_of(Bowl, BOWL), bowl, BOWL, model=Chance(), seed=seed).count("rejected") for seed in range(20))
+
+    with_proof = rejected()
+    monkeypatch.setattr("stoker.policies.autosched.search.PROOF", -2.0)
+    assert with_proof < 0.5 * rejected()
 
 
 def test_a_true_model_saves_simulations_and_is_learnt_from() -> None:
@@ -256,7 +301,7 @@ def test_what_if_analysis_fixes_keys_that_cannot_help() -> None:
 
 
 def test_one_key_stays_free() -> None:
-    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(1.0), epsilon=0.0, gamma=1.0, trials=10)
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, model=Told(), epsilon=0.0, gamma=1.5, trials=30)
     assert len(found.fixed) == 3
 
 

@@ -54,8 +54,8 @@ def night() -> list[dict[str, Any]]:
             *(wide(f"long{n}", 1, 1000) for n in range(22))]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hours", [(day, night), pytest.param((day, night, day), marks=pytest.mark.nightly)], ids=["once", "twice"])
+@pytest.mark.nightly  # by day in a simulation: test_tuning_in_simulation.py; a daemon that applies what it finds: test_tuning_live.py
+@pytest.mark.parametrize("hours", [(day, night), (day, night, day)], ids=["once", "twice"])
 def test_a_load_whose_best_configuration_changes_is_followed(
     home: Home, start_daemon: Callable[..., DaemonProcess], hours: tuple[Callable[[], list[dict[str, Any]]], ...]
 ) -> None:

@@ -20,7 +20,7 @@ from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Options
-from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
@@ -78,14 +78,15 @@ def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)  # a bound of processor time is the one thing that depends on the machine
     monkeypatch.setattr(learning, "LEAST_SECONDS", 60.0)
     monkeypatch.setattr(learning, "MOMENTS", 5)
-    searches = [find(Request(at(workload), {}, trials=8)) for workload in (crowded(), altered_after(crowded(), NOW))]
+    as_it_was = crowded(jobs=100)
+    both = (as_it_was, altered_after(as_it_was, NOW))
+    searches = [find(Request(at(workload), {}, trials=5)) for workload in both]
     first, second = ([(trial.config, trial.reward) for trial in answer.found.trials] for answer in searches)
     assert first == second
     pytest.importorskip("causallearn")
     in_force = dataclasses.asdict(Tiresias.Config())
     one, other = (
-        learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", in_force, Options(), "jct").samples.target
-        for workload in (crowded(), altered_after(crowded(), NOW))
+        learnt_from(Past(workload, CLUSTER, NOW, math.inf), "tiresias", in_force, Options(), "jct").samples.target for workload in both
     )
     assert one.tolist() == other.tolist()
 
@@ -109,6 +110,32 @@ def test_a_simulation_tunes_itself_and_a_run_with_the_configuration_in_force_is_
     assert control.turns and np.isfinite(tuned).all()
     still = SimulatedTuning("tiresias", {}, Options(), trials=1)
     assert simulate(workload, CLUSTER, registry.create("tiresias", {}), Options(), control=still).fates.ended.tolist() == plain.tolist()
+
+
+#: GPUs and seconds of jobs. By day short ones stand behind one that wants all: best overtaken. By night short ones that want all stand
+#: before long small ones, which would hold them up: best not.
+DAY = [(4, 100.0), (4, 20_000.0), (8, 2000.0), *[(1, 100.0)] * 32]
+NIGHT = [(4, 1000.0), (4, 2000.0), *[(8, 500.0)] * 10, *[(1, 50_000.0)] * 22]
+
+
+def test_a_load_whose_best_configuration_changes_is_followed_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    jobs, begins = DAY + NIGHT + DAY, {0.0: True, 40_000.0: False, 400_000.0: True}
+    submitted = [at for at, hour in zip(begins, (DAY, NIGHT, DAY), strict=True) for _ in hour]
+    workload = make_workload("days", submitted, [seconds for _, seconds in jobs], [gpus for gpus, _ in jobs])
+    applied: list[tuple[float, bool, float]] = []
+
+    class Control(SimulatedTuning):
+        def act(self, simulation: Simulation) -> None:
+            super().act(simulation)
+            if self.turns and self.turns[-1].applied and self.turns[-1].at == simulation.now:
+                applied.append((simulation.now, self.config["backfill"], self.turns[-1].gain))
+
+    control = Control("fifo", {"backfill": False}, Options(), trials=4, causal=False)
+    simulate(workload, CLUSTER, registry.create("fifo", {"backfill": False}), Options(), control=control)
+    for begin, backfill in begins.items():
+        at, found, gain = next(turn for turn in applied if turn[0] >= begin)
+        assert at < begin + 3600 and found is backfill and gain > 1.1
 
 
 def test_auto_is_a_word_and_no_key() -> None:

@@ -79,13 +79,14 @@ def registered(home: Home, lease: int) -> Process | None:
 
 
 @pytest.mark.slow
-def test_rounds_under_load(directory: Path) -> None:
+@pytest.mark.parametrize("rounds", [6, pytest.param(30, marks=pytest.mark.nightly)])
+def test_rounds_under_load(directory: Path, rounds: int) -> None:
     with Chaos(directory, 11, trainings=0.0, calm=1.0) as chaos:
-        for _ in range(10):
+        for _ in range(rounds):
             chaos.round()
+        until(lambda: len(chaos.ledger.accepted) >= 5)
         chaos.settle()
         assert chaos.examine() == []
-        assert len(chaos.ledger.accepted) >= 5
 
 
 @pytest.mark.nightly

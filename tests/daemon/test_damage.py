@@ -161,6 +161,12 @@ LOSSES: dict[str, Callable[[Killed], Files]] = {
     "the database and its log removed": without(DATABASE, WAL),
     "the database removed, and the count": without(DATABASE, SIDE),
 }
+#: Of these the property of any place in the log, and those that are much the same, tell by day.
+BY_NIGHT = {
+    "the log cut in half", "a byte near the log's head flipped", "a byte near the log's end flipped", "a page of the log zeroed",
+    "the log's end zeroed", "the log of an earlier moment", "an older database without its log", "the database emptied, the log removed",
+    "the database and its log removed",
+}  # fmt: skip
 #: What no log makes up for: there is nothing to go on with but a backup.
 WRECKS: dict[str, Callable[[Killed], Files]] = {
     "the database cut in half": but(DATABASE, lambda database: database[: len(database) // 2]),
@@ -194,7 +200,7 @@ def refused(home: Home, *arguments: str) -> Said:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", LOSSES)
+@pytest.mark.parametrize("damage", [pytest.param(name, marks=pytest.mark.nightly) if name in BY_NIGHT else name for name in LOSSES])
 def test_a_loss_is_told_and_nothing_is_touched_until_it_is_accepted(killed: Killed, damage: str, tmp_path: Path) -> None:
     files = LOSSES[damage](killed)
     path = put(tmp_path, files)

@@ -67,7 +67,7 @@ def stages_of(shape: dict[str, Any], buffer: int, *, along: bool) -> list[Stage]
     return [Source(range(SAMPLES)), Shuffle(buffer), Map(uneven, name="udf"), *middle, Batch(collate=list, **shape)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(moves=changes, shape=shapes, buffer=st.integers(1, 70), along=st.booleans(), ordered=st.booleans())
 def test_any_sequence_of_sizes_and_moves(
     moves: list[tuple[int, bool]], shape: dict[str, Any], buffer: int, along: bool, ordered: bool
@@ -85,7 +85,7 @@ def test_any_sequence_of_sizes_and_moves(
         assert len(set(flat)) == len(flat) == (SAMPLES // shape["size"] * shape["size"] if shape["drop_last"] else SAMPLES)
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(moves=changes, more=changes, size=st.integers(1, 9), buffer=st.integers(1, 70), after=st.integers(1, 12), ordered=st.booleans())
 def test_left_and_resumed_in_processes(
     moves: list[tuple[int, bool]], more: list[tuple[int, bool]], size: int, buffer: int, after: int, ordered: bool

@@ -26,6 +26,7 @@ def logits(llm, text):
         return llm.model(torch.tensor([llm.ids(text)]))[0]
 
 
+@pytest.mark.slow
 def test_an_llm_says_what_transformers_makes_of_the_same_file(smollm2):
     # transformers 5.23 reads the package's file so: AutoModelForCausalLM.from_pretrained(folder, gguf_file=…, dtype=torch.float32)
     found = logits(smollm2, MOON)

@@ -236,7 +236,7 @@ def test_an_init_without_a_text_is_refused(tmp_path, mails):
 # ---- the real one ----
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # a claim of the evaluation: the tiny one learns above, and test_backbones.py reads the real one
 def test_spam_is_learned_by_the_real_llm(tmp_path):
     try:
         load_llm("smollm2-135m")

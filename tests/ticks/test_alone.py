@@ -144,7 +144,7 @@ def keeps_its_first_lease(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SHORT))
-@settings(max_examples=4)
+@settings(max_examples=2)
 @real
 def test_alone_on_a_real_store_it_keeps_its_first_lease(template: Path, name: str, **drawn: Any):
     keeps_its_first_lease(template, name, **drawn)

@@ -9,9 +9,9 @@ import sys
 import time
 
 import msgspec
+import preloaded
 import pytest
 import torch
-import warm
 from stoker.engine.errors import UsageError
 from stoker.engine.protocol import Record
 from stoker.engine.spec.model import JobSpec, Stop
@@ -115,7 +115,7 @@ class Job:
         for rank in range(ranks):
             given = {**os.environ, **env, **({"RANK": str(rank)} if ranks > 1 else {})}
             self.alive.append(
-                warm.start(
+                preloaded.start(
                     "-m",
                     "stoker.runners.worker.worker",
                     cwd=self.path,

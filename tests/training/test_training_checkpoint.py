@@ -6,9 +6,9 @@ import signal
 import time
 
 import numpy as np
+import preloaded
 import pytest
 import torch
-import warm
 from stoker.runners.train import rng
 from stoker.runners.train.checkpoint import CheckpointError, Checkpoints
 
@@ -32,7 +32,7 @@ def child(tmp_path):
     def start(code, **names):
         path = tmp_path / f"child-{len(started)}.py"
         path.write_text("import torch\nfrom stoker.runners.train.checkpoint import Checkpoints\n" + code)
-        process = warm.processes.Process(target=runpy.run_path, args=(str(path), names))
+        process = preloaded.processes.Process(target=runpy.run_path, args=(str(path), names))
         process.start()
         started.append(process)
         return process

@@ -6,9 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 import torch
-import warm
 from stoker.engine.spec.model import JobSpec, Stop
 from stoker.runners.host.rundir import PREEMPTED_EXIT
 from stoker.runners.train import rng
@@ -39,7 +39,7 @@ def environment(tmp_path):
 
 
 def run(command, cwd, env):
-    process = warm.start(*command, cwd=cwd, env=env, output=cwd / "said.txt", errors=cwd / "errors.txt")
+    process = preloaded.start(*command, cwd=cwd, env=env, output=cwd / "said.txt", errors=cwd / "errors.txt")
     process.join(patient(60))
     assert process.exitcode == 0, (cwd / "errors.txt").read_text()
     return taken(cwd / "said.txt")
@@ -80,7 +80,7 @@ def test_the_aware_script_resumes_exactly_and_runs_without_stoker_the_same(tmp_p
 
     reports = tmp_path / "run-1" / "reports-0.jsonl"
     (tmp_path / "stopped.py").write_text(STOPPED)
-    first = warm.start(str(tmp_path / "stopped.py"), *AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
+    first = preloaded.start(str(tmp_path / "stopped.py"), *AWARE, cwd=tmp_path, env=environment(lease=1), output=tmp_path / "first.txt")
     first.join(patient(60))
     assert first.exitcode == PREEMPTED_EXIT
     stopped_at = int(re.fullmatch(r"asked to stop at step (\d+)\n", taken(tmp_path / "first.txt"))[1])

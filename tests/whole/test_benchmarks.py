@@ -93,7 +93,10 @@ def run(name: str, *arguments: str) -> str:
 
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
-NIGHTLY = ("adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "intune", "packing", "perfect", "unisched", "warm")
+NIGHTLY = (
+    "adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "iterations", "overhead", "packing", "perfect",
+    "prompts", "reuse_augment", "swap", "unisched", "warm",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in TINY])

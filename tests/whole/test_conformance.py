@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +209,7 @@ class Lease:
     pace: float = 1.0
     stop_at: float = math.inf
     taken: bool = False  #: its worker's start has been reported
+    told: float = -math.inf  #: when its progress was reported last
     reports: int = 0
 
     def trained(self, now: float) -> float:
@@ -335,13 +336,14 @@ class Live:
         return min((lease.over(self.costs.suspend) for lease in self.leases.values()), default=math.inf)
 
     def _report(self) -> None:
-        """Every runner tells all that there is to tell at this moment."""
-        told: dict[str, tuple[list[WorkerUpdate], list[Records]]] = {}
+        """Every runner tells all that is new at this moment."""
+        told: dict[str, tuple[list[WorkerUpdate], list[Records]]] = defaultdict(lambda: ([], []))
         ended = [lease for lease in self.leases.values() if lease.over(self.costs.suspend) <= self.now + AT_ONCE]
         for lease in self.leases.values():
-            for node in lease.nodes:
-                told.setdefault(node, ([], []))[0].extend(self._news(lease, ended=lease in ended))
-            if lease.since <= min(self.now, lease.stop_at):
+            if news := list(self._news(lease, ended=lease in ended)):
+                for node in lease.nodes:
+                    told[node][0].extend(news)
+            if lease.since <= min(self.now, lease.stop_at) and lease.told < self.now:
                 told[lease.nodes[0]][1].append(self._progress(lease))
             lease.taken = True
         reports = [Report(node=node, session=1, workers=updates, records=records) for node, (updates, records) in sorted(told.items())]
@@ -361,7 +363,7 @@ class Live:
             yield WorkerUpdate(lease=lease.number, state="exited", ts=self.clock(), outcome=outcome)
 
     def _progress(self, lease: Lease) -> Records:
-        moment = min(self.now, lease.stop_at)
+        lease.told, moment = self.now, min(self.now, lease.stop_at)
         step = round(STEPS * (lease.work.job.duration - lease.work.left + lease.trained(moment)))
         lease.reports += 1
         record = Record(seq=lease.reports, ts=EPOCH + moment, step=step, values={"loss": 1.0})
@@ -484,6 +486,7 @@ def test_the_simulator_decides_as_the_daemon_does(template: Path) -> None:
     check("priority", LIMITS, COSTS, template)
 
 
+@pytest.mark.slow
 def test_pairs_on_a_gpu_are_decided_alike(template: Path) -> None:
     """Two GPUs for singles and gangs of two, of about one length: most start beside another, and some beside one that a third has left."""
     jobs = [Job(7 * number, 100 + 13 * (number % 4), gpus=2 if number in (2, 3, 8, 9) else 1) for number in range(12)]
@@ -500,10 +503,14 @@ def test_with_any_policy(name: str, template: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "limits", "costs"),
-    [("backfill", NO_LIMITS, COSTS), ("priority", LIMITS, FREE), ("srtf", NO_LIMITS, FREE)],
-    ids=["backfill-costs", "priority-limits", "srtf-neither"],
+    [
+        pytest.param("backfill", NO_LIMITS, COSTS, id="backfill-costs", marks=pytest.mark.nightly),
+        pytest.param("priority", LIMITS, FREE, id="priority-limits", marks=pytest.mark.nightly),
+        pytest.param("srtf", NO_LIMITS, FREE, id="srtf-neither"),
+    ],
 )
 def test_without_guards_or_costs(name: str, limits: Limits, costs: Costs, template: Path) -> None:
+    """One without the other: by night, and in the small histories below."""
     check(name, limits, costs, template)
 
 
@@ -520,7 +527,7 @@ def histories(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # each example opens a store
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(
     histories(),
     st.sampled_from(sorted(POLICIES)),
