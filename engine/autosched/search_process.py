@@ -18,7 +18,7 @@ from typing import Any
 from ...policies import registry
 from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
-from ...policies.autosched.search import EPSILON, SPREAD, TRIALS, Figures, Found, NotMeasured, Trial, as_cut_off, search
+from ...policies.autosched.search import EPSILON, SPREAD, TRIALS, Figures, Found, NotMeasured, Trial, as_cut_off, checked, search
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
 from ..sim.simulation_error import SimulationError
@@ -28,6 +28,7 @@ from .situation import CutOff, Situation, aggregated, bound_of, features_of, mea
 
 SECONDS = 60.0  #: real time of a decision, learning included: then no other trial begins, and the one that is under way is cut off
 LEARNING = 0.5  #: share of it that learning may take
+CHECKING = 0.2  #: share of what is left then in which nothing of a search on grouped jobs begins: its best are tried on the jobs themselves
 FIRST_SECONDS = 30.0  #: processor time that the trial of what is in force may take
 TIMES_AS_LONG = 32.0  #: a trial may take so many times as long as that one, should its decisions be few and slow
 LEAST_SECONDS = 2.0  #: and so long in any case
@@ -98,40 +99,72 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         model, unlearnt = None, str(error)
     features, encoder = features_of(tried), Encoder(space_of(registry.load(policy).Config, in_force))
     at_work = None if model is None else model.on(features, in_force)
+    grouped = tried.jobs < situation.jobs
+    now = time.monotonic()
+    trials = _Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
     rows: list[tuple[Floats, Floats, float]] = []
-    references: list[Figures] = []
-    spent: list[float] = []
 
     def evaluate(config: Configuration) -> Figures:
-        bound = min(max(TIMES_AS_LONG * spent[0], LEAST_SECONDS), max(ends_at - time.monotonic(), 0.0)) if spent else FIRST_SECONDS
-        decisions = bound_of(references[0]) if references else math.inf
-        began = time.thread_time()
+        known = trials.reference
         try:
-            with _bounded(3.0 * bound + LEAST_SECONDS):
-                figures = measure(tried, registry.create(policy, config), bound, decisions)
-        except (CutOff, _Hangs) as error:
-            had = None  # what seconds have cut off may be as good as any: nothing is learnt from it
-            if isinstance(error, CutOff) and error.figures is not None and error.figures.decisions >= decisions:
-                had = as_cut_off(error.figures, references[0])
-                rows.append(encoder.sample(config, features, request.objective, references[0], had))
-            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
-        except (SimulationError, ValueError) as error:
-            raise NotMeasured(str(error)) from None
-        spent.append(time.thread_time() - began)
-        if not references:
-            references.append(figures)
-        else:
-            rows.append(encoder.sample(config, features, request.objective, references[0], figures))
-        return dataclasses.replace(figures, seconds=spent[-1])
+            figures = trials.measure(config)
+        except NotMeasured as error:
+            if error.figures is not None and known is not None:
+                rows.append(encoder.sample(config, features, request.objective, known, error.figures))
+            raise
+        if known is not None:
+            rows.append(encoder.sample(config, features, request.objective, known, figures))
+        return figures
 
     try:
         found = search(
             space, evaluate, in_force, request.objective, model=at_work, trials=request.trials, epsilon=request.epsilon,
-            seed=request.seed, spread=request.spread, first=request.first, seconds=ends_at - time.monotonic(), told=told,
+            seed=request.seed, spread=request.spread, first=request.first, seconds=trials.ends_at - now, told=told,
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
+    if grouped and found.gain > 1.0:
+        left = max(ends_at - time.monotonic(), 0.0)
+        found = _checked(found, _Trials(policy, situation, ends_at, min(FIRST_SECONDS, left)), request.objective)
     return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
+
+
+class _Trials:
+    """Bounded simulations of one situation, the first of which is that of what is in force. ``ends_at``: by the monotonic clock."""
+
+    def __init__(self, policy: str, situation: Situation, ends_at: float, first: float = FIRST_SECONDS) -> None:
+        self.policy, self.situation, self.ends_at, self.first = policy, situation, ends_at, first
+        self.reference: Figures | None = None
+
+    def measure(self, config: Configuration) -> Figures:
+        left = max(self.ends_at - time.monotonic(), 0.0)
+        if self.reference is None:
+            bound, decisions = self.first, math.inf
+        else:
+            bound, decisions = min(max(TIMES_AS_LONG * self.reference.seconds, LEAST_SECONDS), left), bound_of(self.reference)
+        began = time.thread_time()
+        try:
+            with _bounded(3.0 * bound + LEAST_SECONDS):
+                figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
+        except (CutOff, _Hangs) as error:
+            had = None  # what seconds have cut off may be as good as any: nothing is learnt from it
+            if self.reference and isinstance(error, CutOff) and error.figures is not None and error.figures.decisions >= decisions:
+                had = as_cut_off(error.figures, self.reference)
+            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
+        except (SimulationError, ValueError) as error:
+            raise NotMeasured(str(error)) from None
+        figures = dataclasses.replace(figures, seconds=time.thread_time() - began)
+        self.reference = self.reference or figures
+        return figures
+
+
+def _checked(found: Found, trials: _Trials, objective: str) -> Found:
+    began = time.monotonic()
+    try:
+        found = checked(found, trials.measure, objective)
+        return dataclasses.replace(found, seconds=found.seconds + time.monotonic() - began)
+    except NotMeasured as error:
+        return dataclasses.replace(found, stopped=found.stopped or f"its best were tried on grouped jobs alone: {error}")
 
 
 def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]:

@@ -13,7 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
-from stoker.policies.autosched.search import GAMMA, Figures, NotMeasured, agreement, as_cut_off, hopeless, is_rejected, reward_of, search
+from stoker.policies.autosched.search import (
+    GAMMA,
+    Figures,
+    Found,
+    NotMeasured,
+    Trial,
+    agreement,
+    as_cut_off,
+    checked,
+    hopeless,
+    is_rejected,
+    reward_of,
+    search,
+)
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
 from stoker.policies.keys import make_config, tunable
 from stoker.policies.registry import POLICIES, load
@@ -319,3 +332,34 @@ def test_a_trial_that_fails_is_counted_and_named() -> None:
 def test_time_runs_out_and_that_is_said() -> None:
     found = search(space_of(Bowl, BOWL), bowl, BOWL, seconds=0.0)
     assert len(found.trials) == 1 and "of 40 trials" in found.stopped
+
+
+# What a search on grouped jobs found, on the jobs themselves
+
+
+def on_groups(**rewards: float) -> Found:
+    """Of a search whose trials had these rewards, by kind; c is in force."""
+    trials = [Trial({"kind": "c"}, "simulated", 1.0), *(Trial({"kind": kind}, "simulated", reward) for kind, reward in rewards.items())]
+    best = max(trials, key=lambda trial: trial.reward or 0.0)
+    return Found({"kind": "c"}, best.config, best.reward or 1.0, figures(100.0), figures(100.0 / (best.reward or 1.0)), trials)
+
+
+def test_the_best_of_grouped_jobs_gives_way_to_what_is_better_for_the_jobs() -> None:
+    jct = {"c": 80.0, "a": 90.0, "b": 64.0, "d": 40.0, "e": 1.0}
+    found = checked(on_groups(a=1.4, b=1.2, d=1.3, e=1.1), lambda config: figures(jct[config["kind"]]), "jct")
+    assert (found.best, found.gain, found.reference.jct, found.figures.jct) == (
+        {"kind": "d"},
+        2.0,
+        80.0,
+        40.0,
+    )  # e is not among the best three
+
+
+def test_what_serves_groups_alone_leaves_what_is_in_force() -> None:
+    def evaluate(config: Configuration) -> Figures:
+        if config["kind"] == "b":
+            raise NotMeasured("cut off")
+        return figures(80.0 if config["kind"] == "c" else 82.0)
+
+    found = checked(on_groups(a=1.4, b=1.3), evaluate, "jct")
+    assert (found.best, found.gain, found.figures.jct) == ({"kind": "c"}, 1.0, 80.0)

@@ -102,6 +102,18 @@ def test_aggregated_trials_are_of_the_same_service_and_number() -> None:
     )
 
 
+def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    rng = np.random.default_rng(0)
+    bursts = np.repeat(np.arange(1.0, 7.0) * HOUR - 60.0, 30)  # of like jobs, which are simulated as few
+    workload = make_workload("bursts", bursts, rng.choice([900.0, 1000.0, 6000.0], len(bursts)), rng.choice([1, 2], len(bursts)))
+    situation = at(workload)
+    assert aggregated(situation).jobs < situation.jobs
+    found = find(Request(situation, {}, trials=12)).found
+    before, after = (measure(situation, registry.create("tiresias", config)) for config in (found.in_force, found.best))
+    assert found.gain == pytest.approx(before.jct / after.jct) and found.gain > 1.0
+
+
 def test_a_simulation_tunes_itself_and_a_run_with_the_configuration_in_force_is_unchanged() -> None:
     workload = crowded(hours=4.0, jobs=80)
     plain = simulate(workload, CLUSTER, registry.create("tiresias", {}), Options()).fates.ended
