@@ -26,7 +26,7 @@ from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, sc
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
-from .chain import Chain, Values, tensors
+from .chain import Chain, Values, size_of, tensors
 from .host_memory import give_back_large_blocks
 from .loss_call import LossCall
 from .model_graph import arguments, trace
@@ -161,6 +161,7 @@ class SwappedStep:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         self.device.reset_peak()
+        self._require_room(size_of(list(batches)))
         with self.device.step() as times:
             batch_of = _Batches(self, [self._put(batch) for batch in batches], weight)
             executor = self.training.ready([each.values for each in batch_of.micro], self.device, lambda: self._cuts(batch_of))
@@ -175,6 +176,13 @@ class SwappedStep:
         if not math.isfinite(found := loss.item()):
             raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
         return loss
+
+    def _require_room(self, size: int) -> None:
+        if size > self.cap:
+            raise UsageError(
+                f"memory.cap: the batches of a step alone take {-(-size // 1024)}KiB with accumulate: {self.accumulate}, and the cap is "
+                f"{self.cap} bytes; raise it, or lower the batch size or accumulate"
+            )
 
     def _cuts(self, batches: _Batches) -> tuple[int, ...]:
         """Found with the largest micro-batch as all of them."""

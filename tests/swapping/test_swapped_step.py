@@ -300,6 +300,13 @@ def test_a_module_that_cannot_be_traced_is_kept_whole(tmp_path, monkeypatch):
     assert plain[0] == swapped[0] and same(plain[2], swapped[2])
 
 
+def test_a_cap_below_the_batches_alone_is_told_as_one(tmp_path, monkeypatch):
+    with pytest.raises(
+        UsageError, match=r"^memory.cap: the batches of a step alone take 1KiB with accumulate: 4, and the cap is 600 bytes; raise"
+    ):
+        trained(tmp_path, monkeypatch, Memory(cap=600, accumulate=4), task(evaluate=None))
+
+
 def test_a_cap_that_is_too_small_names_the_smallest(tmp_path, monkeypatch):
     with pytest.raises(
         UsageError, match=r"^memory.cap: this model with accumulate: 2 does not fit into 2KiB .*; the smallest .* is \d+KiB$"
