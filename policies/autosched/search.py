@@ -269,8 +269,8 @@ def checked(found: Found, evaluate: Callable[[Configuration], Figures], objectiv
     """
     reference = evaluate(found.in_force)
     best, gain, figures = found.in_force, 1.0, reference
-    better = [(trial.reward, trial.config) for trial in found.trials if trial.outcome == "simulated" and (trial.reward or 0.0) > 1.0]
-    for _, config in sorted(better, key=lambda trial: -trial[0])[:CHECKED]:
+    better = [(reward, trial.config) for trial in found.trials if trial.outcome == "simulated" and (reward := trial.reward or 0.0) > 1.0]
+    for _, config in sorted(better, key=lambda one: -one[0])[:CHECKED]:
         try:
             measured = evaluate(config)
         except NotMeasured:
