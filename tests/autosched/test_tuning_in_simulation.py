@@ -104,7 +104,11 @@ def test_aggregated_trials_are_of_the_same_service_and_number() -> None:
 
 def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
-    jobs = [(4, 20_000.0), (8, 2000.0), *((1 + n % 2, 100.0 + n) for n in range(32))]  # the small ones are simulated as few, and had better overtake
+    jobs = [
+        (4, 20_000.0),
+        (8, 2000.0),
+        *((1 + n % 2, 100.0 + n) for n in range(32)),
+    ]  # the small ones are simulated as few, and had better overtake
     workload = make_workload("burst", np.arange(len(jobs)), [seconds for _, seconds in jobs], [gpus for gpus, _ in jobs])
     simulation = stand_at(workload, CLUSTER, "fifo", {"backfill": False}, Options(), 60.0)
     situation = situation_of(simulation, "fifo", Options())[0]
