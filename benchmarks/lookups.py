@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import arguments, machine, progress, show
-from prompts import MAX_TOKENS, TOKENS, candidates, relabelled
+from prompts import MAX_TOKENS, TOKENS, candidates, keep, kept, relabelled
 from stoker.engine.prompts.clusters import cosine_distances, k_medoids
 from stoker.runners.backbones.pretrained import Llm, load_llm
 from stoker.runners.prompts.activations import features
@@ -32,10 +32,8 @@ DRAWS = 1000
 AT_ONCE = 16  #: prompts that are scored between two writes
 
 
-def scores_of(llm: Llm, task: str, texts: Sequence[str], keep: Path | None) -> np.ndarray[Any, np.dtype[np.float64]]:
-    known: dict[str, float] = {}
-    for line in keep.read_text().splitlines() if keep is not None and keep.exists() else ():
-        known |= json.loads(line)
+def scores_of(llm: Llm, task: str, texts: Sequence[str], path: Path | None) -> np.ndarray[Any, np.dtype[np.float64]]:
+    known: dict[str, float] = kept(path)
     samples = load_samples(llm, task, max_tokens=MAX_TOKENS, prompt_tokens=TOKENS)
     common, keys = samples.common(SAMPLES, 0), {text: json.dumps([llm.key, task, text]) for text in texts}
     todo = [text for text in texts if keys[text] not in known]
@@ -44,9 +42,7 @@ def scores_of(llm: Llm, task: str, texts: Sequence[str], keep: Path | None) -> n
         some = todo[begin : begin + AT_ONCE]
         found = dict(zip((keys[text] for text in some), score(llm, some, common, samples.answers, TOKENS), strict=True))
         known |= found
-        if keep is not None:
-            with keep.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+        keep(path, found)
     return np.array([known[keys[text]] for text in texts])
 
 

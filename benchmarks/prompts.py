@@ -45,23 +45,33 @@ VOCABULARY = "(vocabulary)"
 OWN = {"bbc": ("bbc", "news"), "sms-spam": ("sms", "spam"), "trec": ("trec",)}
 
 
+def kept(path: Path | None) -> dict[str, Any]:
+    """What earlier runs have found, by key."""
+    found: dict[str, Any] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        found |= json.loads(line)
+    return found
+
+
+def keep(path: Path | None, found: dict[str, Any]) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
 class Curves:
     """Held-out losses of tunings, by task, prompt and order; kept in a file."""
 
     def __init__(self, llm: Llm, steps: int, path: Path | None) -> None:
         self.llm, self.steps, self.path = llm, steps, path
-        self.known: dict[str, list[list[float]]] = {}
-        for line in path.read_text().splitlines() if path is not None and path.exists() else ():
-            self.known |= json.loads(line)
+        self.known: dict[str, list[list[float]]] = kept(path)
 
     def of(self, task: str, samples: Samples, prompt: str, order: int, vectors: torch.Tensor | None = None) -> list[list[float]]:
         """[step, loss] at steps 0, 1, 2, 4, 6, … ``vectors``: what the tuning begins with, None: with the prompt."""
         key = json.dumps([self.llm.key, task, prompt, order, self.steps])
         if key not in self.known:
             self.known[key] = list(self._tune(samples, self.begin(prompt, order) if vectors is None else vectors, order))
-            if self.path is not None:
-                with self.path.open("a") as file:
-                    file.write(json.dumps({key: self.known[key]}) + "\n")
+            keep(self.path, {key: self.known[key]})
         return self.known[key]
 
     def begin(self, prompt: str, seed: int) -> torch.Tensor:

@@ -26,6 +26,7 @@ import msgspec
 from ...engine.errors import Conflict, NotFound, StokerError, UsageError
 from ...engine.home import Home
 from ..worker import script
+from ..worker.worker import NO_HOST_MEMORY
 from .lookup import lookup, most_scores, prompts_of
 
 if TYPE_CHECKING:
@@ -171,8 +172,7 @@ def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:
         sys.stderr.write(f"stoker: {error}\n")
         return error.exit_code
     except (MemoryError, RuntimeError) as error:
-        told = ("can't allocate memory", "Cannot allocate memory")  # by torch's allocator, and where a file is mapped
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in told):
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_HOST_MEMORY):
             raise
         sys.stderr.write("stoker: the host has no memory left for the LLM; end something there, then start the command again\n")
         return 1

@@ -15,9 +15,9 @@ _MASK = (1 << 64) - 1
 
 
 def seed_all(seed: int) -> None:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.backends.cuda.is_built() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
-    else:  # what is kept for a GPU that may be asked for later holds a traceback, which takes 4 ms
+    else:  # no GPU can be asked for later; what would be kept for one holds a traceback, which takes 4 ms
         torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SWAP_PLAN = "swap-plan"  #: an internal recipe: it plans the job in its parameters
 _PACKING = ("gzip", "bz2", "lzma")  #: modules of files that pack what they are given
+NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory")  #: by torch's allocator, and where a file is mapped
 ENV_THREADS = "STOKER_THREADS"  #: threads of one operation; 1 unless set, as more spin at barriers on a shared host
 
 
@@ -224,7 +225,7 @@ def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The CPU allocator and the CUDA libraries raise a plain RuntimeError.
-    words = ("can't allocate memory", "Cannot allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # the second: of a file
+    words = (*NO_HOST_MEMORY, "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 

@@ -4,8 +4,10 @@ On a CPU it copies nothing, so it says nothing about time. A process of its own,
 """
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,24 +23,15 @@ from stoker.runners.swap.model_graph import trace
 from stoker.runners.swap.part_times import Shape
 from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
 from stoker.runners.train import rng
+from transformer_block import Block
 
 WIDTH, WORDS = 16, 30
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.drop = nn.Dropout(0.2)
-
-    def forward(self, x):
-        return x + self.drop(self.outer(nn.functional.gelu(self.inner(self.norm(x)))))
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        self.words, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block(WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens):
@@ -102,7 +95,8 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_gradients_of_three_steps_are_those_of_fsdp2_to_the_bit():
-    ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert sorted(found, key=int) == ["1", "2", "4", "8"]

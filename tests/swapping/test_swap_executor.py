@@ -14,6 +14,7 @@ from stoker.runners.swap.model_graph import trace
 from stoker.runners.swap.swap_executor import MicroBatch, StaleWeights, SwapExecutor
 from stoker.runners.train import rng
 from torch import nn
+from transformer_block import Block
 
 WIDTH, VOCABULARY = 24, 40
 
@@ -59,16 +60,6 @@ def device_of(request, monkeypatch):
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.inner, self.outer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.drop = nn.Dropout(0.2)
-
-    def forward(self, x):
-        return x + self.drop(self.outer(torch.nn.functional.gelu(self.inner(self.norm(x)))))
-
-
 class Model(nn.Module):
     """Embedding, blocks with skip connections and dropout, statistics, and a head that is tied to the embedding."""
 
@@ -76,7 +67,7 @@ class Model(nn.Module):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, WIDTH)
         self.places = nn.Embedding(16, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
         self.statistics = nn.BatchNorm1d(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
