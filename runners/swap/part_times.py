@@ -20,6 +20,8 @@ from torch import fx
 
 from ..device.device import CapExceeded, Device
 from ..train import rng
+from ..train.batches import Interrupted
+from ..worker import script
 from .chain import Chain, Values, size_of, tensors
 from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
@@ -28,6 +30,7 @@ ROUNDS = 10  #: as in 004 ch. 3.3.2
 ENOUGH = 10.0  #: seconds of measuring after which no further round begins
 LEAST = 3  #: rounds, after one to warm up
 _MICRO_BATCHES = 2  #: the first makes gradients, the second adds to them
+_TELL = 5.0  #: seconds between lines about the progress
 _COARSE = 8  #: pieces of a part in the second measurement
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -40,9 +43,9 @@ def measure(
     """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
     with untouched(chain), device.lifted() as roomy:
         shape = Shape(chain, begin(), roomy)
-        told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
-        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds)
-        told(f"profiled {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
+        told(f"measuring the model, {len(chain)} operations, in {len(shape.cuts) + 1} pieces")
+        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds, told)
+        told(f"measured {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
         part_forward, part_backward = _of_a_part(fine, shape, begin, tail, roomy, rounds, told)
     masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
     pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
@@ -244,11 +247,17 @@ class Profiler(SwapExecutor):
         return loss
 
 
-def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int) -> Profiler:
+def _profiled(
+    chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int, told: Callable[[str], None]
+) -> Profiler:
+    """Interrupted where the job is asked to stop meanwhile."""
     profiler = Profiler(chain, cuts, device)
     profiler.device.reset_peak()
     begun = time.perf_counter()
+    last = begun  #: when it was told how far it is
     while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
+        if script.should_stop():
+            raise Interrupted
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
         profiler.inputs = max(sum(size_of(value) for value in batch.values.values()) for batch in micro)
         try:
@@ -260,6 +269,9 @@ def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, devic
         if not profiler.rounds:
             profiler.warmed_up()
         profiler.rounds += 1
+        if (now := time.perf_counter()) - last > _TELL:
+            last = now
+            told(f"round {profiler.rounds} of {rounds + 1} at most, {now - begun:.0f} s")
         for parameter in chain.parameters.values():
             parameter.grad = None
     return profiler
@@ -271,8 +283,8 @@ def _of_a_part(
     """`_overheads`, from a second measurement; none where its parts do not fit into the device."""
     step = min(_COARSE, len(shape.cuts) + 1)
     with suppress(CapExceeded):
-        coarse = _profiled(fine.chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds)
-        told(f"profiled {len(coarse.parts)} parts")
+        coarse = _profiled(fine.chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds, told)
+        told(f"measured {len(coarse.parts)} larger parts beside them" if len(coarse.parts) > 1 else "measured it in one part beside them")
         return _overheads(fine, coarse)
     return 0.0, 0.0
 
