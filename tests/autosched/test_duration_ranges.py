@@ -31,6 +31,7 @@ def test_a_job_is_no_shorter_than_it_has_run() -> None:
     assert drawn(known, 5, 20000.0, rng) == 40000.0
 
 
+@pytest.mark.slow
 def test_users_who_do_the_same_again_are_learnt() -> None:
     pytest.importorskip("sklearn")
     learnt = DurationRanges.learnt(of_users())

@@ -102,7 +102,7 @@ def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, 
 
 
 @pytest.mark.xdist_group("clock")
-@pytest.mark.slow
+@pytest.mark.nightly  # by day in this process: test_loading_jobs.py; what a task raises is a job's message in test_swapped_jobs.py
 def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
     alone = submit(jobs, home, "alone", params={"data": "Unreadable"}, reuse=REUSE)
     piped = submit(jobs, home, "piped", params={"data": "Unreadable"}, pipeline={})
@@ -114,7 +114,7 @@ def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
 
 
 @pytest.mark.xdist_group("clock")
-@pytest.mark.slow
+@pytest.mark.nightly  # by day without a job: test_pipeline_processes.py
 def test_a_worker_process_of_the_pipeline_that_is_killed_is_made_up_for(jobs, home):
     processes = {"pipeline": {"processes": True, "workers": {"decode": 2}}}
     deadly, calm = submit(jobs, home, "deadly", params={"data": "Deadly"}, **processes), submit(jobs, home, "calm", **processes)

@@ -18,7 +18,7 @@ from waiting import patient
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MAILS, PROMPTS = (Path(__file__).parent / name for name in ("few_mails.jsonl", "few_prompts.jsonl"))
 
@@ -94,8 +94,8 @@ def run(name: str, *arguments: str) -> str:
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
-    "adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "iterations", "overhead", "packing", "perfect",
-    "prompts", "reuse_augment", "swap", "unisched", "warm",
+    "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
+    "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "store_writes", "submissions", "swap", "unisched", "warm",
 )  # fmt: skip
 
 
