@@ -150,6 +150,13 @@ def test_tables_are_for_people() -> None:
     assert lines[lines.index(header) + 1].split()[:2] == ["fifo", "10"]
 
 
+def test_a_run_that_is_not_whole_shows_what_it_has() -> None:
+    """Without the oracle nothing is set in relation to it, and no part of a search was measured."""
+    lines = run("autosched", "--ways", "default", "--parts", "0").splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")][1:] == ["runs"]
+    assert lines[-1].split()[:2] == ["0", "default"]
+
+
 def test_every_benchmark_is_run_here_and_told_of() -> None:
     """chaos.py is the crash test's, and has its own."""
     programs = {path.stem for path in BENCHMARKS.glob("*.py") if "def main(given" in path.read_text()}
