@@ -31,6 +31,7 @@ def pool(home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: C
     return jobs
 
 
+@pytest.mark.slow
 def test_a_pool_is_tuned_and_says_what_was_found(home: Home, pool: Jobs) -> None:
     dry = command(home, "tune", "default", "--objective", "jct", "--dry-run", "--trials", "12", "--json")
     assert dry.code == 0, dry.err

@@ -587,7 +587,7 @@ def test_pain_14_no_wake_up_is_lost_between_two_runs(monkeypatch: pytest.MonkeyP
     skipped = threading.Event()
     watched._scheduler.add_listener(lambda _: skipped.set(), EVENT_JOB_MAX_INSTANCES)
     watched.wake("hourly")
-    assert skipped.wait(60)
+    assert skipped.wait(patient(60))
     counted.set()
     until(lambda: runs == 2)
     watched.stop()
