@@ -19,7 +19,8 @@ is another. ``--seeds`` makes as many runs of a window with each way that draws,
 
 ``--results`` keeps each run as a line of JSON, and leaves out what is there: a run that was ended goes on. Intervals are 95 % of means
 over windows (bootstrap). Estimates of durations are exact unless ``--unknown`` says which share is not known. How many windows and trials
-fit in half an hour on two cores depends on the policy (`FIT`): a trial of Lucid takes twenty times as long as one of Tiresias.
+fit in half an hour on two cores depends on the policy (`FIT`): a trial of Themis takes thirty times as long as one of Tiresias, as each of
+its leases ends in a decision. With so few trials no causal model can prove itself, so ways that differ by it alone are left out.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
 from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
-from stoker.policies.autosched.search import Found, Trial, reward_of
+from stoker.policies.autosched.search import LEAST_PROOF, Found, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
 WAYS = ("default", "oracle", "autosched", "no causal", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
 LEAST_JOBS = 120  #: on the day that is measured, and on the one before from which is learnt, before they are thinned
-#: By policy: windows, trials of a search, share of durations that nobody knows.
-FIT = {"tiresias": (5, 40, 0.0), "themis": (2, 20, 0.0), "lucid": (2, 10, 1.0)}
+#: By policy: windows, trials of a search, share of durations that nobody knows, moments a window for parts of a search.
+FIT = {"tiresias": (5, 40, 0.0, 2), "themis": (2, 8, 0.0, 1), "lucid": (2, 40, 1.0, 2)}
+CAUSAL = ("no causal", "shuffled")  #: ways that are autosched where no model may reject
 #: Of the exhaustive grid.
 VALUES = 4
 LARGEST_GRID = 300
@@ -375,15 +377,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, help="default: what fits")
     parser.add_argument("--unknown", type=float, help="share of the durations; default: of Lucid all, of others none")
     parser.add_argument("--full", dest="days", action="store_const", const=3, default=1, help="windows of three days; takes hours")
-    parser.add_argument("--parts", type=int, default=2, help="moments a window at which parts of the search are compared; 0: none")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--parts", type=int, help="moments a window at which parts of the search are compared; 0: none; default: what fits")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: all")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--results", type=Path)
     asked = parser.parse_args(given)
-    for name, fits in zip(("windows", "trials", "unknown"), FIT.get(asked.policy, FIT["tiresias"]), strict=True):
+    for name, fits in zip(("windows", "trials", "unknown", "parts"), FIT.get(asked.policy, FIT["tiresias"]), strict=True):
         if getattr(asked, name) is None:
             setattr(asked, name, fits)
+    asked.ways = asked.ways or [way for way in WAYS if asked.trials > LEAST_PROOF or way not in CAUSAL]
     began = machine()
     whole = to_workload(read_file(Path(asked.trace)), ()) if asked.trace else made(asked.windows)
     rows = [json.loads(line) for line in asked.results.read_text().splitlines()] if asked.results and asked.results.exists() else []

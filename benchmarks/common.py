@@ -81,6 +81,8 @@ def show(options: argparse.Namespace, began: Row, tables: Mapping[str, Sequence[
         return
     print(", ".join(f"{name} {value}" for name, value in began.items()) + f", load after {machine()['load']}")
     for title, rows in tables.items():
+        if not rows:
+            continue
         print(f"\n{title}")
         columns = list(rows[0])
         cells = [columns, *([_text(row[column]) for column in columns] for row in rows)]

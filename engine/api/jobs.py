@@ -18,7 +18,7 @@ from ..jobs.moves import WAITING
 from ..jobs.pipeline_history import describe
 from ..jobs.schedule_rows import NewSchedule, add_schedule
 from ..jobs.states import FINAL, State
-from ..jobs.submission import SubmitRequest, check, submit
+from ..jobs.submission import SubmitRequest, check, pools_of, submit
 from ..json_rows import objects
 from ..logfile import Piece, Place, read_log
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
@@ -99,7 +99,7 @@ async def submit_jobs(call: Call) -> dict[str, Any]:
 
 def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     store = call.daemon.store
-    check(submission.jobs, dict(store.rows("store/pool_sizes")), time.time())
+    check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
         state = "submitted" if spec.hold or spec.after else "pending"

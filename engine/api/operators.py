@@ -23,6 +23,7 @@ from ..adhoc.desk import Question
 from ..disk_room import room
 from ..errors import NotFound, UsageError, nearest
 from ..fleet.watch import StopAll, stop_all
+from ..format import duration
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
 from ..json_rows import objects
 from ..scheduling.policy_settings import Auto, PolicySetting, set_policy
@@ -190,7 +191,8 @@ async def policies(call: Call) -> dict[str, Any]:
 
 def _policies(call: Call, asked: str | None) -> dict[str, Any]:
     """All of ours and people's own that are in force; and the one asked for, which only who may set it can have loaded."""
-    pools = call.daemon.scheduling.in_force()
+    tuned = call.daemon.tuning.automatic()
+    pools = [{**row, "auto": tuned.get(row["pool"])} for row in call.daemon.scheduling.in_force()]
     known = registry.describe()
     names = {row["policy"] for row in pools} - set(registry.POLICIES)
     for name in sorted(names):
@@ -263,12 +265,16 @@ def _on_trial(call: Call, asked: PolicyChange, policy: Policy, code: str) -> lis
 
 
 def _about_tuning(call: Call, asked: PolicyChange, config: Any) -> list[str]:
-    """What a pool that is to tune itself waits for. ValueError for a policy that has nothing to tune."""
+    """Whether a pool tunes itself from now on, and what it waits for. ValueError for a policy that has nothing to tune."""
+    tuning = call.daemon.tuning
     if not asked.auto:
-        return []
+        ends = f"auto: pool {asked.pool!r} no longer tunes itself; 'stoker policy set {asked.policy} --auto' lets it again"
+        return [ends] if asked.pool in tuning.automatic() else []
     space_of(type(config), dataclasses.asdict(config))
-    waits = call.daemon.tuning.waits_for(asked.pool)
-    return [f"auto: {waits}"] if waits else []
+    waits = tuning.waits_for(asked.pool)
+    every = f"every {duration(asked.every)} for {asked.objective}, and upon bursts of arrivals"
+    begins = f"pool {asked.pool!r} tunes itself, {every}; 'stoker tune history' tells what it does"
+    return [f"auto: {begins}", *([f"auto: {waits}"] if waits else [])]
 
 
 def _about_pool(call: Call, asked: PolicyChange) -> list[str]:

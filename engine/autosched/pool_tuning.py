@@ -271,6 +271,11 @@ class PoolTuning:
                 self._tasks.remove(f"tuning {pool}")
         self._automatic = rows
 
+    def automatic(self) -> dict[str, dict[str, Any]]:
+        """Of the pools that tune themselves: the period in seconds and the objective."""
+        rows = objects(self._store, "policy/auto_tuning")
+        return {row["pool"]: {"period": row["period"], "objective": row["objective"]} for row in rows if row["enabled"]}
+
     def look(self, pool: str) -> None:
         """The turn of a pool that tunes itself: measure, take back, search."""
         auto, now = self._automatic[pool], self._clock()

@@ -88,6 +88,8 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     tried = aggregated(situation) if request.aggregate else situation
     if not tried.jobs:
         raise SearchFailed("no job is there or expected, so all configurations are alike")
+    if request.objective == "slo" and not tried.has_deadlines:
+        raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
     model, unlearnt = request.model, ""
     try:
         if model is not None:
@@ -142,13 +144,15 @@ class _Trials:
             bound, decisions = self.first, math.inf
         else:
             bound, decisions = min(max(TIMES_AS_LONG * self.reference.seconds, LEAST_SECONDS), left), bound_of(self.reference)
-        began = time.thread_time()
+        began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
         try:
-            with _bounded(3.0 * bound + LEAST_SECONDS):
+            with _bounded(real):
                 figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
-        except (CutOff, _Hangs) as error:
+        except _Hangs:
+            raise NotMeasured(f"cut off after {real:.3g} s") from None
+        except CutOff as error:
             had = None  # what seconds have cut off may be as good as any: nothing is learnt from it
-            if self.reference and isinstance(error, CutOff) and error.figures is not None and error.figures.decisions >= decisions:
+            if self.reference and error.figures is not None and error.figures.decisions >= decisions:
                 had = as_cut_off(error.figures, self.reference)
             raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
         except (SimulationError, ValueError) as error:

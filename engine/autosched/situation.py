@@ -77,6 +77,11 @@ class Situation:
     def jobs(self) -> int:
         return len(self.view.jobs) + len(self.coming)
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Of those that are expected none is known."""
+        return bool(np.isfinite(self.view.jobs.tier_deadline).any())
+
 
 def look_ahead(history: History, durations: Floats, now: float, bin_seconds: float = BIN) -> tuple[Workload, str]:
     """The arrivals of the next hour, and what is to be said of them. ``durations``: seconds that each job of the history takes, as is known

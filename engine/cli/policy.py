@@ -49,8 +49,14 @@ def pool_columns(rows: Sequence[Row], now: float) -> list[Column]:
         Column("CONFIG", _settings, flexible=True, rank=3),
         Column("SET BY", "set_by", rank=2),
         Column("SET", lambda row: fmt.relative(row["ts"], now), rank=1),
+        *([Column("TUNES ITSELF", _tunes_itself, rank=2)] if any(row.get("auto") for row in rows) else []),
         *([Column("FAILS", lambda row: row["error"] or "", flexible=True, style="red")] if any(row.get("error") for row in rows) else []),
     ]
+
+
+def _tunes_itself(row: Row) -> str:
+    auto = row.get("auto")
+    return f"every {fmt.duration(auto['period'])}, {auto['objective']}" if auto else ""
 
 
 def range_of(row: Row) -> str:

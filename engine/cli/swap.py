@@ -116,6 +116,8 @@ def _memory(job: JobSpec, cap: int | None, accumulate: int | None) -> tuple[int,
 
 
 def _show(plan: dict[str, Any]) -> None:
+    from ..spec.reading import units
+
     emulated = " (emulated)" if plan["emulated"] else ""
     count, ideal = plan["accumulate"], plan["ideal"]
     print_facts([
@@ -125,7 +127,7 @@ def _show(plan: dict[str, Any]) -> None:
         ("ideal", f"{_seconds(ideal)}, all loading hidden: the step takes {plan['seconds'] / ideal if ideal else 1.0:.2f} times that"),
         ("peak", f"{fmt.size(plan['peak'])} of {fmt.size(plan['cap'])}; in one part it would be {fmt.size(plan['whole'])}"),
         ("stays", plan["stays"]),
-        ("write", f"memory: {{cap: {plan['cap']}, accumulate: {count}}}"),
+        ("write", f"memory: {{cap: {units.format_size(plan['cap'])}, accumulate: {count}}}"),
     ])  # fmt: skip
     section(f"{fmt.counted(len(plan['parts']), 'part')}, times of one batch")
     rows = [{"number": number, **part} for number, part in enumerate(plan["parts"], start=1)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -35,6 +36,7 @@ class _Keyed:
 
 
 Jobs = tuple[int, ...]  #: numbers in order
+Pools = dict[str, dict[int, int]]  #: of each pool how many GPUs have so many bytes; 0: not known, any job may fit
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class _Context:
     keys: dict[tuple[str, str], _Keyed]
     names: _Names
     states: dict[int, State]
-    largest: dict[str, int]  #: GPUs of each pool
+    pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(self, table: str, row: dict[str, Any]) -> None:
@@ -83,7 +85,7 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
         try:
             known = _known(tx, request, context)
             fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
-            check(fresh, context.largest, tx.now if request.schedule is None else 0.0)
+            check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
             edges = _resolve(fresh, known, request.user, context)
         except StokerError as error:
             answers.append(error)
@@ -95,11 +97,8 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
     return answers
 
 
-def check(jobs: Sequence[JobSpec], largest: dict[str, int], now: float) -> None:
-    """Refuse at once what could never run, or has no time left.
-
-    ``largest`` maps a pool to its GPUs; one whose runners are away is not judged.
-    """
+def check(jobs: Sequence[JobSpec], pools: Pools, now: float) -> None:
+    """Refuse at once what could never run, or has no time left. A pool whose runners are away is not judged."""
     errors = Gathered()
     for spec in jobs:
         with errors.part():
@@ -110,21 +109,48 @@ def check(jobs: Sequence[JobSpec], largest: dict[str, int], now: float) -> None:
                     "memory.accumulate: auto is chosen by 'stoker submit' and 'stoker swap plan', which measure; write the number they find"
                 )
             )
-        if spec.pool not in largest:
-            if largest and spec.pool != "default":
-                pools = f"{nearest(spec.pool, largest)}; pools: {', '.join(sorted(largest))}"
-                errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{pools}"))
-        elif 0 < largest[spec.pool] < spec.gpus_min:
-            has = f"pool {spec.pool!r} has {largest[spec.pool]}"
-            errors.add(UsageError(f"gpus: {base_name(spec.name)} asks for {spec.gpus_min} GPUs, {has}: ask for fewer, or add a runner"))
+        if spec.pool in pools:
+            with errors.part():
+                _require_gpus(spec, pools[spec.pool])
+        elif pools and spec.pool != "default":
+            known = f"{nearest(spec.pool, pools)}; pools: {', '.join(sorted(pools))}"
+            errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{known}"))
     errors.tell()
+
+
+def pools_of(rows: Iterable[tuple[str, int, int]]) -> Pools:
+    """Of the query ``store/pool_sizes``."""
+    pools: Pools = {}
+    for pool, memory, count in rows:
+        pools.setdefault(pool, {})[memory] = count
+    return pools
+
+
+def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
+    """UsageError where the pool has too few GPUs, or too few of the memory that the job needs."""
+    count, name = sum(gpus.values()), base_name(spec.name)
+    if 0 < count < spec.gpus_min:
+        raise UsageError(f"gpus: {name} asks for {spec.gpus_min} GPUs, pool {spec.pool!r} has {count}: ask for fewer, or add a runner")
+    needed = spec.memory_of_a_gpu
+    if sum(number for size, number in gpus.items() if size >= needed or not size) >= min(spec.gpus_min, count):
+        return
+    large = [size for size in sorted(gpus, key=lambda size: size or math.inf, reverse=True) for _ in range(gpus[size])]
+    most = large[spec.gpus_min - 1] >> 20  # MiB that each of so many has
+    field = "share.memory" if spec.share and spec.share.memory else "gpu_memory" if spec.gpu_memory else "memory.cap"
+    remedy = "lower it, or add a runner"
+    if field == "gpu_memory" and spec.command is None and spec.gpus_max == 1:
+        remedy += f", or write 'memory: {{cap: {most}MiB}}' in its place, which trains in less"
+    raise UsageError(
+        f"{field}: {name} needs {-(-needed >> 20)} MiB of {'each GPU' if spec.gpus_min > 1 else 'a GPU'}, "
+        f"pool {spec.pool!r} has {most} MiB at most: {remedy}"
+    )
 
 
 def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
     wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
-    context = _Context(keys={}, names=_Names(), states={}, largest=dict(tx.execute("pool_sizes")))
+    context = _Context(keys={}, names=_Names(), states={}, pools=pools_of(tx.execute("pool_sizes")))
     for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
         context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
         context.states[job] = State(state)

@@ -9,6 +9,7 @@ of was known when it was submitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,9 +104,8 @@ class DurationRanges:
         )
         y, cut = range_of(jobs.duration[rows]), int(TRAINED * len(rows))
         early = _classifier(x[:cut], y[:cut])
-        guessed = [
-            likeliest(shares, early.classes_, ran) for shares, ran in zip(early.predict_proba(x[cut:]), elapsed[cut:].tolist(), strict=True)
-        ]
+        shares = _shares(early, x[cut:])
+        guessed = [likeliest(one, early.classes_, ran) for one, ran in zip(shares, elapsed[cut:].tolist(), strict=True)]
         return cls(
             _classifier(x, y), np.sort(jobs.duration[rows]), float((np.array(guessed) == y[cut:]).mean()), simple_rules(jobs, rows, cut, y)
         )
@@ -116,7 +116,7 @@ class DurationRanges:
             return np.zeros(0)
         rng = np.random.default_rng([seed, 12])
         x = np.array([features(jobs, row, now, float(ran)) for row, ran in zip(rows, elapsed, strict=True)])
-        shares = self.classifier.predict_proba(x)
+        shares = _shares(self.classifier, x)
         ranges = [likeliest(one, self.classifier.classes_, float(ran)) for one, ran in zip(shares, elapsed, strict=True)]
         return np.array([drawn(self.known, one, float(ran), rng) for one, ran in zip(ranges, elapsed, strict=True)])
 
@@ -155,4 +155,19 @@ def _classifier(x: Floats, y: Ints) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier
     except ImportError:
         raise NoPredictor("the extra is not installed: pip install 'stoker[autosched]'") from None
-    return HistGradientBoostingClassifier(max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=0).fit(x, y)
+    with _one_core():
+        return HistGradientBoostingClassifier(max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=0).fit(x, y)
+
+
+def _shares(classifier: Any, x: Floats) -> Floats:
+    """A row a job, a column a range."""
+    with _one_core():
+        shares: Floats = classifier.predict_proba(x)
+    return shares
+
+
+def _one_core() -> AbstractContextManager[Any]:
+    """A search may take one. Threads that wait for each other beside other work take ten times as long, too, for jobs as few as these."""
+    from threadpoolctl import threadpool_limits  # scikit-learn needs it itself
+
+    return threadpool_limits(1)  # type: ignore[no-any-return]

@@ -53,13 +53,13 @@ def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, block
 
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
-    size = f" of {memory / 2**30:.3g} GiB" if memory else ""
+    size = f" of {_size(memory)}" if memory else ""
     need = f"needs {n} GPU{'s' if n > 1 else ''}{size}"
     match why:
         case Why.NO_GPUS:
             return Reason("no-gpus", f"{need}; no runner offers any to this pool")
         case Why.IMPOSSIBLE:
-            less = "; 'memory: {cap: SIZE}' trains in less of a GPU's memory" if memory and placement.capacity() >= n else ""
+            less = "; 'memory: {cap: SIZE}', or a smaller cap, trains in less" if memory and placement.capacity() >= n else ""
             return Reason("impossible", f"{need}; the pool has only {placement.capacity(memory=memory)}, so it can never start here{less}")
         case Why.RESOURCES:
             nodes = placement.nodes_needed(n, memory=memory)
@@ -67,6 +67,10 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
             return Reason("resources", f"{need}{where}; {_lacking(n, memory, placement, displaceable)}")
         case Why.BEHIND:
             return Reason("behind", "waits its turn: a job before it waits for GPUs")
+
+
+def _size(memory: int) -> str:
+    return f"{memory / 2**30:.3g} GiB" if memory >= 1 << 30 else f"{memory / 2**20:.3g} MiB"
 
 
 def _lacking(n: int, memory: int, placement: Placement, displaceable: str) -> str:

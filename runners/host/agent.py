@@ -333,7 +333,7 @@ class Agent:
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if asked > known.memory and (known.memory or known.kind == "cuda"):
-                words = f"{field}: {_gib(asked)} is more than GPU {known.index} ({known.name}) has, {_gib(known.memory)}"
+                words = f"{field}: {_size(asked)} is more than GPU {known.index} ({known.name}) has, {_size(known.memory)}"
                 less = "lower it" if field == "memory.cap" else f"lower it, or {SMALLER}"
                 return "start-failed", f"{words}; {less}"
             if gpu not in shared:
@@ -343,11 +343,11 @@ class Agent:
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
             taken = sum(map(_needed, beside))  # theirs, though they may not have it yet
             if beside and 0 < known.memory < taken + needed:
-                words = f"its other jobs need {_gib(taken)} of {_gib(known.memory)} and the job {_gib(needed)} (gpu_memory)"
+                words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} (gpu_memory)"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
             if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_gib(free)} free and the job needs {_gib(needed)} (gpu_memory)"
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} (gpu_memory)"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------
@@ -477,8 +477,8 @@ def _needed(run: Run) -> int:
     return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
 
 
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 
 def _require_names(node: str, pool: str, home: Home) -> None:

@@ -225,7 +225,7 @@ RECIPES: dict[str, Recipe] = {
                 "limit": Param(0, "characters that are read of the text; 0: all", low=0),
                 "lr": Param(1e-4, "learning rate; about 1e-3 with backbone: none", low=0.0, high=10.0),
                 "clip": Param(1.0, "largest norm of the gradient; 0: none, so that swapped parts are stepped one by one", low=0.0),
-                "batch_size": Param(4, "samples of a batch", low=1),
+                "batch_size": Param(2, "samples of a batch", low=1),
                 "eval_limit": Param(32, "held-out samples on which loss and perplexity are measured", low=1),
                 "eval_every": Param(50, "steps between evaluations; 0: at the end only", low=0),
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),

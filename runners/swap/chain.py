@@ -46,6 +46,9 @@ class Chain:
         self.tensors_of = [self._tensors(node) for node in self.nodes]  #: names of parameters and buffers that each node uses
         if not self.nodes:
             raise UsageError("memory: the model cannot be cut into parts: its forward computes nothing")
+        for name, module in self._modules.items():
+            if getattr(module, "sparse", None) is True and any(each.requires_grad for each in module.parameters()):
+                raise UsageError(f"memory: {name} has sparse gradients, which cannot be swapped out; write sparse=False for it")
         self._fixed = Fixed(model, {str(node.target) for node in self.nodes if node.op == "call_module"})
 
     def __len__(self) -> int:

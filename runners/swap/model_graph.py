@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from ...engine.errors import UsageError
+from ...engine.errors import UsageError, nearest
 from ..train import rng
 
 _NO_GRADIENTS = "without gradients"  #: of a node, in its ``meta``: the forward computes it under torch.no_grad()
@@ -33,6 +33,16 @@ class BufferChanged(UsageError):
         super().__init__(
             f"memory: the model's forward changes its buffer {name!r}, and of buffers only running statistics (running_mean, running_var, "
             "num_batches_tracked) are carried back from a part; write 'memory: {swap: off}'"
+        )
+
+
+class ParameterChanged(UsageError):
+    """The forward or the loss changes a weight by itself: it changes the copy in a part, which is dropped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"memory: the model's parameter {name!r} is changed while the model or its loss computes, as an Embedding with max_norm does; "
+            "where parts are swapped that is lost: let the optimizer do it, or write 'memory: {swap: off}'"
         )
 
 
@@ -118,8 +128,9 @@ def trace(model: nn.Module, whole: Sequence[str] = (), given: Mapping[str, Any] 
     ``given``: arguments that are no tensors (see `arguments`), by default those that the forward has of itself.
     """
     leaves = set(whole)
-    if unknown := leaves - {name for name, _ in model.named_modules()}:
-        raise UsageError(f"memory: the task's whole modules: the model has no module {sorted(unknown)[0]!r}")
+    known = [name for name, _ in model.named_modules()]
+    if unknown := leaves.difference(known):
+        raise UsageError(f"memory: Task.whole: the model has no module {min(unknown)!r}{nearest(min(unknown), known)}")
     if given is None:
         defaults = {name: parameter.default for name, parameter in inspect.signature(type(model).forward).parameters.items()}
         given = {name: value for name, value in defaults.items() if _fixed(value)}

@@ -20,6 +20,8 @@ from torch import fx
 
 from ..device.device import CapExceeded, Device
 from ..train import rng
+from ..train.batches import Interrupted
+from ..worker import script
 from .chain import Chain, Values, size_of, tensors
 from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
@@ -28,6 +30,7 @@ ROUNDS = 10  #: as in 004 ch. 3.3.2
 ENOUGH = 10.0  #: seconds of measuring after which no further round begins
 LEAST = 3  #: rounds, after one to warm up
 _MICRO_BATCHES = 2  #: the first makes gradients, the second adds to them
+_TELL = 5.0  #: seconds between lines about the progress
 _COARSE = 8  #: pieces of a part in the second measurement
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -40,9 +43,9 @@ def measure(
     """The chain in pieces. ``told`` hears of the progress; ``rounds``: at most, after one to warm up."""
     with untouched(chain), device.lifted() as roomy:
         shape = Shape(chain, begin(), roomy)
-        told(f"{len(chain)} operations, {len(shape.cuts)} places to cut")
-        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds)
-        told(f"profiled {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
+        told(f"measuring the model, {len(chain)} operations, in {len(shape.cuts) + 1} pieces")
+        fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds, told)
+        told(f"measured {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
         masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
         measured = Measured(
             pieces=tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts))),
@@ -51,14 +54,14 @@ def measure(
         )  # fmt: skip
         part_forward = part_backward = 0.0
         with suppress(CapExceeded):
-            if cuts := _coarse(measured, device):
-                coarse = _profiled(chain, [shape.cuts[cut - 1] for cut in cuts], begin, tail, roomy, rounds)
-                told(f"profiled {len(coarse.parts)} parts")
+            if (cuts := _coarse(measured, device)) is not None:
+                coarse = _profiled(chain, [shape.cuts[cut - 1] for cut in cuts], begin, tail, roomy, rounds, told)
+                told(f"measured {len(coarse.parts)} larger parts beside them" if cuts else "measured it in one part beside them")
                 part_forward, part_backward = _overheads(fine, coarse)
     return _of_pieces(measured, part_forward, part_backward, bottom=fine.bottom)
 
 
-def _coarse(measured: Measured, device: Device) -> list[int]:
+def _coarse(measured: Measured, device: Device) -> list[int] | None:
     """Cuts between pieces for the second measurement, into parts that keep to the cap: it need not take more than the training will."""
     room = device.cap - (device.memory()[0] if device.emulated else 0)
     size = min(_COARSE, len(measured.pieces))
@@ -67,7 +70,7 @@ def _coarse(measured: Measured, device: Device) -> list[int]:
         if cost_of(measured, cuts, _MICRO_BATCHES).peak <= room:
             return cuts
         size //= 2
-    return []
+    return None
 
 
 # ---- where it may be cut ----
@@ -261,11 +264,17 @@ class Profiler(SwapExecutor):
         return loss
 
 
-def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int) -> Profiler:
+def _profiled(
+    chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, device: Device, rounds: int, told: Callable[[str], None]
+) -> Profiler:
+    """Interrupted where the job is asked to stop meanwhile."""
     profiler = Profiler(chain, cuts, device)
     profiler.device.reset_peak()
     begun = time.perf_counter()
+    last = begun  #: when it was told how far it is
     while profiler.rounds <= min(LEAST, rounds) or (profiler.rounds <= rounds and time.perf_counter() - begun < ENOUGH):
+        if script.should_stop():
+            raise Interrupted
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
         profiler.inputs = max(size_of(batch.values, device.rounded) for batch in micro)
         try:
@@ -277,6 +286,9 @@ def _profiled(chain: Chain, cuts: Sequence[int], begin: Begin, tail: Tail, devic
         if not profiler.rounds:
             profiler.warmed_up()
         profiler.rounds += 1
+        if (now := time.perf_counter()) - last > _TELL:
+            last = now
+            told(f"round {profiler.rounds} of {rounds + 1} at most, {now - begun:.0f} s")
         for parameter in chain.parameters.values():
             parameter.grad = None
     return profiler

@@ -21,7 +21,7 @@ from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
 from .chain import Chain, Values, tensors
-from .model_graph import BufferChanged
+from .model_graph import BufferChanged, ParameterChanged
 from .partition import room_after
 
 _IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
@@ -40,7 +40,7 @@ class Loaded:
     event: Event
     version: int
     tensors: dict[str, torch.Tensor]
-    constant: dict[str, int] = field(default_factory=dict)  #: buffers that a forward must not change, with torch's count of their changes
+    constant: dict[str, int] = field(default_factory=dict)  #: what computing must not change, with torch's count of its changes
 
 
 @dataclass(slots=True)
@@ -189,18 +189,24 @@ class SwapExecutor:
                 self.chain.put(name, nn.Parameter(tensor, requires_grad=self.chain.parameters[name].requires_grad))
             else:
                 self.chain.put(name, tensor)
-                if name not in self.mutated:
-                    loaded.constant[name] = tensor._version
+            if name not in self.mutated:
+                loaded.constant[name] = tensor._version
+
+    def _require_kept(self, k: int) -> None:
+        """What was loaded of the part is as it was: changes of it would be dropped with it."""
+        loaded = self._loaded[k]
+        for name, version in loaded.constant.items():
+            tensor, now = loaded.tensors[name], self.chain.attribute(name)
+            if tensor._version != version or now.data_ptr() != tensor.data_ptr():
+                raise ParameterChanged(name) if name in self.chain.parameters else BufferChanged(name)
 
     def _leave(self, k: int) -> None:
         """The host's weights are the model's again, and the part's memory is free; what a forward has changed of it goes back."""
         changed = [(self.chain.attribute(name), self.chain.buffers[name]) for name in self.names[k] if name in self.mutated]
         if changed:
             self.device.finish(self.device.copy_out(changed))
+        self._require_kept(k)
         loaded = self._loaded.pop(k)
-        for name, version in loaded.constant.items():
-            if self.chain.attribute(name) is not loaded.tensors[name] or loaded.tensors[name]._version != version:
-                raise BufferChanged(name)
         for name, tensor in loaded.tensors.items():
             self.chain.put(name, self.chain.master(name))
             self.device.drop(tensor)
@@ -262,6 +268,7 @@ class SwapExecutor:
             loss = None
             if tail is not None:
                 loss = tail(c, self.chain.answer(values))
+                self._require_kept(k)
                 roots, gradients = [loss], [None]
             else:
                 # A value that goes on to later parts brings their gradient first, in the order in which one backward would add them.

@@ -195,7 +195,7 @@ class SwappedStep:
             return batches.loss(largest, answer)
 
         used = self.training.cuts if self.training.executor is not None else None
-        cuts = cuts_for(self.training.chain, self.cap, len(batches.micro), lambda: dict(values), tail, self.device, self.least, used)
+        cuts = cuts_for(self.training.chain, self.cap, len(batches.micro), lambda: dict(values), tail, self.device, self.least, used, _log)
         batches.losses.clear()
         return cuts
 
@@ -280,6 +280,10 @@ class SwappedStep:
             "swap_in": float(times.bytes_in),
             "swap_out": float(times.bytes_out),
         }
+
+
+def _log(line: str) -> None:
+    log.info("swapping: %s", line)
 
 
 def _starts(count: int) -> tuple[list[Any], Any]:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train import rng
+from ..train.batches import Interrupted
+from ..worker import script
 from .chain import Chain, Values, size_of
 from .part_times import Begin, Shape, measure, untouched
 from .partition import smallest_cap
@@ -20,21 +22,23 @@ Cuts = tuple[int, ...]  #: nodes before which a chain is cut
 
 
 def cuts_for(
-    chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device, least: int = 1, used: Cuts | None = None
-) -> Cuts:
+    chain: Chain, cap: int, accumulate: int, begin: Begin, tail: Tail, device: Device, least: int = 1, used: Cuts | None = None,
+    told: Callable[[str], None] = lambda line: None,
+) -> Cuts:  # fmt: skip
     """Cuts with which a step of ``accumulate`` micro-batches stays below ``cap`` bytes, into ``least`` parts or more.
 
     Those that were ``used`` where they still do, else those that the planner finds, else the fewest parts of like size. UsageError: none.
+    Interrupted: the job is asked to stop meanwhile. ``told`` hears of the progress.
     """
 
     def step(executor: SwapExecutor) -> None:
         executor.run([MicroBatch(begin(), rng.get_state()) for _ in range(accumulate)], tail)
 
-    trial = _Trial(chain, cap, device, step)
+    trial = _Trial(chain, cap, device, step, told)
     if used is not None and trial.fits(used):
         return used
     with suppress(UsageError, CapExceeded):
-        measured = measure(chain, begin, tail, device, rounds=_ROUNDS)
+        measured = measure(chain, begin, tail, device, told, _ROUNDS)
         smallest = smallest_cap(measured, accumulate)
         trial.predicted = trial.beside + smallest
         for room in (max(cap - trial.beside, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
@@ -46,15 +50,15 @@ def cuts_for(
 
 def cuts_of_answers(chain: Chain, cap: int, begin: Begin, device: Device) -> Cuts:
     """The fewest parts with which answers, computed without gradients, stay below ``cap`` bytes."""
-    trial = _Trial(chain, cap, device, lambda executor: executor.answer(begin()))
+    trial = _Trial(chain, cap, device, lambda executor: executor.answer(begin()), lambda line: None)
     return _fewest(trial, begin(), 1, "for evaluation ")
 
 
 class _Trial:
     """What is tried: some work of a chain in parts, that is to stay below a cap."""
 
-    def __init__(self, chain: Chain, cap: int, device: Device, work: Callable[[SwapExecutor], object]) -> None:
-        self.chain, self.cap, self.device, self.work = chain, cap, device, work
+    def __init__(self, chain: Chain, cap: int, device: Device, work: Callable[[SwapExecutor], object], told: Callable[[str], None]) -> None:
+        self.chain, self.cap, self.device, self.work, self.told = chain, cap, device, work, told
         self.beside = device.memory()[0] if device.emulated else 0  #: batches; measured on a GPU they are in what is there
         self.tried: dict[Cuts, bool] = {}
         self.predicted: int | None = None  #: the smallest cap, by the planner
@@ -68,6 +72,9 @@ class _Trial:
 
     def _taken(self, cuts: Cuts, device: Device) -> int | None:
         """Most bytes that were used; None where the device had no room for that."""
+        if script.should_stop():
+            raise Interrupted
+        self.told(f"trying {len(cuts) + 1} parts")
         with untouched(self.chain):
             executor = SwapExecutor(self.chain, cuts, device)
             device.reset_peak()

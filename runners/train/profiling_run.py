@@ -17,6 +17,7 @@ from typing import Any
 
 from ..worker import script
 from ..worker.ranks import any_rank
+from .batches import Interrupted
 from .speed import ENOUGH, FEW
 from .trainer import Trainer
 
@@ -98,7 +99,11 @@ class Profiling:
             stop, late, precise = self._agree(batches is None or script.should_stop(), self.clock() + self._ahead() > until)
             if batches is None or stop or late or precise or self.times.steps() >= _MOST:
                 break
-            measured = self._round(batches)
+            try:
+                measured = self._round(batches)
+            except Interrupted:
+                stop = True
+                break
             if rounds < 2:  # the first is to warm up, and counts only where there is no time for another
                 self.times = measured
             else:

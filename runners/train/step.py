@@ -33,7 +33,10 @@ class Step(Protocol):
         ...
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
-        """Move the weights by so many batches, ``weight`` times their mean gradient; the mean of their losses."""
+        """Move the weights by so many batches, ``weight`` times their mean gradient; the mean of their losses.
+
+        Interrupted: the job is asked to stop, and nothing has been moved.
+        """
         ...
 
     def close(self) -> None:

@@ -116,7 +116,10 @@ class Trainer:
             parts = self.parts()
             if any_rank(parts is None or script.should_stop()) or parts is None:
                 return self._leave(before)
-            self._train_step(parts)
+            try:
+                self._train_step(parts)
+            except Interrupted:  # before anything was computed
+                return self._leave(before)
             self.watch.stepped(time.perf_counter() - begun)
         self.watch.tell()
         if self.task.finish is not None and self.ranks.first:

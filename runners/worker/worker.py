@@ -86,12 +86,16 @@ def _train(spec: JobSpec, profile: bool) -> int:
     import torch
 
     torch.set_num_threads(_threads())
-    if spec.recipe == SWAP_PLAN:
-        _plan_swapping(spec.params)
-        script.done()
-        return 0
     from ..train import rng
     from ..train.batches import Interrupted
+
+    if spec.recipe == SWAP_PLAN:
+        try:
+            _plan_swapping(spec.params)
+        except Interrupted:
+            return PREEMPTED_EXIT
+        script.done()
+        return 0
     from ..train.profiling_run import Profiling
     from ..train.trainer import Trainer
     from .ranks import Ranks, any_rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ def test_a_job_is_no_shorter_than_it_has_run() -> None:
     assert drawn(known, 5, 20000.0, rng) == 40000.0
 
 
+@pytest.mark.slow
 def test_users_who_do_the_same_again_are_learnt() -> None:
     pytest.importorskip("sklearn")
     learnt = DurationRanges.learnt(of_users())
@@ -59,6 +61,24 @@ def test_it_is_learnt_anew_once_a_day() -> None:
     assert daily.at(whole.until(2.9 * 86400.0), 2.9 * 86400.0) is first
     later = daily.at(whole.until(3 * 86400.0), 3 * 86400.0)
     assert later is not first and len(later.known) > len(first.known)
+
+
+def test_it_takes_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever others may take: threads that wait for each other on a busy machine take ten times as long."""
+    ensemble, pools = pytest.importorskip("sklearn.ensemble"), pytest.importorskip("threadpoolctl")
+    seen = []
+    for name in ("fit", "predict_proba"):
+        whole = getattr(ensemble.HistGradientBoostingClassifier, name)
+
+        def looked(*given: Any, whole: Any = whole) -> Any:
+            seen.append([one["num_threads"] for one in pools.threadpool_info() if one["user_api"] == "openmp"])
+            return whole(*given)
+
+        monkeypatch.setattr(ensemble.HistGradientBoostingClassifier, name, looked)
+    with pools.threadpool_limits(4):
+        jobs = of_users(120)
+        DurationRanges.learnt(jobs).draw(jobs, [100], float(jobs.submitted[100]), np.zeros(1))
+    assert len(seen) == 4 and all(threads and set(threads) == {1} for threads in seen)
 
 
 def test_features_know_nothing_of_what_is_to_come() -> None:

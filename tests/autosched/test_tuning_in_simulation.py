@@ -199,6 +199,8 @@ def test_bad_input_is_one_line() -> None:
     empty = dataclasses.replace(at(make_workload("", [0.0, 9.0], [1.0, 1.0], [1, 1]), 5.0), coming=no_jobs())
     with pytest.raises(SearchFailed, match="no job is there or expected"):
         find(Request(empty, {}))
+    with pytest.raises(SearchFailed, match="no job at hand has a deadline, so by slo all configurations are alike"):
+        find(Request(at(crowded(jobs=40)), {}, objective="slo"))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
     assert find(Request(constant, {}, trials=5)).found.gain == 1.0
 

@@ -31,6 +31,7 @@ def pool(home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: C
     return jobs
 
 
+@pytest.mark.slow
 def test_a_pool_is_tuned_and_says_what_was_found(home: Home, pool: Jobs) -> None:
     dry = command(home, "tune", "default", "--objective", "jct", "--dry-run", "--trials", "12", "--json")
     assert dry.code == 0, dry.err
@@ -51,6 +52,8 @@ def test_what_cannot_be_tuned_says_so_and_what_is_in_force_stays(home: Home, sta
     assert jobs.sql("SELECT count(*) FROM auto_tuning WHERE enabled") == [(0,)]
     early = command(home, "policy", "set", "tiresias", "--auto", "--every", "12s")
     assert early.code == 0 and "auto: waits for a history of 30 jobs; it has 0" in early.err
+    assert "auto: pool 'default' tunes itself, every 12s for jct, and upon bursts of arrivals" in early.err
+    assert "every 12s, jct" in command(home, "policy", "show", "tiresias").out
     for arguments, words in (
         (("tune", "default", "--dry-run"), "pool 'default' has no GPUs, so there is nothing to tune"),
         (("tune", "nowhere"), "there is no pool 'nowhere'"),
@@ -95,7 +98,8 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
     assert command(home, "policy", "set", "srtf", "hysteresis=50", "--auto", "--every", "12s").code == 0
     row: tuple[Any, ...] = until(lambda: pool.sql("SELECT outcome, why, trials FROM tunings WHERE asked_by = 'autosched'"), 60)[0]
     assert row[0] in ("applied", "kept") and row[2] > 1
-    assert command(home, "policy", "set", "fifo").code == 0
+    by_hand = command(home, "policy", "set", "fifo")
+    assert by_hand.code == 0 and "auto: pool 'default' no longer tunes itself" in by_hand.err
     count = pool.sql("SELECT count(*) FROM tunings")[0][0]
     assert pool.sql("SELECT enabled FROM auto_tuning ORDER BY id DESC LIMIT 1") == [(False,)]
     time.sleep(3.0)

@@ -401,6 +401,7 @@ def test_a_home_with_a_line_break_is_refused_at_once(stoker: Stoker) -> None:
         assert "a home cannot have a line break in its name" in err
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_done_though_it_cannot_be_told(home, start_daemon) -> None:
     start_daemon()
     stoker = f"{sys.executable} -m stoker --home {home.path}"

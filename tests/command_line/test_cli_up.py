@@ -59,6 +59,7 @@ def up(home: Home) -> Iterator[Callable[..., Up]]:
         one.process.wait(patient(60))
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_is_restarted_and_ctrl_c_ends_both(home: Home, up: Callable[..., Up]) -> None:
     running = up("--slots", "1", "--node", "here")
     first = running.until(running.daemon)
@@ -107,6 +108,7 @@ def test_a_daemon_that_is_killed_while_it_starts_is_restarted(home: Home, up: Ca
     assert running.process.wait(patient(90)) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_runner_is_restarted(home: Home, up: Callable[..., Up]) -> None:
     running = up("--slots", "1", "--node", "here")
     running.until(running.daemon)
@@ -157,6 +159,7 @@ def test_down_ends_up(home: Home, up: Callable[..., Up]) -> None:
     assert not home.socket.exists()
 
 
+@pytest.mark.slow
 def test_down_ends_an_up_whose_daemon_cannot_be_started_again(home: Home, up: Callable[..., Up]) -> None:
     running = up("--no-runner")
     daemon = running.until(running.daemon)

@@ -480,6 +480,7 @@ def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_causal_graph_is_drawn_where_there_is_one(tmp_path: Path) -> None:
     made = small()
     edges = [["queues", "queueing"], ["jobs", "queueing"], ["queueing", "preemptions"], ["queueing", "jct"], ["preemptions", "jct"]]

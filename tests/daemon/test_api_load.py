@@ -103,7 +103,7 @@ class Asked:
     def read(self) -> int:
         self.reads += 1
         seen = self.committed
-        assert self.go.wait(30)
+        assert self.go.wait(patient(30))
         return seen
 
     def ask(self, topics: tuple[str, ...] = ("anything",)) -> Any:
@@ -538,4 +538,4 @@ def test_a_store_closes_though_a_query_runs_and_says_when_its_writer_hangs(datab
     until(again._requests.empty)
     assert again.close(time.monotonic() + 0.1) is False
     go.set()
-    again._writer.join(30)
+    again._writer.join(patient(30))

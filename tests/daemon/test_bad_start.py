@@ -85,6 +85,7 @@ def test_addresses_that_are_none(home: Home, address: str) -> None:
     assert said.code == 2 and "--tcp" in said.line and "HOST:PORT" in said.line
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be(home: Home) -> None:
     (home.path / "file").write_text("")
     for path, code, words in (
@@ -132,6 +133,7 @@ def test_a_bad_configuration_stops_the_daemon_before_it_touches_anything(home: H
     assert not home.database.exists()
 
 
+@pytest.mark.slow
 def test_a_policy_whose_module_has_gone_does_not_keep_the_daemon_from_starting(
     home: Home, start_daemon: Callable[..., DaemonProcess], tmp_path: Path
 ) -> None:

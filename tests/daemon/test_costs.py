@@ -127,6 +127,7 @@ def test_no_job_keeps_the_agent_busy_with_its_files(tmp_path: Path, monkeypatch:
     assert kept_files(tmp_path) == [JobFiles(7, 3 * UNIT)]
 
 
+@pytest.mark.slow
 def test_a_host_with_prices(home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]) -> None:
     """From the configuration and the files of a job to what its user is told."""
     home.config.write_text("[prices]\ngpu_hour = 2.0\ngpus = {cpu = 36000.0}\nstorage_gib_hour = 0.5\n")

@@ -332,6 +332,7 @@ def test_a_supervisor_carries_the_tag_of_its_lease(start_daemon, start_runner, t
     assert supervisor in processes.tagged(RunDir(daemon.home.path, job, 1).tag)
 
 
+@pytest.mark.slow
 def test_what_the_nodes_of_a_gang_report_is_not_taken_for_one(start_daemon, start_runner, tmp_path, diary) -> None:
     """A command that brings no launcher of its own runs once a node, with no rank to tell the two apart."""
     daemon: DaemonProcess = start_daemon()

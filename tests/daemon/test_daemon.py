@@ -317,7 +317,7 @@ class TestTasks:
         tasks.every("t", 3600.0, work)
         tasks.start()
         tasks.wake("t")
-        assert inside.wait(60)
+        assert inside.wait(patient(60))
         for _ in range(50):
             tasks.wake("t")
         go.set()

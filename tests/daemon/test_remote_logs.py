@@ -69,6 +69,7 @@ def test_a_log_on_another_host_is_fetched_through_its_runner(afar: tuple[Jobs, H
     assert said.code == 3 and f"there is no log of job {job} any more" in said.line
 
 
+@pytest.mark.slow
 def test_a_log_on_another_host_is_followed(afar: tuple[Jobs, Home, RunnerProcess], home: Home, tmp_path: Path) -> None:
     jobs, _, _ = afar
     job = jobs.shell("steps", f"echo one; until test -e {tmp_path}/go; do sleep 0.05; done; printf two")

@@ -110,6 +110,7 @@ def test_what_is_not_found_is_never_said_to_be_the_job_that_waits(store: Store) 
     assert str(refused.value) == "after: trai waits for 'train', and there is no such job"
 
 
+@pytest.mark.slow
 def test_what_is_done_to_the_name_of_an_array_is_done_to_all_its_tasks(home, start_daemon) -> None:
     start_daemon()
     assert command(home, "submit", "--name", "w", "--array", "lr=1,2,3", "--hold", "--", "true").code == 0

@@ -12,6 +12,8 @@ from stoker.engine.adhoc.query import Limits, readable, run_query
 from stoker.engine.store import migrate
 from stoker.engine.store.sqlfiles import ROOT, view_files
 
+pytestmark = pytest.mark.xdist_group("cookbook")
+
 COOKBOOK = sorted((ROOT / "sql" / "cookbook").glob("*.sql"))
 DOCUMENT = ROOT / "docs" / "sql.md"
 SECTION = re.compile(r"(<!-- cookbook -->\n).*(<!-- /cookbook -->)", re.DOTALL)

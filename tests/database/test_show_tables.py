@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from e2e import DaemonProcess, Jobs
 from stoker.engine.errors import UsageError
 
 
+@pytest.mark.slow
 def test_show_tables_lists_what_may_be_read(start_daemon: Callable[..., DaemonProcess]) -> None:
     jobs = Jobs(start_daemon().client())
     listed = [name for (name,) in jobs.sql("SHOW TABLES")]

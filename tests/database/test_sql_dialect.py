@@ -9,6 +9,8 @@ import duckdb
 import pytest
 from adhoc import Server, serving
 
+pytestmark = pytest.mark.xdist_group("sql-dialect")
+
 STATEMENTS = (Path(__file__).parents[1] / "dialect.sql").read_text().splitlines()  #: one a line
 
 TABLES = """

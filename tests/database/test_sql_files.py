@@ -15,6 +15,8 @@ from sqlglot.schema import MappingSchema
 from stoker.engine.store import migrate
 from stoker.engine.store.sqlfiles import ROOT, view_files
 
+pytestmark = pytest.mark.xdist_group("sql-files")
+
 FILES = sorted((ROOT / "sql").rglob("*.sql"))
 
 

@@ -21,6 +21,8 @@ from stoker.engine.store import lockdown, migrate
 from stoker.engine.store.lockdown import lock_down
 from stoker.engine.store.sqlfiles import view_files
 
+pytestmark = pytest.mark.xdist_group("sqlguard")
+
 CANARY = "canary-5f1c9d"
 POPULATE = (Path(__file__).parents[1] / "populate.sql").read_text()
 
@@ -413,6 +415,7 @@ AROUND = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", AROUND)
 def test_nothing_around_it_hides_it(target: Target, around: str) -> None:
     for core in CORES:

@@ -18,6 +18,7 @@ from stoker.engine.store.backup import copy_database
 from stoker.engine.store.maintenance import Retention, backup, compact, export_events, thin
 from stoker.engine.store.sqlfiles import sql
 from stoker.engine.store.store import Store
+from waiting import patient
 
 
 def remember(tx, batch):
@@ -47,11 +48,11 @@ class Blocked:
         self.go = threading.Event()
         self.entered = threading.Event()
         threading.Thread(target=store.exclusive, args=(self,), daemon=True).start()
-        assert self.entered.wait(30)
+        assert self.entered.wait(patient(30))
 
     def __call__(self, _con):
         self.entered.set()
-        assert self.go.wait(30)
+        assert self.go.wait(patient(30))
 
 
 def test_what_queues_is_committed_together_and_answered_after_the_commit(store):
@@ -111,11 +112,11 @@ def test_readers_do_not_wait_for_a_transaction_that_is_under_way(store):
         tx.event("test", "during")
         tx.flush()
         inside.set()
-        assert go.wait(30)
+        assert go.wait(patient(30))
         return [None]
 
     answer = store.submit(slow, None)
-    assert inside.wait(30)
+    assert inside.wait(patient(30))
     assert words(store) == ["before"]  # at once, and only what is committed
     go.set()
     answer.result()
@@ -269,6 +270,7 @@ def test_views_of_another_version_of_the_program_are_defined_anew(home, template
     assert views_of(home.database) == views_of(template)
 
 
+@pytest.mark.slow
 def test_a_kill_while_views_are_defined_leaves_them_whole_or_to_be_defined(home, template):
     killed = home.path / "killed.duckdb"
     shutil.copyfile(template, killed)
@@ -417,6 +419,7 @@ def test_numbers_go_on_after_a_restart(home):
     store.close()
 
 
+@pytest.mark.slow
 def test_kill_reopen_close_reopen_look_up_write(home: Home):
     """The sequence in which DuckDB before 2.0 lost index entries (duckdb#23645): nothing acknowledged may be missing."""
     script = textwrap.dedent(f"""

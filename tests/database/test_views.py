@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from stoker.engine.store import migrate
 from stoker.engine.store.schema_text import schema
 from stoker.engine.store.sqlfiles import sql, view_files
+
+pytestmark = pytest.mark.xdist_group("views")
 
 POPULATE = (Path(__file__).parents[1] / "populate.sql").read_text()
 VIEWS = [path.stem[3:] for path in view_files()]
 
 
-def database() -> duckdb.DuckDBPyConnection:
-    con = duckdb.connect()
-    migrate.apply(con, migrate.available())
-    for file in view_files():
-        con.execute(file.read_text())
-    return con
-
-
 @pytest.fixture(scope="module")
-def full() -> Iterator[duckdb.DuckDBPyConnection]:
-    con = database()
+def full(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
+    con = duckdb.connect(str(shutil.copy(template, tmp_path_factory.mktemp("full"))))
     con.execute("SET VARIABLE jobs = 500")
     con.execute(POPULATE)
     yield con
@@ -35,8 +29,8 @@ def full() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @pytest.fixture
-def con() -> Iterator[duckdb.DuckDBPyConnection]:
-    con = database()
+def con(template: Path, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    con = duckdb.connect(str(shutil.copy(template, tmp_path)))
     con.execute("SET TimeZone = 'Asia/Tokyo'")  # views are in UTC whatever the session says
     yield con
     con.close()

@@ -206,6 +206,8 @@ def test_stored_specs_keep_their_model_and_signature(stored: str, model: str, si
         ("memory: {cap: 0}", "f.yaml:3: memory.cap: must be a whole number >= 1, not 0"),
         ("memory: {cap: nan}", "f.yaml:3: memory.cap: must be a size such as 8GiB, 500MiB or a number of bytes, not 'nan'"),
         ("memory: {accumulate: 0}", "f.yaml:3: memory.accumulate: must be a whole number >= 1, not 0"),
+        ("memory: {accumulate: some}", "f.yaml:3: memory.accumulate: must be a whole number or auto, not 'some'"),
+        ("memory: {accumulate: 2.5}", "f.yaml:3: memory.accumulate: must be a whole number or auto, not 2.5"),
         ("memory: {swap: on}", "f.yaml:3: memory.swap: must be one of auto, off, force, not 'on'"),
         ("memory: {accumulate: auto}", "f.yaml:3: memory.accumulate: auto is the fewest batches that hide the loading of parts, so it "
                                        "needs a cap; add one, or write a number"),

@@ -213,6 +213,7 @@ def test_threads_and_scripts_that_take_the_signal_over_see_the_file(run_dir):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_ranks_agree(tmp_path):
     """Only rank 1 gets the signal; both answer the same, at the same step. They fork from one process, which has imported torch."""
     code = """

@@ -106,7 +106,7 @@ def test_a_job_starts_with_default_signals_whatever_its_starter_had(tmp_path: Pa
     one = Shim(tmp_path, ["sh", "-c", "grep -E '^Sig(Ign|Blk)' /proc/self/status"])
     command = [sys.executable, "-c", ignoring + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
     command += ["-I", "-m", "stoker.runners.host.supervisor", str(one.run.path)]
-    subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=60)
+    subprocess.run(command, input=json.dumps(one.launch).encode(), check=True, timeout=patient(60))
     blocked, ignored = (line.split() for line in one.run.log.read_text().splitlines())
     # 32 and 33 are the C library's own: its posix_spawn, by which make starts this, leaves them ignored, and no sigaction sets them back.
     settable = sum(1 << number - 1 for number in signal.valid_signals())
@@ -313,6 +313,7 @@ def test_a_full_disk_does_not_end_the_job(shim: Any, tmp_path: Path) -> None:
     assert (end["exit_code"], end["message"]) == (4, "exit code 4: lost words")
 
 
+@pytest.mark.slow
 def test_gang_is_stopped_at_its_ranks(shim: Any, tmp_path: Path) -> None:
     """Ranks under torch's launcher sit in sessions of their own; they leave with 75, and so does the gang."""
     rank = tmp_path / "rank.py"

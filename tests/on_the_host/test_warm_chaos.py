@@ -25,6 +25,7 @@ from stoker.runners.host.warm_starts import Kind, WarmStarts
 from stoker.runners.worker import fork_server, server_names
 from test_agent import until
 from test_warm_starts import Warm, job, said
+from waiting import patient
 
 ENDS = """
 import time
@@ -110,7 +111,7 @@ def test_servers_of_other_code_or_another_environment_are_ended(other: str, monk
     now = WarmStarts(True, env, place)
     now.adopt()
     assert now.told() == []
-    assert isinstance(server.process, subprocess.Popen) and server.process.wait(60) == -signal.SIGKILL
+    assert isinstance(server.process, subprocess.Popen) and server.process.wait(patient(60)) == -signal.SIGKILL
     until(lambda: server_names.find(place) == [])
 
 
@@ -143,7 +144,7 @@ def test_forked_jobs_end_as_those_of_fresh_processes_do(warm: Warm, tmp_path: Pa
     assert warm.daemon.update(1).outcome == "completed"
     until(lambda: any(processes.command(server.pid) == fork_server.READY for server in warm.servers()))
 
-    hangs = mine(3, tmp_path, "hang", hang_after=0.5)
+    hangs = msgspec.structs.replace(mine(3, tmp_path, "hang", hang_after=0.5), grace=2.0)  # it does not look whether it is to stop
     cancelled, preempted = (msgspec.structs.replace(mine(lease, tmp_path, "long"), gpus=["n1/cpu1"]) for lease in (4, 5))
     warm.daemon.want(mine(2, tmp_path, "memory"))
     end = warm.daemon.update(2)
@@ -238,6 +239,7 @@ def test_a_users_module_that_is_named_as_one_that_is_loaded_starts_cold(tmp_path
     assert {"random", "sys", "stoker"} <= fork_server.loaded()
 
 
+@pytest.mark.slow
 def test_an_idle_server_takes_no_time(tmp_path: Path) -> None:
     """Clock ticks, which are counted only while it runs."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

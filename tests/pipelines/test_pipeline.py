@@ -462,6 +462,7 @@ def test_close_does_not_wait_for_a_function_that_hangs() -> None:
         release.set()
 
 
+@pytest.mark.slow
 def test_an_item_over_its_time_limit() -> None:
     release = threading.Event()
 
@@ -873,7 +874,7 @@ def test_who_has_left_is_waited_for() -> None:
 
     class Lingers:
         def __del__(self) -> None:
-            assert end.wait(10.0)
+            assert end.wait(patient(10))
 
     def work(index: int) -> int:
         local.lingers = Lingers()

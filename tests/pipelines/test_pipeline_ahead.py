@@ -155,6 +155,7 @@ def stages_of(shape: dict[str, Any], buffer: int, batches: bool) -> list[Stage]:
     return stages if batches else stages[:3]
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(moves=flips, shape=shapes, buffer=st.integers(1, 70), batches=st.booleans(), ordered=st.booleans())
 def test_any_sequence_of_sizes_moves_and_readers(
@@ -315,6 +316,7 @@ def test_a_limit_is_for_one_item_that_is_read() -> None:
         list(Pipeline(made(Reads(SAMPLES, sleeps_at_19_in_a_process), shuffle=False, size=8, limit=2.0)))
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_map_is_not_that_of_reading() -> None:
     stages = [Source(range(SAMPLES), along=True), Map(sleeps_at_19_in_a_process, name="udf", processes=True, limit=2.0)]
     with nothing_left(), pytest.raises(StageError, match=r"^stage 'udf', item 19: its function has not returned within the limit of 2 s$"):

@@ -220,6 +220,7 @@ def test_a_limit_is_for_one_item_of_a_batch() -> None:
         list(batched(sleeps_at_19_in_a_process, batch=8, limit=2.0))
 
 
+@pytest.mark.slow
 def test_a_batch_may_take_longer_than_the_limit_of_an_item() -> None:
     stages = [Source([0.2] * 12), Map(time.sleep, name="udf", processes=True, limit=2.0), Batch(12, collate=len)]
     with nothing_left(), Pipeline(stages) as pipeline:

@@ -246,6 +246,7 @@ class Stuck(Dataset[int]):
         return index
 
 
+@pytest.mark.slow
 def test_a_first_sample_that_does_not_come_keeps_nobody_from_closing() -> None:
     data = Stuck()
     with with_threads(staged(DataLoader(data, 2), limit=0.1)) as pipeline, pytest.raises(Exception, match="limit"):

@@ -127,6 +127,7 @@ def test_threads_work_until_the_processes_are_there(monkeypatch: pytest.MonkeyPa
 steps = st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(steps=steps, ordered=st.booleans(), buffer=st.integers(1, 40), first=st.integers(1, 3))
 def test_any_sequence_of_sizes_and_moves_keeps_each_sample_once_and_in_its_place(

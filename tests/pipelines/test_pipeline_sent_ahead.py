@@ -283,6 +283,7 @@ def test_closed_while_one_hangs_and_the_next_waits_behind_it() -> None:
         pipeline.close()
 
 
+@pytest.mark.slow
 def test_the_item_that_hangs_is_named_and_not_the_one_behind_it() -> None:
     with nothing_left(), pytest.raises(StageError, match=r"stage 'udf', item 19: its function has not returned within the limit of 2 s"):
         list(processed(sleeps_at_19_in_a_process, workers=1, limit=2.0))

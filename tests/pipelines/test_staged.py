@@ -232,7 +232,15 @@ class Sharded(IterableDataset[tuple[int, int, int, int]]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ({"drop_last": True}, {"batch_size": None})),
+        {"persistent_workers": True},
+    ],
+    ids=str,
+)
 def test_workers_of_an_iterable_data_set_read_the_parts_that_a_loader_s_read(options: dict[str, Any]) -> None:
     def loader() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)

@@ -12,12 +12,9 @@ from stoker.engine.client import Client
 from stoker.engine.home import Home
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(3, marks=pytest.mark.slow), pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])]
-)
-def test_the_last_of_many_forked_tunings_equals_one_in_a_fresh_process(
-    home: Home, start_daemon: Callable[..., DaemonProcess], count: int
-) -> None:
+@pytest.mark.nightly  # forked trainings of other kinds by day: test_warm_starts.py
+@pytest.mark.timeout(3000)
+def test_the_last_of_many_forked_tunings_equals_one_in_a_fresh_process(home: Home, start_daemon: Callable[..., DaemonProcess]) -> None:
     rows = [json.dumps({"text": f"note {number} {'zz' if number % 2 else 'aa'}", "label": number % 2}) for number in range(60)]
     (home.path / "mails.jsonl").write_text("\n".join(rows))
     start_daemon()
@@ -39,7 +36,7 @@ def test_the_last_of_many_forked_tunings_equals_one_in_a_fresh_process(
         assert not warm
         tuned("first", 1)
         until(lambda: tuned("next", 2)[1])
-        for number in range(count - 1):
+        for number in range(99):
             other, warm = tuned(f"other-{number}", 3 + number)
             assert warm and other != fresh
         assert tuned("last", 0) == (fresh, True)

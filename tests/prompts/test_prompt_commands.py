@@ -252,6 +252,7 @@ def test_a_limit_takes_of_each_task_in_turn() -> None:
     assert [prompt.text for prompt in packaged_prompts.spread(given, 3)] == ["a 0", "b 0", "a 1"]
 
 
+@pytest.mark.slow
 def test_on_a_runner_it_is_a_job_unless_told_otherwise(built: Stoker, daemon: DaemonProcess) -> None:
     runner = RunnerProcess(daemon.home, "bank-host", 1)
     try:

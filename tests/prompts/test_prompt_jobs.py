@@ -48,8 +48,8 @@ def bank_values(jobs, job):
 def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, home):
     write_bank(home)
     unreached = {"metric": "accuracy", "target": 1.5, "iterations": 4}
-    late = jobs.submit("late", hold=True, **tuning(home, demand=strict(15)))
-    passed = time.time() + 15
+    late = jobs.submit("late", hold=True, **tuning(home, demand=strict(6)))
+    passed = time.time() + 6
     used = jobs.submit("used", **tuning(home, demand=strict(3600), stop=unreached))
     assert jobs.ended(used)["state"] == "completed"
     until(lambda: time.time() > passed)
@@ -72,7 +72,7 @@ def test_a_tuning_says_whether_the_bank_was_used_and_leaves_an_adapter(jobs, hom
     assert uses == [(late, False, 2, False), (used, True, 6, True)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day in this process: test_initial_prompt.py, test_prompt_tuning.py
 def test_what_is_wrong_is_the_job_s_message(jobs, home):
     none = jobs.submit("none", **tuning(home))
     params = {"data": str(home.path / "mails.txt")}
@@ -92,6 +92,7 @@ def test_a_submission_is_checked_against_the_recipe(home, start_daemon, tmp_path
     assert said.code == 2 and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny (did you mean 'smollm2-135m'?)" in said.err
 
 
+@pytest.mark.slow
 def test_a_deadline_that_cannot_be_kept_is_said_at_submission_with_the_chance(jobs, home, tmp_path):
     """By a simulation of the pool with its own policy, in which the LLM has to load first."""
     said = command(home, "policy", "set", "prompttuner", "loading=60")

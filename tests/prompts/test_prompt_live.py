@@ -49,11 +49,16 @@ def test_a_tuning_begins_with_what_the_bank_gives(start_daemon, start_runner, tm
     assert said.code == 3 and "job 1 (completed) has left no tuned prompt on this host" in said.line
     states = {row["state"] for row in json.loads(command(daemon.home, "ps", "--all", "--json").out)}
     assert states == {"completed"}, "the build's job too"
+    (tmp_path / "toy.yaml").write_text("recipe: toy\n")
+    said = command(daemon.home, "prompt", "tune", str(tmp_path / "toy.yaml"))
+    assert said.code == 2 and "of recipe prompt-tune" in said.line
 
+
+@pytest.mark.nightly  # by day without a process: test_prompt_commands.py, test_backbones.py
+def test_a_lookup_that_cannot_be_is_told_in_a_line(start_daemon, tmp_path: Path) -> None:
+    daemon: DaemonProcess = start_daemon()
+    (tmp_path / "mails.csv").write_text("text,label\nwin cash now,spam\nsee you at noon,ham\n")
     said = command(daemon.home, "prompt", "lookup", "--llm", "smollm2", "--data", "mails.csv", "--here", cwd=tmp_path)
     assert said.code == 3 and "there is no LLM 'smollm2' (did you mean 'smollm2-135m'?)" in said.line
     said = command(daemon.home, "prompt", "lookup", "--llm", "tiny", "--data", "nowhere.csv", "--here", cwd=tmp_path)
     assert said.code in (2, 3) and "nowhere.csv" in said.line
-    (tmp_path / "toy.yaml").write_text("recipe: toy\n")
-    said = command(daemon.home, "prompt", "tune", str(tmp_path / "toy.yaml"))
-    assert said.code == 2 and "of recipe prompt-tune" in said.line

@@ -146,7 +146,13 @@ ONE = {kill_worker: "failed", kill_supervisor: "lost", hold: "preempted", preemp
 
 
 @pytest.mark.parametrize(
-    "act", [kill_worker, *(pytest.param(act, marks=pytest.mark.slow) for act in ONE if act != kill_worker)], ids=lambda act: act.__name__
+    "act",
+    [
+        kill_worker,
+        pytest.param(preempt, marks=pytest.mark.slow),
+        *(pytest.param(act, marks=pytest.mark.nightly) for act in (kill_supervisor, hold)),  # the one as the other, and as a preemption
+    ],
+    ids=lambda act: act.__name__,
 )
 def test_what_happens_to_one_of_two_is_nothing_to_the_other(pair: Pair, act: Callable[[Pair], None]) -> None:
     before, (other, _) = pair.goes_on("left"), pair.goes_on("right")

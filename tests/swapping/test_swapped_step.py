@@ -5,6 +5,7 @@ import torch
 from as_hardware import Hardware
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
+from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swapped_step import SwappedStep, step_of
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
@@ -31,9 +32,9 @@ class Block(nn.Module):
 class Words(nn.Module):
     """Blocks in a ModuleList, statistics, a head tied to the embedding, a constant, and a tensor that is no buffer."""
 
-    def __init__(self):
+    def __init__(self, **options):
         super().__init__()
-        self.words, self.blocks = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        self.words, self.blocks = nn.Embedding(VOCABULARY, WIDTH, **options), nn.ModuleList(Block() for _ in range(3))
         self.statistics, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.words.weight
         self.scale = torch.full((WIDTH,), 0.5)
@@ -120,6 +121,21 @@ def test_a_training_that_is_left_goes_on_to_the_same_end(count, tmp_path, monkey
     memory = Memory(cap=cap_of(count), accumulate=count)
     whole = trained(tmp_path / "whole", monkeypatch, memory, task(scheduler=None))
     first = trained(tmp_path / "left", monkeypatch, memory, task(scheduler=None), stop=2)
+    rest = trained(tmp_path / "left", monkeypatch, memory, task(scheduler=None))
+    assert first[0] + rest[0] == whole[0]
+    assert same(whole[2], rest[2])
+
+
+def test_asked_to_stop_while_it_measures_a_training_leaves_and_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    memory = Memory(cap=cap_of(2), accumulate=2)
+    whole = trained(tmp_path / "whole", monkeypatch, memory, task(scheduler=None))
+    first = trained(tmp_path / "left", monkeypatch, memory, task(scheduler=None), stop=2)
+    asked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "should_stop", lambda: asked.append(1) or len(asked) > 4)  # twice by the trainer, then between rounds
+        patch.setattr(SwapExecutor, "stepped", lambda self: pytest.fail("a step was made"))
+        left = Trainer(made := task(scheduler=None), Stop(), tmp_path / "left", LOCAL, work=step_of(memory, made, LOCAL))
+        assert not left.run() and left.step == left.saved == 2
     rest = trained(tmp_path / "left", monkeypatch, memory, task(scheduler=None))
     assert first[0] + rest[0] == whole[0]
     assert same(whole[2], rest[2])
@@ -234,13 +250,26 @@ def twice(model, tokens):
     return next_word(model, tokens) + next_word(model, tokens)
 
 
+def clamped(model, tokens):
+    loss = next_word(model, tokens)
+    with torch.no_grad():
+        model.head.weight.clamp_(-0.05, 0.05)
+    return loss
+
+
+def swapped_head(model, tokens):
+    loss = next_word(model, tokens)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    return loss
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
         ({"model": Branching}, r"memory: the model cannot be cut into parts: tracing its forward fails \(.*\); name the modules"),
         ({"model": Counting}, r"memory: the model's forward changes its attribute 'calls'"),
         ({"model": Wrapped, "whole": ("inside",)}, r"memory: the model's forward changes its attribute 'inside.calls'"),
-        ({"whole": ("block",)}, r"memory: the task's whole modules: the model has no module 'block'"),
+        ({"whole": ("block",)}, r"memory: Task.whole: the model has no module 'block'"),
         ({"loss": decayed}, r"memory: the task's loss uses the model's parameters besides calling it; write"),
         ({"loss": twice}, r"calls the model more than once"),
         ({"loss": lambda model, batch: torch.zeros((), requires_grad=True)}, r"does not call the model"),
@@ -248,6 +277,10 @@ def twice(model, tokens):
             {"loss": lambda model, batch: next_word(model, batch) * torch.nan},
             r"memory: the loss of a step is nan; no checkpoint has it: lower",
         ),
+        ({"model": lambda: Words(max_norm=0.5)}, r"memory: the model's parameter 'words.weight' is changed while the model or its loss"),
+        ({"loss": clamped}, r"memory: the model's parameter 'head.weight' is changed while the model or its loss computes"),
+        ({"loss": swapped_head}, r"memory: the model's parameter 'head.weight' is changed while the model or its loss computes"),
+        ({"model": lambda: Words(sparse=True)}, r"memory: words has sparse gradients, which cannot be swapped out; write sparse=False"),
         ({"loss": lambda model, batch: model(batch).detach().sum()}, r"must return a tensor of one element that depends"),
     ],
 )

@@ -37,6 +37,7 @@ from stoker.policies import registry
 from stoker.policies.contract import Phase, Plan, Profile, View
 from stoker.policies.estimate.throughput import Throughput
 from views import NOW, Job, make_view, views
+from waiting import patient
 
 NOTHING = Finished([], np.zeros(0), np.zeros(0))
 
@@ -387,7 +388,7 @@ class Hanging:
     gate = threading.Event()
 
     def plan(self, view: View) -> Plan:
-        self.gate.wait(30)
+        self.gate.wait(patient(30))
         raise RuntimeError("let go")
 
 

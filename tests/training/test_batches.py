@@ -134,7 +134,7 @@ def test_a_step_does_not_copy_the_buffer_and_its_state_is_known_while_a_sample_t
         def __getitem__(self, index):
             if stuck and threading.current_thread() is not threading.main_thread():
                 begun.set()
-                assert released.wait(30)
+                assert released.wait(patient(30))
             return index
 
     stuck = False
@@ -169,7 +169,7 @@ def test_a_loader_that_is_at_work_can_be_left_and_one_that_is_not_ends(monkeypat
 
     def load():
         begun.set()
-        assert released.wait(30)
+        assert released.wait(patient(30))
 
     loader = Loader(load)
     monkeypatch.setattr(script, "should_stop", begun.is_set)

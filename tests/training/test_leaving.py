@@ -43,7 +43,7 @@ def task():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opened", ["0", "1"])
+@pytest.mark.parametrize("opened", [pytest.param("0", marks=pytest.mark.nightly), "1"])
 def test_the_users_threads_files_and_exit_functions_are_waited_for(tmp_path: Path, opened: str) -> None:
     (tmp_path / "user.py").write_text(USER)
     run = tmp_path / "run-1"

@@ -314,7 +314,7 @@ def test_batches_are_augmented_beside_one_another(train):
             inside.add(worker)
             if len(inside) > 1:
                 both.set()
-            assert both.wait(60)
+            assert both.wait(patient(60))
         return turned(sample)
 
     two = PipelineOptions(tune="fixed", workers={"augment": 2})
@@ -322,7 +322,7 @@ def test_batches_are_augmented_beside_one_another(train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [1, SWITCH_AT - 1, SWITCH_AT, SWITCH_AT + 1])
+@pytest.mark.parametrize("at", [*(pytest.param(at, marks=pytest.mark.nightly) for at in (1, SWITCH_AT - 1, SWITCH_AT + 1)), SWITCH_AT])
 def test_what_has_been_drawn_ahead_is_drawn_again_after_a_stop(train, tmp_path, at):
     train("whole", task(still=True, augment=turned), **STAGED)
     train("parts", task(still=True, augment=turned), stop_at=at, **STAGED)
@@ -350,7 +350,7 @@ def test_a_smaller_buffer_takes_up_what_a_larger_one_held(train, tmp_path):
     assert_same(state(tmp_path, "staged"), state(tmp_path, "alone"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day in threads, and what processes decode
 def test_processes_augment_each_use_of_what_draws(train, tmp_path):
     made = train("reuse", task(collate=masked), reuse=REUSE)
     processes = PipelineOptions(tune="fixed", processes=True, workers={"decode": 1, "augment": 2})
@@ -362,6 +362,8 @@ def test_processes_augment_each_use_of_what_draws(train, tmp_path):
 
 
 # ---- a collate that draws ----
+
+RESUMED_BY_DAY = (("plain", "pipeline"), ("augmented", "both"))
 
 
 def masked(samples):
@@ -401,8 +403,14 @@ def test_a_collate_draws_anew_for_each_batch_and_nothing_of_the_training_s_own(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("augment", [None, shaken], ids=["plain", "augmented"])
+@pytest.mark.parametrize(
+    ("augment", "blocks"),
+    [
+        pytest.param(augment, blocks, id=f"{name}-{blocks}", marks=() if (name, blocks) in RESUMED_BY_DAY else pytest.mark.nightly)
+        for name, augment in (("plain", None), ("augmented", shaken))
+        for blocks in BLOCKS
+    ],
+)
 def test_a_job_with_a_collate_that_draws_is_resumed_exactly(train, tmp_path, blocks, augment):
     fields = {"still": True, "augment": augment, "collate": masked}
     whole = train("whole", task(**fields), **BLOCKS[blocks])
@@ -583,7 +591,7 @@ def test_a_request_to_stop_is_obeyed_while_a_sample_takes_for_ever(tmp_path, mon
         def __getitem__(self, index):
             if len(self.decoded) >= 30:
                 begun.set()
-                assert released.wait(60)
+                assert released.wait(patient(60))
             return super().__getitem__(index)
 
     monkeypatch.setattr(script, "should_stop", begun.is_set)
@@ -635,7 +643,7 @@ def gang(tmp_path):
         each.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day: a gang's reuse below, one rank stopped anywhere above, two that leave together in test_training.py
 def test_two_ranks_switch_together_and_end_the_same_however_they_are_stopped(gang):
     whole, parts = gang("whole"), gang("parts")
     assert whole.start(ranks=2).end() == 0, whole.log

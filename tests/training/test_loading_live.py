@@ -34,18 +34,16 @@ def shaken(sample):
     inputs, target = sample
     return inputs + 0.1 * torch.randn(4) * random.random(), target
 
-HELD = int(os.environ.get("STOKER_RESUME_COUNT", "0")) >= 2
-
 def loss(model, batch):
-    if not HELD:  # what is to be held twice comes to no end before, however late the holder looks
+    if not HELD:  # what is to be held comes to no end before, however late the holder looks
         time.sleep(PACE if model[1].num_batches_tracked < 30 else 10 * PACE)
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
-PACE = 0.0
+PACE, HELD = 0.0, True
 
-def task(data="Digits", pace=0.0):
-    global PACE
-    PACE = pace
+def task(data="Digits", pace=0.0, holds=0):
+    global PACE, HELD
+    PACE, HELD = pace, int(os.environ.get("STOKER_RESUME_COUNT", "0")) >= holds
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
     return Task(model=model, train=globals()[data](), augment=shaken, loss=loss, batch_size=4, checkpoint_every=10,
                 optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
@@ -74,18 +72,19 @@ def values(jobs, job, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "blocks",
+    ("blocks", "held"),  # before and after the switch
     [
-        pytest.param({"reuse": REUSE}, id="reuse", marks=pytest.mark.nightly),
-        pytest.param({"pipeline": {"interval": 0.2}}, id="pipeline", marks=pytest.mark.nightly),
-        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, id="both"),
+        pytest.param({"reuse": REUSE}, (5, 25), id="reuse", marks=pytest.mark.nightly),
+        pytest.param({"pipeline": {"interval": 0.2}}, (5, 25), id="pipeline", marks=pytest.mark.nightly),
+        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, (5,), id="both"),
+        pytest.param({"reuse": REUSE, "pipeline": {"interval": 0.2}}, (5, 25), id="both, twice", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.xdist_group("clock")
-def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, blocks):
+def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, blocks, held):
     whole = submit(jobs, home, "whole", **blocks)
-    parts = submit(jobs, home, "parts", params={"pace": 0.3}, **blocks)
-    for at in (5, 25):  # before and after the switch
+    parts = submit(jobs, home, "parts", params={"pace": 0.3, "holds": len(held)}, **blocks)
+    for at in held:
         until(lambda at=at: values(jobs, parts, "loss")[at - 1 : at])
         jobs.act("hold", parts)
         until(lambda: jobs.state(parts) not in ("running", "suspending"))
@@ -102,7 +101,7 @@ def test_a_job_that_is_held_and_released_ends_as_if_it_had_not_been(jobs, home, 
 
 
 @pytest.mark.xdist_group("clock")
-@pytest.mark.slow
+@pytest.mark.nightly  # by day in this process: test_loading_jobs.py; what a task raises is a job's message in test_swapped_jobs.py
 def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
     alone = submit(jobs, home, "alone", params={"data": "Unreadable"}, reuse=REUSE)
     piped = submit(jobs, home, "piped", params={"data": "Unreadable"}, pipeline={})
@@ -114,7 +113,7 @@ def test_what_a_data_set_raises_is_the_job_s_message(jobs, home):
 
 
 @pytest.mark.xdist_group("clock")
-@pytest.mark.slow
+@pytest.mark.nightly  # by day without a job: test_pipeline_processes.py
 def test_a_worker_process_of_the_pipeline_that_is_killed_is_made_up_for(jobs, home):
     processes = {"pipeline": {"processes": True, "workers": {"decode": 2}}}
     deadly, calm = submit(jobs, home, "deadly", params={"data": "Deadly"}, **processes), submit(jobs, home, "calm", **processes)

@@ -126,6 +126,7 @@ def test_digits_are_learned_and_resumed_exactly(tmp_path, monkeypatch):
 # ---- images in files ----
 
 
+@pytest.mark.slow
 def test_digits_in_jpeg_files_are_learned_and_resumed_exactly(tmp_path, monkeypatch):
     need(MNIST_5K)
     params = {"side": 32, "eval_every": 0, "checkpoint_every": 0}
@@ -150,6 +151,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "datasets"
 
 
+@pytest.mark.slow
 def test_clicks_are_learned_and_resumed_exactly(tmp_path, monkeypatch, cache):
     params = {"rows": 8000, "buckets": 500, "dim": 8, "batch_size": 128, "eval_every": 0, "checkpoint_every": 0}
     whole = assert_resumes_exactly(tmp_path, monkeypatch, "dlrm", 60, **params)

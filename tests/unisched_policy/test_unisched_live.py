@@ -133,6 +133,7 @@ def test_without_gpus_it_says_so_and_starts_when_there_are_some(home, jobs: Jobs
     assert jobs.ended(job)["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_no_time_to_solve_falls_back_and_is_recorded(home, jobs: Jobs, start_runner: Callable[..., RunnerProcess]) -> None:
     start_runner(slots=2)
     schedule(home, "unisched", "be_lease=2", "slo_leases=1", "overhead=0", "time_limit=0", "gap=0")

@@ -18,7 +18,7 @@ from waiting import patient
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # seven daemons, three imports of torch
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MAILS, PROMPTS = (Path(__file__).parent / name for name in ("few_mails.jsonl", "few_prompts.jsonl"))
 
@@ -94,8 +94,8 @@ def run(name: str, *arguments: str) -> str:
 
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
-    "adhoc_sql", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "iterations", "overhead", "packing", "perfect",
-    "prompts", "reuse_augment", "swap", "unisched", "warm",
+    "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
+    "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "store_writes", "submissions", "swap", "unisched", "warm",
 )  # fmt: skip
 
 
@@ -148,6 +148,13 @@ def test_tables_are_for_people() -> None:
     assert "One tick of a policy" in lines
     header = next(line for line in lines if "p99 ms" in line)
     assert lines[lines.index(header) + 1].split()[:2] == ["fifo", "10"]
+
+
+def test_a_run_that_is_not_whole_shows_what_it_has() -> None:
+    """Without the oracle nothing is set in relation to it, and no part of a search was measured."""
+    lines = run("autosched", "--ways", "default", "--parts", "0").splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")][1:] == ["runs"]
+    assert lines[-1].split()[:2] == ["0", "default"]
 
 
 def test_every_benchmark_is_run_here_and_told_of() -> None:

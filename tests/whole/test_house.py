@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("house")
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("engine", "policies", "runners")
 

@@ -72,7 +72,16 @@ def _value(kind: Any, node: Node, field: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _at(str(error), node, field) from None
+        text = str(error)
+        if (either := _number_or_words(kind)) and text.startswith(("Invalid enum value", "Expected `int | str`")):
+            raise node.wrong(field, either) from None
+        raise _at(text, node, field) from None
+
+
+def _number_or_words(kind: Any) -> str | None:
+    """What ``int | Literal["auto"]`` takes, in words."""
+    words = [word for arm in _kinds(kind) if get_origin(arm) is Literal for word in get_args(arm)]
+    return " or ".join([_WORDS["int"], *words]) if words and len(_kinds(kind)) > 1 else None
 
 
 def _plain(kind: Any, node: Node, field: str) -> Any:
