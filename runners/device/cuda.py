@@ -19,6 +19,7 @@ from .device import CapExceeded, Device, Event, Pair, Times
 
 T = TypeVar("T")
 
+_BLOCK = 512  #: bytes, of which the allocator takes whole ones
 _LOST = 64 << 20  #: it takes memory in pages of 20 MiB, and what libraries keep for good lies across some
 
 
@@ -76,6 +77,9 @@ class CudaDevice:
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocated(lambda: tensor.detach().to(self.device, copy=True))
+
+    def rounded(self, size: int) -> int:
+        return -(-size // _BLOCK) * _BLOCK
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._allocated(lambda: torch.empty_like(tensor, device=self.device, requires_grad=False))

@@ -34,6 +34,10 @@ class Device(Protocol):
         """A copy of a small host tensor on the device, for the computing stream; waits for it."""
         ...
 
+    def rounded(self, size: int) -> int:
+        """Bytes that its allocator takes for a tensor of so many. What it loses between those is beside the cap."""
+        ...
+
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for a tensor, in the order of the computing stream. Raises CapExceeded."""
         ...

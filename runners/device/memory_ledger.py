@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that were made while it was on, views counted once; a cap on them.
+    """Bytes of the storages that were made while it was on, views counted once, by what the device takes for each (``rounded``).
 
     It sees intermediate results and what autograd keeps, which a ledger of our own allocations would not.
     """
 
-    def __init__(self, over: Any = None) -> None:
+    def __init__(self, over: Any = None, rounded: Callable[[int], int] = int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._over = over  #: called with the bytes in use when they have grown
+        self._over, self._rounded = over, rounded  #: ``over`` is called with the bytes in use when they have grown
         self._sizes: dict[int, int] = {}
 
     @classmethod
@@ -41,7 +41,7 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._sizes or key in known:
             return
-        self._sizes[key] = size = storage.nbytes()
+        self._sizes[key] = size = self._rounded(storage.nbytes())
         weakref.finalize(storage, self._gone, key).atexit = False
         self.now += size
         self.peak = max(self.peak, self.now)

@@ -47,16 +47,22 @@ class _Event:
 
 
 class MeteredDevice:
-    """See above; ``clock``: what the seconds of computing are read from."""
+    """See above; ``clock``: what the seconds of computing are read from; ``page``: bytes, of which an allocation takes whole ones."""
 
     name = "metered"
     emulated = True
 
     def __init__(
-        self, cap: int, *, bandwidth: float = BANDWIDTH, latency: float = LATENCY, clock: Callable[[], float] = time.perf_counter
+        self,
+        cap: int,
+        *,
+        bandwidth: float = BANDWIDTH,
+        latency: float = LATENCY,
+        clock: Callable[[], float] = time.perf_counter,
+        page: int = 1,
     ) -> None:
-        self.cap, self.bandwidth, self.latency, self.clock = cap, bandwidth, latency, clock
-        self.ledger = MemoryLedger(self._check)
+        self.cap, self.bandwidth, self.latency, self.clock, self.page = cap, bandwidth, latency, clock, page
+        self.ledger = MemoryLedger(self._check, self.rounded)
         self._times = Times()
         self._now = 0.0  #: of the computing stream
         self._host = 0.0
@@ -67,6 +73,9 @@ class MeteredDevice:
         return self.latency * tensors + size / self.bandwidth
 
     # ---- memory ----
+
+    def rounded(self, size: int) -> int:
+        return -(-size // self.page) * self.page
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.ledger, torch.no_grad():
@@ -86,7 +95,7 @@ class MeteredDevice:
 
     @contextmanager
     def lifted(self) -> Iterator[Device]:
-        yield MeteredDevice(1 << 60, bandwidth=self.bandwidth, latency=self.latency, clock=self.clock)
+        yield MeteredDevice(1 << 60, bandwidth=self.bandwidth, latency=self.latency, clock=self.clock, page=self.page)
 
     def drop(self, tensor: torch.Tensor) -> None:
         _poison(tensor)

@@ -7,7 +7,7 @@ weights are used on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -184,6 +184,6 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
 
 
-def size_of(value: Any) -> int:
-    """Bytes of the tensors in it."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))
+def size_of(value: Any, rounded: Callable[[int], int] = int) -> int:
+    """Bytes of the tensors in it, by what a device takes for each (``rounded``)."""
+    return sum(rounded(tensor.numel() * tensor.element_size()) for tensor in tensors(value))

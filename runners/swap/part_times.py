@@ -23,7 +23,7 @@ from ..train import rng
 from ..train.batches import Interrupted
 from ..worker import script
 from .chain import Chain, Values, size_of, tensors
-from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, thinned
+from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
@@ -46,14 +46,31 @@ def measure(
         told(f"measuring the model, {len(chain)} operations, in {len(shape.cuts) + 1} pieces")
         fine = _profiled(chain, shape.cuts, begin, tail, roomy, rounds, told)
         told(f"measured {len(shape.cuts) + 1} pieces in {fine.rounds} rounds")
-        part_forward, part_backward = _of_a_part(fine, shape, begin, tail, roomy, rounds, told)
-    masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
-    pieces = tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts)))
-    pieces = tuple(_less(piece, part_forward, part_backward, frozen=k < fine.bottom) for k, piece in enumerate(pieces))
-    return Measured(
-        pieces=pieces, values=shape.values, gradients=shape.gradients(fine.gradients), inputs=fine.inputs + fine.loss,
-        part_forward=part_forward, part_backward=part_backward, there=0 if device.emulated else device.memory()[0],
-    )  # fmt: skip
+        masters = {id(chain.attribute(name)): n for n, name in enumerate(chain.names(0, len(chain)))}
+        measured = Measured(
+            pieces=tuple(_piece(fine, k, masters, shape) for k in range(len(fine.parts))),
+            values=shape.values, gradients=shape.gradients(fine.gradients), inputs=fine.inputs + fine.loss,
+            there=0 if device.emulated else device.memory()[0],
+        )  # fmt: skip
+        part_forward = part_backward = 0.0
+        with suppress(CapExceeded):
+            if (cuts := _coarse(measured, device)) is not None:
+                coarse = _profiled(chain, [shape.cuts[cut - 1] for cut in cuts], begin, tail, roomy, rounds, told)
+                told(f"measured {len(coarse.parts)} larger parts beside them" if cuts else "measured it in one part beside them")
+                part_forward, part_backward = _overheads(fine, coarse)
+    return _of_pieces(measured, part_forward, part_backward, bottom=fine.bottom)
+
+
+def _coarse(measured: Measured, device: Device) -> list[int] | None:
+    """Cuts between pieces for the second measurement, into parts that keep to the cap: it need not take more than the training will."""
+    room = device.cap - (device.memory()[0] if device.emulated else 0)
+    size = min(_COARSE, len(measured.pieces))
+    while size > 1:
+        cuts = list(range(size, len(measured.pieces), size))
+        if cost_of(measured, cuts, _MICRO_BATCHES).peak <= room:
+            return cuts
+        size //= 2
+    return None
 
 
 # ---- where it may be cut ----
@@ -112,7 +129,7 @@ class Shape:
                         spans[node] = spans.get(inputs[key], -1)
                     else:
                         spans[node] = len(self._spans)
-                        self._spans.append([index, last, leaf.untyped_storage().nbytes()])
+                        self._spans.append([index, last, self.device.rounded(leaf.untyped_storage().nbytes())])
                     if spans.get(node, -1) >= 0:
                         self._spans[spans[node]][1] = max(self._spans[spans[node]][1], last)
 
@@ -234,16 +251,16 @@ class Profiler(SwapExecutor):
         self._going_back = False
         _, peak = self.device.memory()
         kept, again = self._marks
-        self.loss = max(self.loss, size_of(loss))
+        self.loss = max(self.loss, 2 * size_of(loss, self.device.rounded))  # as the task gives it, and scaled
         self.seen[k].backward.append(times.computing)
         self.seen[k].most(again_work=again - before, kept=kept - before)
         if c == 0:
-            made = sum(size_of(self.chain.attribute(name).grad) for name in self.names[k] if self._trains(name))
+            made = sum(size_of(self.chain.attribute(name).grad, self.device.rounded) for name in self.names[k] if self._trains(name))
             self.seen[k].most(backward_work=peak - kept - made)
         else:
             self.seen[k].most(later_work=peak - kept)
         for node, value in batch.gradients.items():
-            self.gradients[node] = max(self.gradients.get(node, 0), value.untyped_storage().nbytes())
+            self.gradients[node] = max(self.gradients.get(node, 0), self.device.rounded(value.untyped_storage().nbytes()))
         return loss
 
 
@@ -259,7 +276,7 @@ def _profiled(
         if script.should_stop():
             raise Interrupted
         micro = [MicroBatch(begin(), rng.get_state()) for _ in range(_MICRO_BATCHES)]
-        profiler.inputs = max(sum(size_of(value) for value in batch.values.values()) for batch in micro)
+        profiler.inputs = max(size_of(batch.values, device.rounded) for batch in micro)
         try:
             with device.step():  # of its own: no part of what a training's step tells
                 profiler.run(micro, tail)
@@ -275,18 +292,6 @@ def _profiled(
         for parameter in chain.parameters.values():
             parameter.grad = None
     return profiler
-
-
-def _of_a_part(
-    fine: Profiler, shape: Shape, begin: Begin, tail: Tail, device: Device, rounds: int, told: Callable[[str], None]
-) -> tuple[float, float]:
-    """`_overheads`, from a second measurement; none where its parts do not fit into the device."""
-    step = min(_COARSE, len(shape.cuts) + 1)
-    with suppress(CapExceeded):
-        coarse = _profiled(fine.chain, shape.cuts[step - 1 :: step], begin, tail, device, rounds, told)
-        told(f"measured {len(coarse.parts)} larger parts beside them" if len(coarse.parts) > 1 else "measured it in one part beside them")
-        return _overheads(fine, coarse)
-    return 0.0, 0.0
 
 
 def _overheads(fine: Profiler, coarse: Profiler) -> tuple[float, float]:
@@ -320,16 +325,19 @@ def _piece(fine: Profiler, k: int, masters: dict[int, int], shape: Shape) -> Pie
         name=str(node.target) if node.op == "call_module" else node.name,
         start=start, stop=stop,
         forward=seen.seconds("forward"), backward=seen.seconds("backward"), load=seen.seconds("load"), out=seen.seconds("out"),
-        weights=tuple(Weight(masters[id(value)], size_of(value), fine._trains(name)) for name, value in held),
+        weights=tuple(Weight(masters[id(value)], size_of(value, fine.device.rounded), fine._trains(name)) for name, value in held),
         forward_work=seen.forward_work, statistics=max(0, seen.persisted - made),
         again_work=seen.again_work, kept=seen.kept, backward_work=max(0, seen.backward_work), later_work=max(0, seen.later_work),
     )  # fmt: skip
 
 
-def _less(piece: Piece, part_forward: float, part_backward: float, frozen: bool) -> Piece:
-    """Without what a part adds. What is not trained is only computed again on the way back."""
-    forward = max(0.0, piece.forward - part_forward)
-    return replace(piece, forward=forward, backward=forward if frozen else max(0.0, piece.backward - part_backward))
+def _of_pieces(measured: Measured, part_forward: float, part_backward: float, bottom: int) -> Measured:
+    """Without what a part adds in its pieces. What is not trained, before the piece ``bottom``, is only computed again on the way back."""
+    pieces = []
+    for k, piece in enumerate(measured.pieces):
+        forward = max(0.0, piece.forward - part_forward)
+        pieces.append(replace(piece, forward=forward, backward=forward if k < bottom else max(0.0, piece.backward - part_backward)))
+    return replace(measured, pieces=tuple(pieces), part_forward=part_forward, part_backward=part_backward)
 
 
 @contextmanager

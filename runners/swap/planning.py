@@ -74,7 +74,7 @@ def measured_task(task: Task, device: Device) -> Measured:
         measured = measure(chain, begun, loss, device, _say)
     finally:
         call.close()
-    return replace(measured, inputs=max(measured.inputs, size_of(judged)))
+    return replace(measured, inputs=max(measured.inputs, size_of(judged, device.rounded)))
 
 
 def first_batch(task: Task) -> Any:

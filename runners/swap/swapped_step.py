@@ -161,7 +161,7 @@ class SwappedStep:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         self.device.reset_peak()
-        self._require_room(size_of(list(batches)))
+        self._require_room(size_of(list(batches), self.device.rounded))
         with self.device.step() as times:
             batch_of = _Batches(self, [self._put(batch) for batch in batches], weight)
             executor = self.training.ready([each.values for each in batch_of.micro], self.device, lambda: self._cuts(batch_of))
@@ -189,7 +189,9 @@ class SwappedStep:
         largest = max(range(len(batches.placed)), key=lambda c: _elements(batches.placed[c]))
         values = batches.micro[largest].values
 
-        def tail(_: int, answer: Any) -> torch.Tensor:
+        def tail(c: int, answer: Any) -> torch.Tensor:
+            if c == 0:
+                batches.losses.clear()  # of the trial before: they are on the device
             return batches.loss(largest, answer)
 
         used = self.training.cuts if self.training.executor is not None else None

@@ -59,28 +59,19 @@ class _Trial:
 
     def __init__(self, chain: Chain, cap: int, device: Device, work: Callable[[SwapExecutor], object], told: Callable[[str], None]) -> None:
         self.chain, self.cap, self.device, self.work, self.told = chain, cap, device, work, told
-        self.beside = device.memory()[0] if device.emulated else 0  #: batches; on a GPU they are in the peak
-        self.peaks: dict[Cuts, int | None] = {}
+        self.beside = device.memory()[0] if device.emulated else 0  #: batches; measured on a GPU they are in what is there
+        self.tried: dict[Cuts, bool] = {}
         self.predicted: int | None = None  #: the smallest cap, by the planner
 
     def fits(self, cuts: Cuts) -> bool:
-        if cuts not in self.peaks:
-            self.peaks[cuts] = self._peak(cuts)
-        peak = self.peaks[cuts]
-        return peak is not None and peak <= self.cap
-
-    def _peak(self, cuts: Cuts) -> int | None:
-        """Most bytes that the work took; None where the device itself has no room for it."""
-        if self.device.emulated:
-            with self.device.lifted() as roomy:
-                return self._taken(cuts, roomy)
-        if (peak := self._taken(cuts, self.device)) is None:
-            with self.device.lifted() as roomy:
-                peak = self._taken(cuts, roomy)
-            return peak if peak is None else max(peak, self.cap + 1)  # not less: between what is used it had no room
-        return peak
+        """Tried under the cap: also on an emulated device no more memory is taken than the training may."""
+        if cuts not in self.tried:
+            peak = self._taken(cuts, self.device)
+            self.tried[cuts] = peak is not None and peak <= self.cap
+        return self.tried[cuts]
 
     def _taken(self, cuts: Cuts, device: Device) -> int | None:
+        """Most bytes that were used; None where the device had no room for that."""
         if script.should_stop():
             raise Interrupted
         self.told(f"trying {len(cuts) + 1} parts")
@@ -93,16 +84,20 @@ class _Trial:
             except CapExceeded:
                 executor.abandon()
                 return None
-            return device.memory()[1] + self.beside
+            return device.memory()[1]
 
     def smallest(self) -> int | None:
-        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that was seen to suffice.
+        """What the planner needs: it suffices whichever of such cuts it takes for the quickest. Else the least that suffices without a cap.
 
-        The planner may be wrong on a GPU: there its cuts may not fit into the cap although they should.
+        The planner may be wrong on a GPU: there its cuts may not fit into the cap although they should, as between what is used there
+        is no room.
         """
         if self.predicted is not None and self.predicted > self.cap:
             return self.predicted
-        return min((peak for peak in self.peaks.values() if peak is not None), default=None)
+        with self.device.lifted() as roomy:
+            beside = self.beside if roomy is not self.device else 0
+            peaks = [peak + beside for cuts in self.tried if (peak := self._taken(cuts, roomy)) is not None]
+        return max(min(peaks), self.cap + 1) if peaks else None
 
 
 def _fewest(trial: _Trial, values: Values, least: int, purpose: str) -> Cuts:

@@ -1,12 +1,10 @@
 """Steps of a training with swapped parts: the losses, weights and checkpoints of the plain step, to the bit; and what is refused."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from as_hardware import Hardware
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
-from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swapped_step import SwappedStep, step_of
 from stoker.runners.train.task import Task
@@ -184,20 +182,6 @@ def test_an_evaluation_that_does_not_fit_is_computed_on_the_host(tmp_path, monke
     swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=cap_of(1)), task(evaluate=held_out))
     assert plain[0] == swapped[0] and same(plain[2], swapped[2])
     assert [line for line in caplog.messages if "evaluations are computed on the host" in line]
-
-
-class Hardware(MeteredDevice):
-    """As a GPU it has no other memory to try a step in than its own."""
-
-    emulated = False
-
-    @contextmanager
-    def lifted(self):
-        cap, self.cap = self.cap, 1 << 60
-        try:
-            yield self
-        finally:
-            self.cap = cap
 
 
 @pytest.fixture
