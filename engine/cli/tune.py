@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
             ranges[key] = (float(low), float(high))
         except ValueError:
             raise UsageError(f"--range: {text!r} is not KEY=LOW:HIGH") from None
+        if not all(map(math.isfinite, ranges[key])):
+            raise UsageError(f"--range: {text!r}: LOW and HIGH are to be finite")
     return ranges
 
 

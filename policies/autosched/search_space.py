@@ -180,6 +180,9 @@ def space_of(
             raise ValueError(f"{name}: has neither a range nor choices, so it can't be tuned")
     if not numbers and not categories:
         raise ValueError("the policy has no keys to tune; 'stoker policy list' names others")
+    for key in ranges:
+        if key not in {number.name for number in numbers}:
+            raise ValueError(f"{key}: a range is for a number that is tuned; there are: {', '.join(number.name for number in numbers)}")
     _check_order(numbers)
     tuned = {*(one.name for one in numbers), *(one.name for one in categories)}
     return Space(tuple(numbers), tuple(categories), {name: config[name] for name in fields if name not in tuned})

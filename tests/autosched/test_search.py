@@ -114,6 +114,7 @@ def test_every_projected_sample_is_a_valid_configuration(name: str, units: list[
         ({"threshold_1": (5000, 6000), "threshold_2": (10, 100)}, "threshold_2: at most 100, while threshold_1.*at least 5000"),
         ({"threshold_1": (0.1, 6000)}, "threshold_1: 0.1 to 6000 is not within its range 1 to 1e"),
         ({"treshold": (1, 2)}, "treshold: the policy has no such key"),
+        ({"priority": (0, 1)}, "priority: a range is for a number that is tuned; there are: queues, threshold_1"),
     ],
 )
 def test_contradictory_ranges_are_one_clear_line(given_ranges: dict[str, tuple[float, float]], words: str) -> None:

@@ -83,6 +83,7 @@ TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "
             "threshold_2: at most 20, while threshold_1",
         ),
         (("-p", "tiresias", "--only", "nothing"), "nothing: the policy has no such key"),
+        (("-p", "tiresias", "--range", "threshold_1=nan:9"), "--range: 'threshold_1=nan:9': LOW and HIGH are to be finite"),
         (("-p", "tiresias", "--at", "100d"), "no job is there or expected, so all configurations are alike"),
     ],
 )
