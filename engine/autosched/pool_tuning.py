@@ -260,7 +260,7 @@ class PoolTuning:
     def reload(self) -> None:
         """Take up what was set; `look` has its turn a twelfth of a period apart."""
         self._tasks.every("auto tuning", 3600.0, self.reload)
-        rows = {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
+        rows = self._settings()
         for pool, row in rows.items():
             before = self._automatic.get(pool)
             if row == before:
@@ -273,8 +273,12 @@ class PoolTuning:
 
     def automatic(self) -> dict[str, dict[str, Any]]:
         """Of the pools that tune themselves: the period in seconds and the objective."""
-        rows = objects(self._store, "policy/auto_tuning")
-        return {row["pool"]: {"period": row["period"], "objective": row["objective"]} for row in rows if row["enabled"]}
+        kept = self._settings().items()
+        return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in kept if row["enabled"]}
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """The last of each pool, turned off or not."""
+        return {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
 
     def look(self, pool: str) -> None:
         """The turn of a pool that tunes itself: measure, take back, search."""

@@ -86,7 +86,6 @@ def _train(spec: JobSpec, profile: bool) -> int:
     import torch
 
     torch.set_num_threads(_threads())
-    from ..train import rng
     from ..train.batches import Interrupted
 
     if spec.recipe == SWAP_PLAN:
@@ -96,6 +95,7 @@ def _train(spec: JobSpec, profile: bool) -> int:
             return PREEMPTED_EXIT
         script.done()
         return 0
+    from ..train import rng
     from ..train.profiling_run import Profiling
     from ..train.trainer import Trainer
     from .ranks import Ranks, any_rank

@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_come_is_looked_into_when_the_job_is_asked_to_stop
     (said,) = [record.getMessage() for record in caplog.records if "has not come" in record.getMessage()]
     first, *stacks = said.splitlines()
     assert "at train[" in first
-    assert any("self.released.wait(" in line for line in stacks)
+    assert any("self.released.wait(patient(60))" in line for line in stacks)
     assert "thread stoker-" not in said
 
 
