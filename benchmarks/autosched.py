@@ -11,7 +11,8 @@ the beginning of the window from the same state, with the default in force, and 
   Both without even draws at first, and without what was best before;
 - random: as many random configurations each hour, from the present state with expected arrivals;
 - autosched, with the causal model learnt from the day before; no causal: without it; shuffled: its labels shuffled before it is learnt;
-- oracle: the search without causal model, each hour, that knows the arrivals of the next hour. It is no upper bound.
+- oracle: the search without causal model, each hour, that knows the arrivals of the next hour and how long all jobs take. It is no upper
+  bound.
 
 Then, at moments of the default's run, what each part of a search is worth at equal trials (``--parts``, moments a window), beside random
 ones and the best of an exhaustive grid. Days are few, and each is one path of many: one other configuration at noon, and all that follows
@@ -33,6 +34,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +99,14 @@ def windows(whole: Workload, cluster: Cluster, count: int, load: float, days_eac
 
 
 def oracle(simulation: Simulation, policy: str, options: Options) -> Situation:
-    """What is known, with the arrivals that will come."""
+    """What is known, with the arrivals that will come, and what all jobs have left in truth; a trial's policy is told no more of it."""
     situation, workload, now = situation_of(simulation, policy, options)[0], simulation.workload, simulation.now
+    jobs = situation.view.jobs
+    left = np.where(np.isnan(jobs.remaining), np.maximum(workload.duration[jobs.id] - jobs.run_time, 1e-3), situation.left)
     rows = np.flatnonzero((workload.submitted > now) & (workload.submitted <= now + HOUR))
     users = [workload.users[code] for code in workload.user[rows].tolist()]
     coming = make_workload("ahead", workload.submitted[rows], workload.duration[rows], workload.gpus_min[rows], users=users)
-    return dataclasses.replace(situation, coming=coming)
+    return dataclasses.replace(situation, left=left, coming=coming)
 
 
 def last_hour(simulation: Simulation, policy: str, options: Options) -> Situation:
@@ -132,12 +136,15 @@ def at_random(request: Request) -> Answer:
     in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)
     space, rng = space_of(registry.load(policy).Config, in_force), np.random.default_rng(request.seed)
     tried = aggregated(request.situation)
-    reference = measure(tried, registry.create(policy, in_force))
+    reference = usual = measure(tried, registry.create(policy, in_force))
+    if in_force != (default := dataclasses.asdict(registry.load(policy).Config())):
+        with suppress(OutOfTime, SimulationError):
+            usual = measure(tried, registry.create(policy, default), most_decisions=bound_of(reference))
     found = Found(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
     for _ in range(1, request.trials):
         config = random_configuration(space, in_force, rng)
         try:
-            figures = measure(tried, registry.create(policy, config), most_decisions=bound_of(reference))
+            figures = measure(tried, registry.create(policy, config), most_decisions=bound_of(usual))
         except (OutOfTime, SimulationError):
             continue
         reward = reward_of(request.objective, reference, figures)

@@ -41,4 +41,5 @@ def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, Dura
 def accuracy_words(predictor: DurationRanges) -> str:
     """How often it was right on jobs that it had not seen, beside simple rules."""
     beside = ", ".join(f"{name} {100 * share:.0f}" for name, share in predictor.beside.items())
-    return f"durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %)"
+    taken = f", so {predictor.rule} is taken" if predictor.rule else ""
+    return f"durations are predicted, the range right in {100 * predictor.accuracy:.0f} % ({beside} %{taken})"

@@ -132,18 +132,34 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
 
 
 class _Trials:
-    """Bounded simulations of one situation, the first of which is that of what is in force. ``ends_at``: by the monotonic clock."""
+    """Bounded simulations of one situation: first that of what is in force, and that of the default, whose cost bounds all others.
+
+    By the cost of what is in force, one that costs much would make all that are tried after it cost as much. ``ends_at``: by the
+    monotonic clock.
+    """
 
     def __init__(self, policy: str, situation: Situation, ends_at: float, first: float = FIRST_SECONDS) -> None:
         self.policy, self.situation, self.ends_at, self.first = policy, situation, ends_at, first
         self.reference: Figures | None = None
+        self._usual: Figures  #: whose cost bounds a trial
 
     def measure(self, config: Configuration) -> Figures:
+        """Raises NotMeasured."""
+        if self.reference is not None:
+            return self._tried(config)
+        self.reference = self._usual = self._measured(config, self.first, math.inf)
+        default = dataclasses.asdict(registry.load(self.policy).Config())
+        if config != default:
+            with contextlib.suppress(NotMeasured):  # it costs still more than what is in force, or can't be simulated
+                self._usual = self._tried(default)
+        return self.reference
+
+    def _tried(self, config: Configuration) -> Figures:
         left = max(self.ends_at - time.monotonic(), 0.0)
-        if self.reference is None:
-            bound, decisions = self.first, math.inf
-        else:
-            bound, decisions = min(max(TIMES_AS_LONG * self.reference.seconds, LEAST_SECONDS), left), bound_of(self.reference)
+        return self._measured(config, min(max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), left), bound_of(self._usual))
+
+    def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
+        left = max(self.ends_at - time.monotonic(), 0.0)
         began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
         try:
             with _bounded(real):
@@ -157,9 +173,7 @@ class _Trials:
             raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
         except (SimulationError, ValueError) as error:
             raise NotMeasured(str(error)) from None
-        figures = dataclasses.replace(figures, seconds=time.thread_time() - began)
-        self.reference = self.reference or figures
-        return figures
+        return dataclasses.replace(figures, seconds=time.thread_time() - began)
 
 
 def _checked(found: Found, trials: _Trials, objective: str) -> Found:

@@ -203,14 +203,14 @@ def features_of(situation: Situation) -> Floats:
     return workload_features(here, len(view.gpus), float(view.jobs.gpus_min.sum()), situation.left, int(weight.sum()) - here)
 
 
-TIMES_AS_MANY = 4  #: decisions of a trial, of those that what is in force takes
+TIMES_AS_MANY = 4  #: decisions of a trial, of those that the default takes
 LEAST_DECISIONS = 200  #: and so many in any case
 
 
-def bound_of(reference: Figures) -> int:
+def bound_of(usual: Figures) -> int:
     """Decisions after which a trial is cut off. Of decisions, as they do not depend on what else the machine does, so that a search finds
     the same again; jobs that change places all the time are what makes a trial long."""
-    return TIMES_AS_MANY * reference.decisions + LEAST_DECISIONS
+    return TIMES_AS_MANY * usual.decisions + LEAST_DECISIONS
 
 
 class CutOff(OutOfTime):

@@ -155,6 +155,7 @@ class _Ongoing(Simulation):
         self._last_deadline = np.where(watched.until_deadline, view.jobs.deadline, -np.inf)
         self.agenda.now = view.now
         self.evictions, self.memory = evictions, memory
+        self.recorder.finished_before = view.finished_service
         after = int(view.jobs.id.max(initial=0)) + 1  # ids of those that come
         self.table.ids = np.concatenate((view.jobs.id, np.arange(after, after + len(workload) - self._at_hand)))
         self._number = {job: number for number, job in enumerate(self.table.ids.tolist())}

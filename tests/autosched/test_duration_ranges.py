@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from stoker.engine.autosched.moment_of_trace import DailyPredictor
 from stoker.engine.autosched.situation import History
-from stoker.policies.autosched.duration_ranges import DurationRanges, NoPredictor, PastJobs, drawn, features, likeliest, range_of
+from stoker.policies.autosched.duration_ranges import (
+    DurationRanges,
+    NoPredictor,
+    PastJobs,
+    drawn,
+    drawn_range,
+    features,
+    likeliest,
+    range_of,
+)
 
 
 def of_users(jobs: int = 400, seed: int = 0) -> PastJobs:
@@ -40,6 +49,26 @@ def test_users_who_do_the_same_again_are_learnt() -> None:
     fresh = of_users(seed=1)
     whole = learnt.draw(fresh, [300, 301], float(fresh.submitted[301]), np.array([0.0, 50000.0]))
     assert range_of(whole)[0] == range_of(fresh.duration[[300]])[0] and whole[1] > 50000.0
+
+
+def test_a_simple_rule_that_was_right_more_often_is_taken() -> None:
+    """User 0 takes minutes, user 5 eleven hours: with no other jobs known, as the last of each, or as the median of all."""
+    jobs, known = of_users(), np.array([100.0, 1000.0, 40000.0])
+    rows = [int(np.flatnonzero(jobs.user == user)[-1]) for user in (0, 5)]
+    now, fresh = float(jobs.ended.max()), np.zeros(2)
+    as_last = DurationRanges(None, known, 0.5, {"last": 0.9, "mean": 0.1, "quantile": 0.6})
+    assert as_last.rule == "last" and as_last.draw(jobs, rows, now, fresh).tolist() == [100.0, 40000.0]
+    as_median = DurationRanges(None, known, 0.5, {"last": 0.1, "mean": 0.1, "quantile": 0.6})
+    assert as_median.draw(jobs, rows, now, fresh).tolist() == [1000.0, 1000.0]
+    assert as_median.draw(jobs, rows, now, np.array([0.0, 20000.0])).tolist() == [1000.0, 40000.0]  # it has run for longer than that
+    assert DurationRanges(None, known, 0.95, as_last.beside).rule == ""
+
+
+def test_ranges_are_drawn_as_likely_as_they_are() -> None:
+    shares, classes, rng = np.array([0.7, 0.2, 0.1]), np.array([0, 1, 3]), np.random.default_rng(0)
+    counts = np.bincount([drawn_range(shares, classes, 0.0, rng) for _ in range(2000)], minlength=4) / 2000
+    assert counts == pytest.approx([0.7, 0.2, 0.0, 0.1], abs=0.03)
+    assert {drawn_range(shares, classes, 400.0, rng) for _ in range(100)} == {1, 3} and drawn_range(shares, classes, 9e4, rng) == 5
 
 
 @pytest.mark.slow
@@ -77,7 +106,8 @@ def test_it_takes_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ensemble.HistGradientBoostingClassifier, name, looked)
     with pools.threadpool_limits(4):
         jobs = of_users(120)
-        DurationRanges.learnt(jobs).draw(jobs, [100], float(jobs.submitted[100]), np.zeros(1))
+        learnt = dataclasses.replace(DurationRanges.learnt(jobs), beside={})  # no simple rule is better
+        learnt.draw(jobs, [100], float(jobs.submitted[100]), np.zeros(1))
     assert len(seen) == 4 and all(threads and set(threads) == {1} for threads in seen)
 
 

@@ -17,9 +17,9 @@ from stoker.engine.autosched.pool_gains import is_burst, newest, tried_before
 from stoker.engine.autosched.rollback import has_harmed, measured_gain
 from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, look_ahead, measure, no_jobs, predictor_of
+from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.run_options import Options
+from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
@@ -71,6 +71,20 @@ def test_a_trial_goes_on_as_the_simulation_would() -> None:
     expected = float((fates.ended - past.submitted)[open_at].mean())
     assert len(situation.view.jobs) == open_at.sum()
     assert measure(situation, registry.create("tiresias", {})).jct == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_trial_knows_of_durations_what_the_policy_knows() -> None:
+    """Nothing is told of them: Lucid believes of each job what the jobs that have ended took, within a trial too."""
+    options = Options(errors=Errors(unknown=1.0))
+    past = crowded(hours=6.0)
+    fates = simulate(past, CLUSTER, registry.create("lucid", {}), options).fates
+    simulation = stand_at(past, CLUSTER, "lucid", {}, options, NOW)
+    situation = situation_of(simulation, "lucid", options)[0]
+    jobs = situation.view.jobs
+    assert np.isnan(jobs.remaining).all() and situation.view.finished_service is not None
+    in_truth = dataclasses.replace(situation, left=past.duration[jobs.id] - jobs.run_time, coming=no_jobs())
+    expected = float((fates.ended - past.submitted)[jobs.id].mean())
+    assert measure(in_truth, registry.create("lucid", {})).jct == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -185,6 +199,30 @@ def test_a_trial_that_hangs_is_cut_off_named_and_counted(monkeypatch: pytest.Mon
     found = find(Request(situation, {}, trials=6)).found
     why = {trial.why for trial in found.trials if trial.outcome == "failed"}
     assert found.count("failed") >= 1 and all("cut off" in words for words in why)
+
+
+class Asking(Hanging):
+    """Fifo-like, and asks again after ``every`` seconds."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        every: float = tunable(1e6, "", low=1.0, high=1e6, log=True)
+
+    name: ClassVar[str] = "asking"
+
+    def plan(self, view: View) -> Plan:
+        return dataclasses.replace(self.inner.plan(view), wake_at=view.now + self.config.every)
+
+
+def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+    situation = dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Asking")
+    usual = bound_of(measure(situation, registry.create(situation.policy, {})))
+    costly = {"every": 10.0}
+    assert measure(situation, registry.create(situation.policy, costly)).decisions > usual
+    found = find(Request(situation, costly, trials=4, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
+    assert [trial.outcome for trial in found.trials[:3]] == ["simulated", "failed", "simulated"]
+    assert f"cut off after {usual} decisions" in found.trials[1].why
 
 
 def test_a_search_in_its_own_process_answers_the_same() -> None:

@@ -79,7 +79,7 @@ def registered(home: Home, lease: int) -> Process | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", [6, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.nightly)])
 def test_rounds_under_load(directory: Path, rounds: int) -> None:
     with Chaos(directory, 11, trainings=0.0, calm=1.0) as chaos:
         for _ in range(rounds):

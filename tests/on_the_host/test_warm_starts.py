@@ -256,7 +256,7 @@ print(fork_server.unfit())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forks", [40, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("forks", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_forks_leak_nothing(forks: int, tmp_path: Path) -> None:
     server = Server.start(Kind(None), {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": "-" * fork_server.TAG_PLACE}, "", "", "")
     try:

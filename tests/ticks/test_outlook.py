@@ -144,7 +144,7 @@ def shared(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(jobs=tables())
 def test_listings_queue_explanations_and_alarms_agree(shared: Store, jobs: list[dict[str, Any]]) -> None:
     now = time.time()

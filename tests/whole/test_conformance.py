@@ -472,7 +472,10 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
 #: Of these policies the day has other options, or others that are served from the same columns; the small histories below have all.
-BY_NIGHT = dict.fromkeys(("backfill", "fifo", "genie", "hydra", "sjf", "srsf", "tiresias-time"), pytest.mark.nightly)
+#: Each has one much like it by day: `priority`, `las`, `tiresias`, `themis`, `unisched` or `lucid-profiled`.
+BY_NIGHT = dict.fromkeys(
+    ("backfill", "chronus", "edf", "fifo", "genie", "hydra", "lucid", "sjf", "srsf", "srtf", "tiresias-time"), pytest.mark.nightly
+)
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
 

@@ -35,6 +35,7 @@ class Recorder:
         self._apart: dict[int, list[int]] = {}  #: by such a row, the GPUs of a stay that are not all neighbours
         self._cut_short = 0  #: stays, the last ones, that the end of the simulation ended
         self._sharing = array("d")  #: moments, each with the GPUs that are held once more, or less, by somebody besides others
+        self.finished_before: Floats | None = None  #: GPU-seconds of jobs that had finished when the simulation began
         self._service: Floats | None = None
         self.warm_idle = 0.0  #: see `Result`
 
@@ -87,7 +88,8 @@ class Recorder:
     def finished_service(self) -> Floats:
         """GPU-seconds of recently finished jobs, ascending."""
         if self._service is None:
-            self._service = np.sort(np.array([self.gpu_time[job] for job in self._finished[-_REMEMBERED:]], dtype=np.float64))
+            own = np.array([self.gpu_time[job] for job in self._finished[-_REMEMBERED:]], dtype=np.float64)
+            self._service = np.sort(own if self.finished_before is None else np.concatenate((self.finished_before, own)))
         return self._service
 
     def result(self, events: int, decisions: int, plan_seconds: float, wall_seconds: float) -> Result:
