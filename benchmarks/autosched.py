@@ -10,7 +10,8 @@ the beginning of the window from the same state, with the default in force, and 
 - selftune: BlueFin alone, each hour, on the hour that has passed, replayed on an empty cluster; selftune+: the same from the present state.
   Both without even draws at first, and without what was best before;
 - random: as many random configurations each hour, from the present state with expected arrivals;
-- autosched, with the causal model learnt from the day before; no causal: without it; shuffled: its labels shuffled before it is learnt;
+- autosched, with the causal model learnt from the day before; no causal: without it; no aggregator: with it, on the jobs themselves;
+  shuffled: its labels shuffled before it is learnt;
 - oracle: the search without causal model, each hour, that knows the arrivals of the next hour and how long all jobs take. It is no upper
   bound.
 
@@ -62,7 +63,7 @@ from stoker.policies.autosched.search import LEAST_PROOF, Found, Trial, reward_o
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
-WAYS = ("default", "oracle", "autosched", "no causal", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
+WAYS = ("default", "oracle", "autosched", "no causal", "no aggregator", "random", "selftune", "selftune+", "past", "hindsight", "shuffled")
 LEAST_JOBS = 120  #: on the day that is measured, and on the one before from which is learnt, before they are thinned
 #: By policy: windows, trials of a search, share of durations that nobody knows, moments a window for parts of a search.
 FIT = {"tiresias": (5, 40, 0.0, 2), "themis": (2, 8, 0.0, 1), "lucid": (2, 40, 1.0, 2)}
@@ -71,7 +72,7 @@ CAUSAL = ("no causal", "shuffled")  #: ways that are autosched where no model ma
 VALUES = 4
 LARGEST_GRID = 300
 UNBOUNDED = 3600.0  #: seconds of a trial: trials are bounded by decisions, so that a busy machine changes no figure
-DRAWS = ("oracle", "autosched", "no causal", "random", "shuffled")  #: ways that ``--seeds`` repeats
+DRAWS = ("oracle", "autosched", "no causal", "no aggregator", "random", "shuffled")  #: ways that ``--seeds`` repeats
 CONSTANTS = "constants"  #: past and hindsight, of the same simulations
 
 
@@ -250,9 +251,9 @@ def run(task: tuple[int, str, int, Workload, argparse.Namespace]) -> list[Mappin
     else:
         control = None
         if way != "default":
-            causal = way in ("autosched", "shuffled")
+            causal = way in ("autosched", "no aggregator", "shuffled")
             control = WithinWindow(asked.policy, {}, options, trials=asked.trials, next_at=DAY, causal=causal, seed=seed,
-                                      bursts=way in ("autosched", "no causal", "shuffled"))  # fmt: skip
+                                      aggregate=way != "no aggregator", bursts=causal or way == "no causal")  # fmt: skip
             control.ends_at = over(asked)
             if causal:
                 control.model = learnt(workload, cluster, asked, options, shuffled=way == "shuffled")
