@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ...policies.autosched.search import METRICS
 from .style import BLUE, FONT, GREEN, GREY, ORANGE, figure, label
 
 _HEIGHT = 0.32  #: inches a node of the fullest layer
@@ -35,10 +36,10 @@ def draw(edges: Sequence[Edge]) -> Figure | None:
 
 
 def layers_of(edges: Sequence[Edge], objective: str) -> tuple[list[str], list[str], list[str]]:
-    """What is a cause only, what lies between, and the objective; each in alphabetical order."""
-    effects = {edge["effect"] for edge in edges}
-    causes = {edge["cause"] for edge in edges}
-    return sorted(causes - effects), sorted((causes | effects) & effects - {objective}), [objective]
+    """Keys and workload, what explains, whether or not a cause of it was found, and the objective; each in alphabetical order."""
+    names = {name for edge in edges for name in (edge["cause"], edge["effect"])}
+    between = names & {*METRICS}
+    return sorted(names - between - {objective}), sorted(between), [objective]
 
 
 def _panel(axes: Axes, edges: Sequence[Edge], layers: tuple[list[str], list[str], list[str]]) -> None:

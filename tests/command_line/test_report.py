@@ -483,12 +483,13 @@ def test_the_pipeline_that_told_last_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_causal_graph_is_drawn_where_there_is_one(tmp_path: Path) -> None:
     made = small()
-    edges = [["queues", "queueing"], ["jobs", "queueing"], ["queueing", "preemptions"], ["queueing", "jct"], ["preemptions", "jct"]]
+    edges = [["queues", "queueing"], ["jobs", "queueing"], ["queueing", "preemptions"], ["queueing", "jct"], ["preemptions", "jct"],
+             ["fragmentation", "jct"]]  # fmt: skip
     made.add("causal_models", pool="default", policy="tiresias", objective="jct", version="v", samples=160, edges=json.dumps(edges),
              learnt="{}", updated_at=10.0)  # fmt: skip
     found = read_report(Database(made), now=T0 + 500)
     assert {(edge["cause"], edge["effect"]) for edge in found.causes} == {tuple(edge) for edge in edges}
-    assert layers_of(found.causes, "jct") == (["jobs", "queues"], ["preemptions", "queueing"], ["jct"])
+    assert layers_of(found.causes, "jct") == (["jobs", "queues"], ["fragmentation", "preemptions", "queueing"], ["jct"])
     assert "What tuning has learnt" in write_report(found, tmp_path, title="Demo").read_text()
     assert png_size((tmp_path / "causes.png").read_bytes())[0] == 1440
     without = write_report(read_report(Database(small()), now=T0 + 500), tmp_path, title="Demo").read_text()
