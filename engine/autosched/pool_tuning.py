@@ -21,7 +21,7 @@ import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR
-from ...policies.autosched.causal_model import NoModel
+from ...policies.autosched.causal_model import CausalModel, NoModel, require_extra
 from ...policies.autosched.duration_ranges import DAY, DurationRanges
 from ...policies.autosched.search import TRIALS, Trial
 from ...policies.autosched.search_space import space_of
@@ -79,6 +79,7 @@ class PoolTuning:
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
+        self._unlearnt: dict[str, str] = {}  #: of pools, why no causal model could be learnt at the last try
         self._predictors: dict[str, tuple[DurationRanges, float]] = {}  #: of durations, and when each was learnt
 
     # Searches
@@ -167,6 +168,10 @@ class PoolTuning:
         answer = None
         try:
             answer = find_apart(request, told)
+            past = None
+            if answer.model is None:
+                past, unlearnt = self._to_learn(asked, request.situation.view)
+                answer = replace(answer, words=answer.words or unlearnt)
             if answer.predictor is not None and (request.untold is None or request.untold.predictor is None):
                 self._predictors[asked.pool] = answer.predictor, self._clock()
             summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
@@ -184,11 +189,23 @@ class PoolTuning:
             blocking=False
         ):  # what is learnt is for the next search, which it does not hold up
             try:
-                self._keep(asked, request, answer)
+                self._keep(asked, request, answer, past)
             finally:
                 self._learning.release()
 
-    def _keep(self, asked: Asked, request: Request, answer: Answer) -> None:
+    def _to_learn(self, asked: Asked, view: View) -> tuple[Past | None, str]:
+        """From what the causal model of the next search is to be learnt, and what is said of it in this one; None: there is nothing yet."""
+        try:
+            require_extra()
+        except NoModel as error:
+            return None, str(error)
+        past = self._past(asked.pool, view, asked.period)
+        if past is None:
+            return None, f"it is learnt once {LEAST_JOBS} jobs have ended"
+        last = self._unlearnt.get(asked.pool)
+        return past, "it is learnt behind this search, for the next one" + (f"; last time: {last}" if last else "")
+
+    def _keep(self, asked: Asked, request: Request, answer: Answer, past: Past | None) -> None:
         """The causal model of the next search: with what this one has measured, or, where there is none, learnt now."""
         policy, model = request.situation.policy, answer.model
         try:
@@ -196,12 +213,17 @@ class PoolTuning:
                 if answer.measured is None:
                     return
                 model = model.relearnt(answer.measured)
-            elif asked.by == NAME and (past := self._past(asked.pool, request.situation.view, asked.period)) is not None:
-                model = find_apart(replace(request, learn=past, trials=1, untold=None)).model
+            elif past is not None:
+                model = self._learnt(asked.pool, replace(request, model=None, learn=past, trials=1, untold=None))
             if model is not None:
                 self._store.write(keep_model, StoredModel(asked.pool, policy, model))
         except (SearchFailed, NoModel, StokerError, ValueError) as error:
             log.info("pool %s: no causal model: %s", asked.pool, error)
+
+    def _learnt(self, pool: str, request: Request) -> CausalModel | None:
+        answer = find_apart(request)
+        self._unlearnt[pool] = answer.words if answer.model is None else ""
+        return answer.model
 
     def _past(self, pool: str, view: View, period: float) -> Past | None:
         """The jobs of the pool that have ended, on the GPUs that it has now."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from common import Runner, submission
 from stoker.engine.autosched.pool_tuning import Asked, PoolTuning
+from stoker.engine.autosched.stored_models import version_of
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
 from stoker.engine.fleet.registration import hello
@@ -37,14 +38,16 @@ def end(tx: Transaction, batch: Sequence[list[dict[str, Any]]]) -> Sequence[None
 
 
 @pytest.fixture
-def tuning(tmp_path: Path) -> PoolTuning:
-    """240 ended jobs of six users, the newest submitted two days ago; one of the slowest user waits for the only GPU."""
+def tuning(tmp_path: Path, request: pytest.FixtureRequest) -> PoolTuning:
+    """240 ended jobs of six users, submitted in four days until two days ago (other numbers: of the test); one of the slowest user waits
+    for the only GPU."""
+    count, days = getattr(request, "param", (240, 4.0))
     store = Store.open(tmp_path / "pool.duckdb")
     store.write(hello, Runner(Client(), "node", 1).greeting())
     rng = np.random.default_rng(0)
-    users = rng.integers(0, len(SECONDS), 240).tolist()
+    users = rng.integers(0, len(SECONDS), count).tolist()
     accepted = store.write(submit, SubmitRequest(submission(*(of_user(n, user) for n, user in enumerate(users))), "test"))
-    moments = np.sort(rng.uniform(2.0, 6.0, 240))[::-1] * 86400.0
+    moments = np.sort(rng.uniform(2.0, 2.0 + days, count))[::-1] * 86400.0
     now = time.time()
     rows = []
     for job, user, ago in zip([one["id"] for one in accepted], users, moments.tolist(), strict=True):
@@ -66,10 +69,10 @@ def tuning(tmp_path: Path) -> PoolTuning:
     return PoolTuning(store, scheduling, Tasks(lambda *_: None))
 
 
-def answered(tuning: PoolTuning) -> dict[str, Any]:
-    """Of a search with two trials."""
+def answered(tuning: PoolTuning, period: float = 60.0) -> dict[str, Any]:
+    """Of a search with two trials; for a twelfth of the period a causal model is learnt behind it."""
     until(lambda: tuning._busy is None, 60)
-    tuning.begin(Asked("default", dry_run=True, trials=2))
+    tuning.begin(Asked("default", dry_run=True, trials=2, period=period, by="somebody"))
     answer: dict[str, Any] = until(lambda: (found := tuning.answer("default"))["state"] != "searching" and found, 120)
     assert answer["state"] == "done", answer
     return answer
@@ -89,3 +92,13 @@ def test_durations_that_nobody_told_are_predicted_and_the_predictor_is_of_a_day(
     monkeypatch.setattr(tuning, "_clock", lambda: day_later)
     answered(tuning)
     assert tuning._predictors["default"][1] == day_later
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", [(60, 0.5)], indirect=True)
+def test_what_causes_what_is_learnt_behind_a_persons_search_and_at_work_in_the_next(tuning: PoolTuning) -> None:
+    pytest.importorskip("causallearn")
+    first = answered(tuning, 3600.0)
+    assert first["model"] == "none: it is learnt behind this search, for the next one; nothing was rejected"
+    until(lambda: tuning._store.rows("policy/causal_model", "default", "srtf", "jct", version_of("srtf")), 120)
+    assert answered(tuning)["model"].startswith("of ")  # so many simulations
