@@ -116,15 +116,15 @@ def next_tokens(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def profiled(step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
-    chain, device, task, call = step.training.chain, step.device, step.task, step.call
+    chain, device, call = step.training.chain, step.device, step.call
     judged = device.put(torch.stack(list(data)))
     step.model.train()
 
     def begun() -> Values:
-        return chain.bind(*call.inputs(lambda: task.loss(step.model, device.put(judged))))
+        return chain.bind(*call.inputs(device.put(judged)))
 
     def loss(_: int, answer: Any) -> torch.Tensor:
-        return call.loss(lambda: task.loss(step.model, judged), lambda: answer)
+        return call.loss(judged, lambda: answer)
 
     return measure(chain, begun, loss, device, rounds=2)
 

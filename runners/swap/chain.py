@@ -184,6 +184,11 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
 
 
+def versions(value: Any) -> list[int]:
+    """Of all tensors in it torch's count of their changes in place."""
+    return [tensor._version for tensor in tensors(value)]
+
+
 def size_of(value: Any, rounded: Callable[[int], int] = int) -> int:
     """Bytes of the tensors in it, by what a device takes for each (``rounded``)."""
     return sum(rounded(tensor.numel() * tensor.element_size()) for tensor in tensors(value))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...engine.errors import UsageError
+from .chain import versions
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -27,11 +28,16 @@ def _nowhere(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class LossCall:
     """Stands in for the model's forward until it is closed: tells with what it was called, gives an answer, or has it computed.
 
-    ``evaluate``: what computes answers in eval mode.
+    ``task_loss``: of a model and a batch; ``evaluate``: what computes answers in eval mode.
     """
 
-    def __init__(self, model: nn.Module, evaluate: Callable[[tuple[Any, ...], dict[str, Any]], Any] = _nowhere) -> None:
-        self.model, self.evaluate = model, evaluate
+    def __init__(
+        self,
+        model: nn.Module,
+        task_loss: Callable[[nn.Module, Any], torch.Tensor],
+        evaluate: Callable[[tuple[Any, ...], dict[str, Any]], Any] = _nowhere,
+    ) -> None:
+        self.model, self.task_loss, self.evaluate = model, task_loss, evaluate
         self.asking = False
         self.given: Callable[[], Any] | None = None
         self.used = False
@@ -59,21 +65,31 @@ class LossCall:
             return self.evaluate(args, kwargs)
         raise UsageError("memory: the model is called in training mode, but not by the task's loss; write 'memory: {swap: off}'")
 
-    def inputs(self, loss: Callable[[], object]) -> Arguments:
-        """What the loss calls the model with. UsageError where it does not call it."""
-        self.asking = True
+    def inputs(self, batch: Any) -> Arguments:
+        """What the loss of a batch calls the model with. UsageError where it does not call it."""
+        self.asking, before = True, versions(batch)
         try:
-            loss()
+            self.task_loss(self.model, batch)
         except _Asked as asked:
+            _require_same(batch, before)
             return asked.bound
         finally:
             self.asking = False
         raise UsageError("memory: the task's loss(model, batch) does not call the model; write 'memory: {swap: off}'")
 
-    def loss(self, loss: Callable[[], torch.Tensor], answer: Callable[[], Any]) -> torch.Tensor:
-        """The loss of an answer."""
-        self.given, self.used = answer, False
+    def loss(self, batch: Any, answer: Callable[[], Any]) -> torch.Tensor:
+        """The loss of a batch with this answer of the model."""
+        self.given, self.used, before = answer, False, versions(batch)
         try:
-            return loss()
+            loss = self.task_loss(self.model, batch)
         finally:
             self.given = None
+        _require_same(batch, before)
+        return loss
+
+
+def _require_same(batch: Any, before: Sequence[int]) -> None:
+    """The loss is called twice with a batch, and more often while cuts are tried."""
+    if versions(batch) != before:
+        raise UsageError("memory: the task's loss, or its model, changes the batch in place, but is called more than once with it; "
+                         "change a copy, as x.clone() makes it, or write 'memory: {swap: off}'") from None  # fmt: skip

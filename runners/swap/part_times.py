@@ -22,7 +22,7 @@ from ..device.device import CapExceeded, Device
 from ..train import rng
 from ..train.batches import Interrupted
 from ..worker import script
-from .chain import Chain, Values, size_of, tensors
+from .chain import Chain, Values, size_of, tensors, versions
 from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, thinned
 from .swap_executor import MicroBatch, SwapExecutor, Tail
 
@@ -109,13 +109,13 @@ class Shape:
         views: set[fx.Node] = set()  #: of weights
         with torch.no_grad():
             for index, node in enumerate(chain.nodes):
-                live = {other: [leaf._version for leaf in tensors(value)] for other, value in values.items()}
+                live = {other: versions(value) for other, value in values.items()}
                 inputs = {leaf.untyped_storage()._cdata: used for used in node.all_input_nodes if used.op != "get_attr"
                           for leaf in tensors(values[used])}  # fmt: skip
                 before = dict(values)
                 with self._placed(index) as weights:
                     result = self._computed(values, index)
-                self._bind_in_place(before, live, index)
+                self._bind_in_place(before, live, spans, index)
                 last = chain.last_use[node]
                 leaves = list(tensors(result))
                 if leaves and not isinstance(result, torch.Tensor):  # several tensors in one value
@@ -152,11 +152,12 @@ class Shape:
             for name in names:
                 chain.put(name, chain.master(name))
 
-    def _bind_in_place(self, before: Values, live: dict[fx.Node, list[int]], index: int) -> None:
-        """What a node changes in place must have been made in its part."""
-        for node, versions in live.items():
-            if [leaf._version for leaf in tensors(before[node])] != versions:
-                self._bound |= set(range(self.chain.place[node] + 1, index + 1))
+    def _bind_in_place(self, before: Values, live: dict[fx.Node, list[int]], spans: dict[fx.Node, int], index: int) -> None:
+        """What a node changes in place must have been made in its part, also where a view of it is changed."""
+        for node, was in live.items():
+            if versions(before[node]) != was:
+                made = self._spans[spans[node]][0] if spans.get(node, -1) >= 0 else self.chain.place[node]
+                self._bound |= set(range(made + 1, index + 1))
 
     def piece(self, place: int) -> int:
         return self._piece_of[min(place, len(self._piece_of) - 1)]

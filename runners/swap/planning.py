@@ -59,16 +59,16 @@ def measured_task(task: Task, device: Device) -> Measured:
     def placed() -> Any:
         return tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
-    judged, call = placed(), LossCall(task.model)
+    judged, call = placed(), LossCall(task.model, task.loss)
     with rng.preserved():
-        given = arguments(task.model, *call.inputs(lambda: task.loss(task.model, placed())))[1]
+        given = arguments(task.model, *call.inputs(placed()))[1]
     chain = Chain(task.model, trace(task.model, getattr(task, "whole", ()), given))
 
     def begun() -> Values:
-        return chain.bind(*call.inputs(lambda: task.loss(task.model, placed())))
+        return chain.bind(*call.inputs(placed()))
 
     def loss(_: int, answer: Any) -> torch.Tensor:
-        return checked(call.loss(lambda: task.loss(task.model, judged), lambda: answer))
+        return checked(call.loss(judged, lambda: answer))
 
     try:
         measured = measure(chain, begun, loss, device, _say)

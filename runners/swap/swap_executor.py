@@ -10,7 +10,9 @@ has one such sum for each name, added from the last name to the first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +22,12 @@ from torch import nn
 from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from ..train import rng
-from .chain import Chain, Values, tensors
+from .chain import Chain, Values, tensors, versions
 from .model_graph import BufferChanged, ParameterChanged
 from .partition import room_after
 
-_IN_PLACE = "a part changes in place what comes from the part before; write that operation with inplace=False"
+_IN_PLACE = ("memory: what a gradient or another part needs is changed in place; write that operation so that it makes a new tensor, "
+             "as x = x + 1 does for x += 1, or with inplace=False")  # fmt: skip
 
 Tail = Callable[[int, Any], torch.Tensor]  #: from a micro-batch and the model's answer to the loss, scaled
 
@@ -219,12 +222,8 @@ class SwapExecutor:
             if k >= self.bottom:
                 batch.before[k] = batch.generators, self._statistics(k)
             values = {node: _kept(batch.values[node]) for node in self.wanted[k]}
-            versions = {node: _versions(batch.values[node]) for node in self.wanted[k]}
             with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _nothing):  # the same kernels as on the way back; nothing is kept
                 self._compute(k, values)
-            for node, before in versions.items():
-                if _versions(batch.values[node]) != before:
-                    raise UsageError(f"memory: {_IN_PLACE}: {node.name!r}")
             for node in self.made[k]:
                 batch.values[node] = _kept(values[node])
             for node in self.wanted[k]:
@@ -235,14 +234,9 @@ class SwapExecutor:
         self.device.launch(work)
 
     def _compute(self, k: int, values: Values) -> None:
-        start, stop = self.parts[k]
         keep = {node: values[node] for node in self.wanted[k]}
-        try:
-            self.chain.compute(values, start, stop)
-        except RuntimeError as error:
-            if "in-place operation" not in str(error) and "modified inplace" not in str(error):
-                raise
-            raise UsageError(f"memory: {_IN_PLACE}: nodes {start} to {stop} of the model ({error})") from None
+        with _unchanged(keep):
+            self.chain.compute(values, *self.parts[k])
         for node, value in keep.items():
             values.setdefault(node, value)
 
@@ -267,7 +261,8 @@ class SwapExecutor:
             gradients: list[torch.Tensor | None] = []
             loss = None
             if tail is not None:
-                loss = tail(c, self.chain.answer(values))
+                with _unchanged(entered):
+                    loss = tail(c, self.chain.answer(values))
                 self._require_kept(k)
                 roots, gradients = [loss], [None]
             else:
@@ -279,7 +274,8 @@ class SwapExecutor:
                         roots.append(value)
                         gradients.append(gradient)
             if roots:
-                torch.autograd.backward(roots, gradients)
+                with _unchanged({}):
+                    torch.autograd.backward(roots, gradients)
             if tail is None:  # not before: the backward of BatchNorm refuses statistics that have changed since
                 self._restore(after)
             for node in leaves:
@@ -363,5 +359,17 @@ def _entered(leaf: Any, came: list[torch.Tensor]) -> Any:
     return _Entry.apply(leaf, came) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf  # type: ignore[no-untyped-call]
 
 
-def _versions(value: Any) -> list[int]:
-    return [tensor._version for tensor in tensors(value)]
+@contextmanager
+def _unchanged(values: Values) -> Iterator[None]:
+    """UsageError where one of these is changed in place, or autograd refuses a change in place."""
+    before = {node: versions(value) for node, value in values.items()}
+    try:
+        yield
+    except RuntimeError as error:
+        said = " ".join(str(error).partition(" Hint: ")[0].split())
+        if not re.search("in-?place", said):
+            raise
+        raise UsageError(f"{_IN_PLACE} ({said})") from None
+    for node, value in values.items():
+        if versions(value) != before[node]:
+            raise UsageError(f"{_IN_PLACE} ({node.name!r})")

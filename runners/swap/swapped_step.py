@@ -26,7 +26,7 @@ from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, sc
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
-from .chain import Chain, Values, size_of, tensors
+from .chain import Chain, Values, size_of, tensors, versions
 from .host_memory import give_back_large_blocks
 from .loss_call import LossCall
 from .model_graph import arguments, trace
@@ -100,7 +100,7 @@ class _Batches:
         """Before the first part."""
         step, inputs = self.step, []
         rng.set_state(self.starts[c])
-        step.device.launch(lambda: inputs.append(step.call.inputs(lambda: step.task.loss(step.model, self.placed[c]))))
+        step.device.launch(lambda: inputs.append(step.call.inputs(self.placed[c])))
         args, kwargs = inputs[0]
         return MicroBatch(step.training.bind(args, kwargs), rng.get_state())
 
@@ -108,7 +108,7 @@ class _Batches:
         """After the last part, for its backward."""
         step, between = self.step, rng.get_state()
         rng.set_state(self.starts[c])  # what the loss draws before it calls the model was drawn from here
-        loss = checked(step.call.loss(lambda: step.task.loss(step.model, self.placed[c]), lambda: _going_on(between, answer)))
+        loss = checked(step.call.loss(self.placed[c], lambda: _going_on(between, answer)))
         if len(self.placed) == 1:
             self.after = rng.get_state()
         self.losses.append(loss.detach())
@@ -146,7 +146,7 @@ class SwappedStep:
                 raise UsageError(f"memory: {name} has a hook on its gradient, which parts would not call; write 'memory: {{swap: off}}'")
         # In the parts copies are computed with: only the loss itself can reach these.
         self.hooks = [parameter.register_post_accumulate_grad_hook(_reached) for parameter in self.trained]  # type: ignore[no-untyped-call]
-        self.call = LossCall(model, self._evaluate)
+        self.call = LossCall(model, self.task.loss, self._evaluate)
         give_back_large_blocks()
         return model
 
@@ -256,7 +256,10 @@ class SwappedStep:
 
     def _answer(self, parts: _Parts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = parts.bind(self._put(args), self._put(kwargs))
+        before = versions(values)
         executor = parts.ready([values], self.device, lambda: cuts_of_answers(parts.chain, self.cap, lambda: dict(values), self.device))
+        if versions(values) != before:  # by trials of a model that changes its input in place
+            values = parts.bind(self._put(args), self._put(kwargs))
         try:
             answer = executor.answer(values)
         except CapExceeded:

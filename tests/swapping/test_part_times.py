@@ -237,22 +237,16 @@ def test_parts_of_tied_weights_load_them_once():
 
 def test_a_loss_is_taken_apart_into_inputs_and_the_loss_of_an_answer():
     model = nn.Linear(8, 8)
-    call = LossCall(model)
-
-    def loss():
-        return model(2 * torch.ones(2, 8)).sum()
-
-    (value,), named = call.inputs(loss)
+    call = LossCall(model, lambda model, batch: model(2 * batch).sum())
+    (value,), named = call.inputs(torch.ones(2, 8))
     assert torch.equal(value, torch.full((2, 8), 2.0)) and not named
-    assert call.loss(loss, lambda: torch.ones(3)).item() == 3.0
+    assert call.loss(torch.ones(2, 8), lambda: torch.ones(3)).item() == 3.0
     call.close()
     assert model(torch.ones(2, 8)).shape == (2, 8)
 
 
 def test_a_loss_that_cannot_be_taken_apart_is_refused():
-    model = nn.Linear(8, 8)
-    call = LossCall(model)
     with pytest.raises(UsageError, match="does not call the model"):
-        call.inputs(lambda: torch.zeros(1).sum())
+        LossCall(nn.Linear(8, 8), lambda model, batch: batch.sum()).inputs(torch.zeros(1))
     with pytest.raises(UsageError, match="more than once"):
-        call.loss(lambda: model(torch.ones(8)) + model(torch.ones(8)), lambda: torch.ones(8))
+        LossCall(nn.Linear(8, 8), lambda model, batch: model(batch) + model(batch)).loss(torch.ones(8), lambda: torch.ones(8))

@@ -68,6 +68,22 @@ class Block(nn.Module):
         return x + self.layer(x)
 
 
+class InPlace(Block):
+    """What no gradient needs is changed in place, and a view of it."""
+
+    def forward(self, x):
+        made = self.layer(x).add_(1.0)
+        made[:, 0].mul_(2.0)
+        return torch.relu_(made)
+
+
+class NeededInPlace(Block):
+    """The gradient of the sigmoid needs what it had made."""
+
+    def forward(self, x):
+        return torch.sigmoid(self.layer(x)).add_(1.0)
+
+
 class LayerDrop(Block):
     def forward(self, x):
         return x if self.training and torch.rand(1) < 0.5 else super().forward(x)
@@ -151,6 +167,7 @@ def nothing(model):
         pytest.param(lambda: between(LayerDrop()), nothing, id="layer drop"),
         pytest.param(lambda: between(PythonsDrop()), nothing, id="layer drop by Python's draws"),
         pytest.param(lambda: between(Noise()), nothing, id="noise"),
+        pytest.param(lambda: between(InPlace()), nothing, id="in place"),
         pytest.param(lambda: between(NoGradients()), nothing, id="no gradients inside"),
         pytest.param(NoGradientsOutside, nothing, id="no gradients outside"),
         pytest.param(lambda: between(LowPrecision()), nothing, id="autocast inside"),
@@ -243,6 +260,14 @@ class LowPrecisionOutside(NoGradientsOutside):
         return self.layer(x.float())
 
 
+def batch_in_place(model):
+    return {"loss": lambda model, batch: model(batch.mul_(2.0)).square().mean()}
+
+
+def answer_in_place(model):
+    return {"loss": lambda model, batch: torch.sigmoid(model(batch)).mul_(2.0).sigmoid_().square().mean()}
+
+
 def other_buffer(model):
     model[1].also = torch.full((WIDTH,), 0.5)
 
@@ -268,6 +293,9 @@ def other_weight(model):
         (lambda: between(OwnDraws()), nothing, r"the model's forward changes its attribute '1.draws'"),
         (DrawsOutside, nothing, r"tracing its forward fails \(it draws random numbers by itself"),
         (LowPrecisionOutside, nothing, r"tracing its forward fails \(it computes under torch.autocast"),
+        (lambda: between(NeededInPlace()), nothing, r"what a gradient or another part needs is changed in place; write .* \(one of the"),
+        (lambda: between(Block()), answer_in_place, r"what a gradient or another part needs is changed in place; write .* \(one of the"),
+        (lambda: between(Block()), batch_in_place, r"the task's loss, or its model, changes the batch in place"),
     ],
 )
 def test_what_a_part_would_compute_otherwise_is_refused_in_one_line(make, options, line, tmp_path, monkeypatch):
