@@ -128,7 +128,8 @@ class DurationRanges:
         if not len(rows):
             return np.zeros(0)
         rng = np.random.default_rng([seed, 12])
-        ranges = self._by_rule(jobs, rows, now) if self.rule else self._by_classifier(jobs, rows, now, elapsed, rng)
+        by = self._by_rule if self.rule else self._by_classifier
+        ranges = by(jobs, rows, now, elapsed, rng)
         least = range_of(elapsed).tolist()
         return np.array([drawn(self.known, max(one, low), float(ran), rng) for one, low, ran in zip(ranges, least, elapsed, strict=True)])
 
@@ -139,14 +140,19 @@ class DurationRanges:
         shares = _shares(self.classifier, x)
         return [drawn_range(one, self.classifier.classes_, float(ran), rng) for one, ran in zip(shares, elapsed, strict=True)]
 
-    def _by_rule(self, jobs: PastJobs, rows: Sequence[int], now: float) -> list[int]:
-        constant = float(self.known.mean() if self.rule == "mean" else np.median(self.known))
-        if self.rule != "last":
-            return [int(range_of(np.array([constant]))[0])] * len(rows)
-        over = np.flatnonzero(jobs.ended <= now)
-        last = [newest_of(jobs, jobs.user, row, over) for row in rows]
-        taken: list[int] = range_of(np.array([constant if one is None else jobs.duration[one] for one in last])).tolist()
-        return taken
+    def _by_rule(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
+        """A rule speaks of jobs that have not run yet; one that has goes on as those did that ran for longer."""
+        usual = float(self.known.mean() if self.rule == "mean" else np.median(self.known))
+        over, taken = np.flatnonzero(jobs.ended <= now), []
+        for row, ran in zip(rows, elapsed.tolist(), strict=True):
+            newest = newest_of(jobs, jobs.user, row, over) if self.rule == "last" else None
+            longer = self.known[self.known > ran]
+            if ran > 0.0:
+                taken.append(float(rng.choice(longer)) if len(longer) else ran)
+            else:
+                taken.append(usual if newest is None else float(jobs.duration[newest]))
+        ranges: list[int] = range_of(np.array(taken)).tolist()
+        return ranges
 
 
 def drawn_range(shares: Floats, classes: Ints, elapsed: float, rng: np.random.Generator) -> int:

@@ -61,6 +61,9 @@ def test_a_simple_rule_that_was_right_more_often_is_taken() -> None:
     as_median = DurationRanges(None, known, 0.5, {"last": 0.1, "mean": 0.1, "quantile": 0.6})
     assert as_median.draw(jobs, rows, now, fresh).tolist() == [1000.0, 1000.0]
     assert as_median.draw(jobs, rows, now, np.array([0.0, 20000.0])).tolist() == [1000.0, 40000.0]  # it has run for longer than that
+    few_minutes = np.array([100.0] * 9 + [1000.0] * 3)  # the median says that it has 300 s at most; of those that ran for 250 s none did
+    as_median = DurationRanges(None, few_minutes, 0.5, {"quantile": 0.6})
+    assert as_median.draw(jobs, rows, now, np.array([0.0, 250.0])).tolist() == [100.0, 1000.0]
     assert DurationRanges(None, known, 0.95, as_last.beside).rule == ""
 
 
