@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...policies.autosched.search import METRICS
 from .style import BLUE, FONT, GREEN, GREY, ORANGE, figure, label
 
 _HEIGHT = 0.32  #: inches a node of the fullest layer
+BETWEEN = ("queueing", "utilisation", "preemptions", "fragmentation")  #: metrics of `policies.autosched.search`
 _COLOURS = (BLUE, ORANGE, GREEN)
 
 Edge = Mapping[str, Any]
@@ -38,7 +38,7 @@ def draw(edges: Sequence[Edge]) -> Figure | None:
 def layers_of(edges: Sequence[Edge], objective: str) -> tuple[list[str], list[str], list[str]]:
     """Keys and workload, what explains, whether or not a cause of it was found, and the objective; each in alphabetical order."""
     names = {name for edge in edges for name in (edge["cause"], edge["effect"])}
-    between = names & {*METRICS}
+    between = names & {*BETWEEN}
     return sorted(names - between - {objective}), sorted(between), [objective]
 
 

@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 from stoker.engine.json_rows import plain
 from stoker.engine.report import Table, read_report, write_report
-from stoker.engine.report.causes_plot import layers_of
+from stoker.engine.report.causes_plot import BETWEEN, layers_of
 from stoker.engine.report.data import Report, Scope, Steps, collect
 from stoker.engine.store.reading import read_on
 from stoker.engine.store.sqlfiles import MIGRATIONS, view_files
+from stoker.policies.autosched.search import METRICS
 from waiting import patient
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -490,6 +491,7 @@ def test_the_causal_graph_is_drawn_where_there_is_one(tmp_path: Path) -> None:
     found = read_report(Database(made), now=T0 + 500)
     assert {(edge["cause"], edge["effect"]) for edge in found.causes} == {tuple(edge) for edge in edges}
     assert layers_of(found.causes, "jct") == (["jobs", "queues"], ["fragmentation", "preemptions", "queueing"], ["jct"])
+    assert BETWEEN == METRICS
     assert "What tuning has learnt" in write_report(found, tmp_path, title="Demo").read_text()
     assert png_size((tmp_path / "causes.png").read_bytes())[0] == 1440
     without = write_report(read_report(Database(small()), now=T0 + 500), tmp_path, title="Demo").read_text()
