@@ -201,6 +201,8 @@ class SwapExecutor:
         for name, version in loaded.constant.items():
             tensor, now = loaded.tensors[name], self.chain.attribute(name)
             if tensor._version != version or now.data_ptr() != tensor.data_ptr():
+                if name in self.chain.constants:
+                    raise UsageError(f"{_IN_PLACE} ({name}, which is no buffer, or is made by the forward and is the same in all steps)")
                 raise ParameterChanged(name) if name in self.chain.parameters else BufferChanged(name)
 
     def _leave(self, k: int) -> None:
@@ -366,7 +368,7 @@ def _unchanged(values: Values) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = " ".join(str(error).partition(" Hint: ")[0].split())
+        said = " ".join(str(error).partition(". ")[0].split())
         if not re.search("in-?place", said):
             raise
         raise UsageError(f"{_IN_PLACE} ({said})") from None

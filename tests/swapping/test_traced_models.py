@@ -10,6 +10,7 @@ import pytest
 import torch
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
+from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swapped_step import step_of
 from stoker.runners.train.task import Task
 from stoker.runners.train.trainer import Trainer
@@ -266,6 +267,90 @@ def batch_in_place(model):
 
 def answer_in_place(model):
     return {"loss": lambda model, batch: torch.sigmoid(model(batch)).mul_(2.0).sigmoid_().square().mean()}
+
+
+class Does(nn.Module):
+    """Something with its two layers."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.first, self.last, self.what = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), what
+
+    def forward(self, x):
+        return self.what(self, x)
+
+
+def does(what):
+    return lambda: Does(what)
+
+
+def judged_by(loss):
+    return lambda model: {"loss": loss}
+
+
+def with_its_answer(it, x):
+    early = it.first(x).relu()
+    return early, it.last(early.sigmoid())
+
+
+def shifted(model, batch):
+    return (model(batch.clone()) - batch.sub_(0.5)).square().mean()
+
+
+def doubled_answer(model, batch):
+    return model(batch).mul_(2).square().mean()
+
+
+def doubled_early_answer(model, batch):
+    early, answer = model(batch)
+    return (early.mul_(2) + answer).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(does(lambda it, x: it.last(it.first(x).add_(1))), nothing, id="of a layer"),
+        pytest.param(does(lambda it, x: it.last(it.first(x).t().add_(1).t())), nothing, id="of a view"),
+        pytest.param(does(lambda it, x: it.last(it.first(x))), judged_by(doubled_answer), id="of the answer"),
+    ],
+)
+@pytest.mark.parametrize("cap", [1 << 20, 2300])
+def test_changes_in_place_that_autograd_allows_are_those_without_a_cap_to_the_bit(make, options, cap, tmp_path, monkeypatch):
+    plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off"), make, options)
+    swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=cap, swap="force"), make, options)
+    assert plain[0] == swapped[0] and all(torch.equal(value, swapped[1][name]) for name, value in plain[1].items())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "line"),
+    [
+        (does(lambda it, x: it.last(it.first(x).chunk(1)[0].mul_(2))), nothing, r"in place; .* \(Output 0 of Split is a view and is being"),
+        (does(lambda it, x: it.last(it.first(x) * it.first.bias.mul_(2))), nothing, r"in place; .* \(a leaf Variable that requires grad"),
+        (does(lambda it, x: it.last(it.first(x)) * it.last.bias[:4].mul_(2).sum()), nothing, r"in place; .* \(a view of a leaf Variable"),
+        (does(lambda it, x: it.last(it.first(x.mul_(2)))), nothing, r"in place; write that operation so that .* \('x'\)"),
+        (does(lambda it, x: it.last(torch.zeros(4, WIDTH).add_(it.first(x)))), nothing, r"in place; .* \(_tensor_constant0, which is no"),
+        (does(with_its_answer), judged_by(doubled_early_answer), r"in place; .* \(.* modified"),
+        (does(lambda it, x: it.last(it.first(x))), judged_by(shifted), r"changes the batch in place, .*; change a copy, as"),
+    ],
+)
+def test_what_is_changed_in_place_and_still_needed_is_refused_before_the_first_step(make, options, line, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(SwapExecutor, "stepped", lambda self: pytest.fail("a step was made"))
+        with pytest.raises(UsageError, match=line) as caught:
+            trained(tmp_path, monkeypatch, Memory(cap=1 << 20, swap="force", accumulate=2), make, options)
+    assert str(caught.value).startswith("memory: ") and "\n" not in str(caught.value)
+
+
+def test_a_model_that_changes_its_input_in_place_is_evaluated_as_without_a_cap(tmp_path, monkeypatch):
+    def made():
+        return Does(lambda it, x: it.last(it.first(x if it.training else x.mul_(2))))
+
+    def options(model):
+        return {"evaluate": lambda model: {"answer": float(model(torch.ones(2, WIDTH)).square().mean())}}
+
+    plain = trained(tmp_path / "plain", monkeypatch, Memory(swap="off"), made, options)
+    swapped = trained(tmp_path / "swapped", monkeypatch, Memory(cap=1 << 20, swap="force"), made, options)
+    assert plain[0] == swapped[0] and sum("answer" in told for told in plain[0]) == 2
 
 
 def other_buffer(model):
