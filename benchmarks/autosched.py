@@ -35,7 +35,6 @@ import math
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,9 @@ from common import arguments, machine, progress, show
 from stoker.engine.autosched import learning, search_process
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import history_of, situation_of, stand_at
-from stoker.engine.autosched.search_process import Answer, Request, find
+from stoker.engine.autosched.search_process import Answer, Request, Trials, find
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
-from stoker.engine.autosched.situation import TIMES_AS_MANY, Situation, aggregated, bound_of, measure
+from stoker.engine.autosched.situation import TIMES_AS_MANY, Situation, aggregated, measure
 from stoker.engine.cli.trace_source import read_file
 from stoker.engine.forecast.ongoing import OutOfTime
 from stoker.engine.sim.cluster import Cluster
@@ -59,7 +58,7 @@ from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.traces.trace import to_workload
 from stoker.policies import registry
 from stoker.policies.autosched.causal_model import CausalModel, NoModel, random_configuration
-from stoker.policies.autosched.search import LEAST_PROOF, Found, Trial, reward_of
+from stoker.policies.autosched.search import LEAST_PROOF, Found, NotMeasured, Trial, reward_of
 from stoker.policies.autosched.search_space import space_of
 
 DAY, HOUR = 86400.0, 3600.0
@@ -136,17 +135,14 @@ def at_random(request: Request) -> Answer:
     began, policy = time.monotonic(), request.situation.policy
     in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)
     space, rng = space_of(registry.load(policy).Config, in_force), np.random.default_rng(request.seed)
-    tried = aggregated(request.situation)
-    reference = usual = measure(tried, registry.create(policy, in_force))
-    if in_force != (default := dataclasses.asdict(registry.load(policy).Config())):
-        with suppress(OutOfTime, SimulationError):
-            usual = measure(tried, registry.create(policy, default), most_decisions=bound_of(reference))
+    trials = Trials(policy, aggregated(request.situation))
+    reference = trials.measure(in_force)
     found = Found(in_force, in_force, 1.0, reference, reference, [Trial(in_force, "simulated", 1.0)])
     for _ in range(1, request.trials):
         config = random_configuration(space, in_force, rng)
         try:
-            figures = measure(tried, registry.create(policy, config), most_decisions=bound_of(usual))
-        except (OutOfTime, SimulationError):
+            figures = trials.measure(config)
+        except NotMeasured:
             continue
         reward = reward_of(request.objective, reference, figures)
         found.trials.append(Trial(config, "simulated", reward))
@@ -316,11 +312,12 @@ def grid(situation: Situation, policy: str) -> Mapping[str, Any]:
         config = space.project({**in_force, **dict(zip(names, combination, strict=True))}, otherwise=in_force)
         unlike.setdefault(tuple(str(config[name]) for name in names), config)
     tried = list(unlike.values())[:: math.ceil(len(unlike) / LARGEST_GRID)]
-    cpu, reference, best = time.process_time(), measure(situation, registry.create(policy, in_force)), 1.0
+    trials, best = Trials(policy, situation), 1.0
+    cpu, reference = time.process_time(), trials.measure(in_force)
     for config in tried:
         try:
-            figures = measure(situation, registry.create(policy, config), most_decisions=bound_of(reference))
-        except (OutOfTime, SimulationError):
+            figures = trials.measure(config)
+        except NotMeasured:
             continue
         best = max(best, reference.jct / figures.jct)
     return {"cpu": time.process_time() - cpu, "gain": best, "simulated": len(tried)}

@@ -54,7 +54,8 @@ def situation_of(
     if predictor is not None:
         try:
             newest = predictor.at(history, view.now)
-            durations = predicted_durations(history, newest, view.now, _elapsed(view, len(history), simulation.table.ids is None))
+            row = view.jobs.id if simulation.table.ids is None else np.full(len(view.jobs), -1)
+            durations = predicted_durations(history, newest, view.now, row, view.jobs.run_time)
             told = f"; {accuracy_words(newest)}"
         except NoPredictor as error:
             told = f"; durations are not predicted: {error}"
@@ -63,15 +64,6 @@ def situation_of(
     left = believed_left(view, history, durations, simulation.table.ids is None)
     situation = Situation(view, left, coming, policy, options, simulation.evictions, simulation.memory)
     return situation, words
-
-
-def _elapsed(view: View, jobs: int, numbered: bool) -> Floats | None:
-    """Seconds that each job of the history has run, where the view's jobs are numbered as it is; of those that have ended 0."""
-    if not numbered:
-        return None
-    ran = np.zeros(jobs)
-    ran[view.jobs.id] = view.jobs.run_time
-    return ran
 
 
 def plain_view(simulation: Simulation) -> View:

@@ -27,12 +27,9 @@ def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, Dura
     """The situation with predicted durations in the place of usual ones. Raises NoPredictor."""
     predictor = known.predictor or predictor_of(known.history)
     jobs, history = situation.view.jobs, known.history
-    elapsed = np.zeros(len(history))
-    there = known.row >= 0
-    elapsed[known.row[there]] = jobs.run_time[there]
-    durations = predicted_durations(history, predictor, situation.view.now, elapsed)
+    durations = predicted_durations(history, predictor, situation.view.now, known.row, jobs.run_time)
     coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HOUR)
-    rows = np.flatnonzero(there & known.untold)
+    rows = np.flatnonzero((known.row >= 0) & known.untold)
     left = situation.left.copy()
     left[rows] = np.maximum(durations[known.row[rows]] - jobs.run_time[rows], 1e-3)
     return dataclasses.replace(situation, left=left, coming=coming), predictor

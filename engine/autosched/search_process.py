@@ -103,7 +103,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     at_work = None if model is None else model.on(features, in_force)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    trials = _Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
+    trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at)
     rows: list[tuple[Floats, Floats, float]] = []
 
     def evaluate(config: Configuration) -> Figures:
@@ -126,20 +126,19 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
     if grouped and found.gain > 1.0:
-        left = max(ends_at - time.monotonic(), 0.0)
-        found = _checked(found, _Trials(policy, situation, ends_at, min(FIRST_SECONDS, left)), request.objective)
+        found = _checked(found, Trials(policy, situation, ends_at), request.objective)
     return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
 
 
-class _Trials:
+class Trials:
     """Bounded simulations of one situation: first that of what is in force, and that of the default, whose cost bounds all others.
 
     By the cost of what is in force, one that costs much would make all that are tried after it cost as much. ``ends_at``: by the
     monotonic clock.
     """
 
-    def __init__(self, policy: str, situation: Situation, ends_at: float, first: float = FIRST_SECONDS) -> None:
-        self.policy, self.situation, self.ends_at, self.first = policy, situation, ends_at, first
+    def __init__(self, policy: str, situation: Situation, ends_at: float = math.inf) -> None:
+        self.policy, self.situation, self.ends_at = policy, situation, ends_at
         self.reference: Figures | None = None
         self._usual: Figures  #: whose cost bounds a trial
 
@@ -147,7 +146,7 @@ class _Trials:
         """Raises NotMeasured."""
         if self.reference is not None:
             return self._tried(config)
-        self.reference = self._usual = self._measured(config, self.first, math.inf)
+        self.reference = self._usual = self._measured(config, FIRST_SECONDS, math.inf)
         default = dataclasses.asdict(registry.load(self.policy).Config())
         if config != default:
             with contextlib.suppress(NotMeasured):  # it costs still more than what is in force, or can't be simulated
@@ -155,11 +154,11 @@ class _Trials:
         return self.reference
 
     def _tried(self, config: Configuration) -> Figures:
-        left = max(self.ends_at - time.monotonic(), 0.0)
-        return self._measured(config, min(max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), left), bound_of(self._usual))
+        return self._measured(config, max(TIMES_AS_LONG * self._usual.seconds, LEAST_SECONDS), bound_of(self._usual))
 
     def _measured(self, config: Configuration, bound: float, decisions: float) -> Figures:
         left = max(self.ends_at - time.monotonic(), 0.0)
+        bound = min(bound, left)
         began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
         try:
             with _bounded(real):
@@ -176,7 +175,7 @@ class _Trials:
         return dataclasses.replace(figures, seconds=time.thread_time() - began)
 
 
-def _checked(found: Found, trials: _Trials, objective: str) -> Found:
+def _checked(found: Found, trials: Trials, objective: str) -> Found:
     began = time.monotonic()
     try:
         found = checked(found, trials.measure, objective)

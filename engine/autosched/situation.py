@@ -120,9 +120,11 @@ def _codes(names: Sequence[str]) -> Ints:
     return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
 
 
-def predicted_durations(history: History, predictor: DurationRanges, now: float, elapsed: Floats | None = None) -> Floats:
-    """As `usual_durations`, of the newest jobs by their predicted ranges. ``elapsed``: seconds that each has run; None: nobody knows."""
-    ran = np.zeros(len(history)) if elapsed is None else elapsed
+def predicted_durations(history: History, predictor: DurationRanges, now: float, row: Ints, run_time: Floats) -> Floats:
+    """As `usual_durations`, of the newest jobs by their predicted ranges. ``row``: of each job at hand, with the seconds that it has run,
+    its row in the history; -1: it is not there."""
+    ran, there = np.zeros(len(history)), row >= 0
+    ran[row[there]] = run_time[there]
     made = usual_durations(history)
     first = max(len(history) - NEWEST, 0)
     open_rows = np.flatnonzero(np.isnan(history.duration[first:]))

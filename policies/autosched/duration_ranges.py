@@ -66,17 +66,22 @@ def features(jobs: PastJobs, row: int, now: float, elapsed: float) -> Floats:
 
 def last_of(jobs: PastJobs, codes: Ints, row: int, over: Ints) -> tuple[float, float]:
     """Logarithms of the last and of the median duration of the ended jobs of its user, or of its virtual cluster; NaN: there are none."""
-    newest = newest_of(jobs, codes, row, over)
+    own = alike(codes, row, over)
+    newest = newest_of(jobs, own)
     if newest is None:
         return np.nan, np.nan
-    own = over[codes[over] == codes[row]]
     return float(np.log1p(jobs.duration[newest])), float(np.log1p(np.median(jobs.duration[own])))
 
 
-def newest_of(jobs: PastJobs, codes: Ints, row: int, over: Ints) -> int | None:
-    """Which of the ended jobs of its user, or of its virtual cluster, ended last; None: there are none."""
-    own = over[codes[over] == codes[row]]
-    return int(own[np.argmax(jobs.ended[own])]) if len(own) else None
+def alike(codes: Ints, row: int, over: Ints) -> Ints:
+    """Which of the ended jobs are of its user, or of its virtual cluster."""
+    found: Ints = over[codes[over] == codes[row]]
+    return found
+
+
+def newest_of(jobs: PastJobs, ended: Ints) -> int | None:
+    """Which of these ended last; None: there are none."""
+    return int(ended[np.argmax(jobs.ended[ended])]) if len(ended) else None
 
 
 def _filled(values: Floats | Ints) -> Floats:
@@ -129,9 +134,9 @@ class DurationRanges:
             return np.zeros(0)
         rng = np.random.default_rng([seed, 12])
         by = self._by_rule if self.rule else self._by_classifier
-        ranges = by(jobs, rows, now, elapsed, rng)
-        least = range_of(elapsed).tolist()
-        return np.array([drawn(self.known, max(one, low), float(ran), rng) for one, low, ran in zip(ranges, least, elapsed, strict=True)])
+        return np.array(
+            [drawn(self.known, one, float(ran), rng) for one, ran in zip(by(jobs, rows, now, elapsed, rng), elapsed, strict=True)]
+        )
 
     def _by_classifier(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
         # As when it is learnt, no wait lies between a job's submission and its run.
@@ -145,11 +150,11 @@ class DurationRanges:
         usual = float(self.known.mean() if self.rule == "mean" else np.median(self.known))
         over, taken = np.flatnonzero(jobs.ended <= now), []
         for row, ran in zip(rows, elapsed.tolist(), strict=True):
-            newest = newest_of(jobs, jobs.user, row, over) if self.rule == "last" else None
-            longer = self.known[self.known > ran]
             if ran > 0.0:
+                longer = self.known[self.known > ran]
                 taken.append(float(rng.choice(longer)) if len(longer) else ran)
             else:
+                newest = newest_of(jobs, alike(jobs.user, row, over)) if self.rule == "last" else None
                 taken.append(usual if newest is None else float(jobs.duration[newest]))
         ranges: list[int] = range_of(np.array(taken)).tolist()
         return ranges
@@ -186,7 +191,7 @@ def simple_rules(jobs: PastJobs, rows: Ints, cut: int, y: Ints) -> dict[str, flo
     mean, median = (int(range_of(np.array([value]))[0]) for value in (early.mean(), np.median(early)))
     last: list[int] = []
     for row in rows[cut:].tolist():
-        newest = newest_of(jobs, jobs.user, row, np.flatnonzero(jobs.ended <= jobs.submitted[row]))
+        newest = newest_of(jobs, alike(jobs.user, row, np.flatnonzero(jobs.ended <= jobs.submitted[row])))
         last.append(median if newest is None else int(range_of(jobs.duration[newest][None])[0]))
     right = y[cut:]
     return {
