@@ -17,7 +17,7 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.workload import Workload
 from .predicted_work import accuracy_words
-from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, usual_durations, with_ran
 
 
 class DailyPredictor:
@@ -53,9 +53,10 @@ def situation_of(
     durations, told = usual_durations(history), ""
     if predictor is not None:
         try:
+            if simulation.table.ids is None:
+                history = with_ran(history, view.jobs.id, view.jobs.run_time)
             newest = predictor.at(history, view.now)
-            row = view.jobs.id if simulation.table.ids is None else np.full(len(view.jobs), -1)
-            durations = predicted_durations(history, newest, view.now, row, view.jobs.run_time)
+            durations = predicted_durations(history, newest, view.now)
             told = f"; {accuracy_words(newest)}"
         except NoPredictor as error:
             told = f"; durations are not predicted: {error}"

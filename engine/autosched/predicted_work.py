@@ -10,7 +10,7 @@ import numpy as np
 from ...policies.autosched.arrivals_ahead import HOUR
 from ...policies.autosched.duration_ranges import DurationRanges
 from ...policies.contract import Bools, Ints
-from .situation import History, Situation, look_ahead, predicted_durations, predictor_of
+from .situation import History, Situation, look_ahead, predicted_durations, predictor_of, with_ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Untold:
 
 def with_predicted(situation: Situation, known: Untold) -> tuple[Situation, DurationRanges]:
     """The situation with predicted durations in the place of usual ones. Raises NoPredictor."""
-    predictor = known.predictor or predictor_of(known.history)
-    jobs, history = situation.view.jobs, known.history
-    durations = predicted_durations(history, predictor, situation.view.now, known.row, jobs.run_time)
+    jobs = situation.view.jobs
+    history = with_ran(known.history, known.row, jobs.run_time)
+    predictor = known.predictor or predictor_of(history)
+    durations = predicted_durations(history, predictor, situation.view.now)
     coming, _ = look_ahead(history, durations, situation.view.now, situation.period / HOUR)
     rows = np.flatnonzero((known.row >= 0) & known.untold)
     left = situation.left.copy()

@@ -40,6 +40,7 @@ class History:
     user: Sequence[str]
     model: Sequence[str] = ()
     vc: Sequence[str] = ()  #: virtual cluster, where a trace names it
+    ran: Floats | None = None  #: seconds that those which have not ended have run; None: it is not known
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -113,22 +114,28 @@ def predictor_of(history: History) -> DurationRanges:
 
 def _past_jobs(history: History, rows: slice) -> PastJobs:
     user, vc = _codes(history.user)[rows], _codes(history.vc)[rows] if len(history.vc) else None
-    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user, vc)
+    ran = np.zeros(len(history)) if history.ran is None else history.ran
+    return PastJobs(history.submitted[rows], history.gpus[rows], history.duration[rows], history.ended[rows], user, ran[rows], vc)
 
 
 def _codes(names: Sequence[str]) -> Ints:
     return np.unique(np.array(list(names), dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
 
 
-def predicted_durations(history: History, predictor: DurationRanges, now: float, row: Ints, run_time: Floats) -> Floats:
-    """As `usual_durations`, of the newest jobs by their predicted ranges. ``row``: of each job at hand, with the seconds that it has run,
-    its row in the history; -1: it is not there."""
+def with_ran(history: History, row: Ints, run_time: Floats) -> History:
+    """``row``: of each job at hand, with the seconds that it has run, its row in the history; -1: it is not there."""
     ran, there = np.zeros(len(history)), row >= 0
     ran[row[there]] = run_time[there]
+    return dataclasses.replace(history, ran=ran)
+
+
+def predicted_durations(history: History, predictor: DurationRanges, now: float) -> Floats:
+    """As `usual_durations`, of the newest jobs by their predicted ranges."""
     made = usual_durations(history)
     first = max(len(history) - NEWEST, 0)
-    open_rows = np.flatnonzero(np.isnan(history.duration[first:]))
-    made[first + open_rows] = predictor.draw(_past_jobs(history, slice(first, None)), open_rows.tolist(), now, ran[first + open_rows])
+    newest = _past_jobs(history, slice(first, None))
+    open_rows = np.flatnonzero(np.isnan(newest.duration))
+    made[first + open_rows] = predictor.draw(newest, open_rows.tolist(), now, newest.ran[open_rows])
     return made
 
 

@@ -1,10 +1,16 @@
 """The local predictor (002 ch. 6.4.2.2, 6.5.1): in which range a job's duration lies, and a duration drawn from the history of that range.
 
 Features are those of table 6.2 (recent arrivals, recent completions, the job), its user, whom the table forgets and the text finds worth 4
-to 7 %, and its virtual cluster (the pool that a trace names). As a job runs it can no longer be shorter than it has run: ranges below are
-left out, and draws are longer than that. Where a simple rule (its user's last job, the mean, the median) was right more often on the newest
-jobs than the classifier, that rule is taken: the thesis compares them, and always takes its own. Gradient boosted trees of scikit-learn
-take the place of XGBoost. What a job's features are made of was known when it was submitted.
+to 7 %, and its virtual cluster (the pool that a trace names). Where a simple rule (its user's last job, the mean, the median) was right
+more often on the newest jobs than the classifier, that rule is taken: the thesis compares them, and always takes its own. Gradient boosted
+trees of scikit-learn take the place of XGBoost.
+
+Two decisions of ours, on what the thesis leaves open:
+
+- A range is predicted as of the submission, and then conditioned on what the job has run (Bayes): ranges below are left out, and the one
+  that it is in counts by the share of its jobs that ran for longer. Draws are longer than what it has run.
+- Jobs that run still are learnt from too, as if they ended like those that ran for longer (`as_they_may_end`). Of what was submitted within
+  the last hours only short jobs have ended, so that by these alone all that comes now seems to be short.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ class PastJobs:
     duration: Floats
     ended: Floats
     user: Ints  #: a code
+    ran: Floats  #: that those which have not ended have run
     vc: Ints | None = None  #: code of the virtual cluster; None: of nobody
 
 
@@ -46,7 +53,7 @@ def range_of(duration: Floats) -> Ints:
     return np.searchsorted(BOUNDS, duration, side="right")
 
 
-def features(jobs: PastJobs, row: int, now: float, elapsed: float) -> Floats:
+def features(jobs: PastJobs, row: int, now: float) -> Floats:
     """Table 6.2 for one job as of ``now``: what arrived and what ended last, the job, and how its user's last jobs took."""
     before = np.flatnonzero(jobs.submitted[:row] <= now)[-RECENT:] if row else np.zeros(0, dtype=int)
     over = np.flatnonzero(jobs.ended <= now)
@@ -57,11 +64,15 @@ def features(jobs: PastJobs, row: int, now: float, elapsed: float) -> Floats:
     )
     moment = jobs.submitted[row]
     return np.concatenate((
-        [moment % DAY, moment % (7 * DAY), np.log1p(elapsed), jobs.gpus[row], jobs.user[row], *last_of(jobs, jobs.user, row, over)],
+        [moment % DAY, moment % (7 * DAY), jobs.gpus[row], jobs.user[row], *last_of(jobs, jobs.user, row, over)],
         [0.0, 0.0, 0.0] if jobs.vc is None else [jobs.vc[row], *last_of(jobs, jobs.vc, row, over)],
         _filled(now - jobs.submitted[before]), _filled(running), _filled(jobs.gpus[before]),
         _filled(now - jobs.submitted[last]), _filled(now - jobs.ended[last]), _filled(jobs.duration[last]), _filled(jobs.gpus[last]),
     ))  # fmt: skip
+
+
+def _as_submitted(jobs: PastJobs, rows: Sequence[int]) -> Floats:
+    return np.array([features(jobs, row, float(jobs.submitted[row])) for row in rows])
 
 
 def last_of(jobs: PastJobs, codes: Ints, row: int, over: Ints) -> tuple[float, float]:
@@ -97,30 +108,31 @@ class DurationRanges:
     """A classifier, the durations of each range, and how often it was right on jobs that it had not seen, beside simple rules."""
 
     classifier: Any
-    known: Floats  #: durations of ended jobs, ascending
+    known: Floats  #: durations that it was learnt from, ascending
     accuracy: float
     beside: dict[str, float]
 
     @classmethod
     def learnt(cls, jobs: PastJobs, seed: int = 0) -> DurationRanges:
-        """From jobs that have ended. Raises NoPredictor without the extra, or with too few of them."""
-        rows = np.flatnonzero(~np.isnan(jobs.duration))
-        if len(rows) < LEAST_JOBS:
-            raise NoPredictor(f"{len(rows)} jobs have ended; {LEAST_JOBS} are needed")
+        """From jobs that have begun. Raises NoPredictor without the extra, or when too few of them have ended."""
+        over = np.count_nonzero(~np.isnan(jobs.duration))
+        if over < LEAST_JOBS:
+            raise NoPredictor(f"{over} jobs have ended; {LEAST_JOBS} are needed")
         rng = np.random.default_rng([seed, 11])
-        elapsed = np.where(
-            rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)) * jobs.duration[rows]
-        )  # half of them are looked at on their way
-        x = np.array(
-            [features(jobs, row, jobs.submitted[row] + ran, ran) for row, ran in zip(rows.tolist(), elapsed.tolist(), strict=True)]
-        )
-        y, cut = range_of(jobs.duration[rows]), int(TRAINED * len(rows))
+        whole = as_they_may_end(jobs, rng)
+        rows = np.flatnonzero(~np.isnan(whole))
+        whole = whole[rows]
+        half = rng.random(len(rows)) < 0.5  # of those by which the accuracy is measured are looked at on their way
+        elapsed = np.where(half, 0.0, rng.random(len(rows)) * whole)
+        x = _as_submitted(jobs, rows.tolist())
+        y, cut = range_of(whole), int(TRAINED * len(rows))
         early = _classifier(x[:cut], y[:cut])
         shares = _shares(early, x[cut:])
-        guessed = [likeliest(one, early.classes_, ran) for one, ran in zip(shares, elapsed[cut:].tolist(), strict=True)]
-        return cls(
-            _classifier(x, y), np.sort(jobs.duration[rows]), float((np.array(guessed) == y[cut:]).mean()), simple_rules(jobs, rows, cut, y)
-        )
+        guessed = [
+            likeliest(possible(one, early.classes_, whole[:cut], ran)) for one, ran in zip(shares, elapsed[cut:].tolist(), strict=True)
+        ]
+        right = float((np.array(guessed) == y[cut:]).mean())
+        return cls(_classifier(x, y), np.sort(whole), right, simple_rules(jobs, rows, cut, whole))
 
     @property
     def rule(self) -> str:
@@ -133,17 +145,12 @@ class DurationRanges:
         if not len(rows):
             return np.zeros(0)
         rng = np.random.default_rng([seed, 12])
-        by = self._by_rule if self.rule else self._by_classifier
-        return np.array(
-            [drawn(self.known, one, float(ran), rng) for one, ran in zip(by(jobs, rows, now, elapsed, rng), elapsed, strict=True)]
-        )
+        ranges = self._by_rule(jobs, rows, now, elapsed, rng) if self.rule else self._by_classifier(jobs, rows, elapsed, rng)
+        return np.array([drawn(self.known, one, float(ran), rng) for one, ran in zip(ranges, elapsed, strict=True)])
 
-    def _by_classifier(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
-        # As when it is learnt, no wait lies between a job's submission and its run.
-        seen = [min(now, float(jobs.submitted[row] + ran)) for row, ran in zip(rows, elapsed, strict=True)]
-        x = np.array([features(jobs, row, at, float(ran)) for row, at, ran in zip(rows, seen, elapsed, strict=True)])
-        shares = _shares(self.classifier, x)
-        return [drawn_range(one, self.classifier.classes_, float(ran), rng) for one, ran in zip(shares, elapsed, strict=True)]
+    def _by_classifier(self, jobs: PastJobs, rows: Sequence[int], elapsed: Floats, rng: np.random.Generator) -> list[int]:
+        shares, classes = _shares(self.classifier, _as_submitted(jobs, rows)), self.classifier.classes_
+        return [drawn_range(possible(one, classes, self.known, float(ran)), rng) for one, ran in zip(shares, elapsed, strict=True)]
 
     def _by_rule(self, jobs: PastJobs, rows: Sequence[int], now: float, elapsed: Floats, rng: np.random.Generator) -> list[int]:
         """A rule speaks of jobs that have not run yet; one that has goes on as those did that ran for longer."""
@@ -160,23 +167,31 @@ class DurationRanges:
         return ranges
 
 
-def drawn_range(shares: Floats, classes: Ints, elapsed: float, rng: np.random.Generator) -> int:
-    """One of the ranges that a job which has run so long can still end in, each as likely as it is predicted.
+def possible(shares: Floats, classes: Ints, known: Floats, elapsed: float) -> Floats:
+    """Shares of all ranges, of a job that has run so long; they add up to 1. ``known``: durations, of which those of the range that it is
+    in say how many of that range run for longer."""
+    least, all_of = int(range_of(np.array([elapsed]))[0]), np.zeros(len(BOUNDS) + 1)
+    within = known[range_of(known) == least]
+    all_of[classes] = shares
+    all_of[:least] = 0.0
+    all_of[least] *= (np.count_nonzero(within > elapsed) + 0.5) / (len(within) + 0.5)
+    whole = all_of.sum()
+    if whole <= 0.0:
+        all_of[least] = whole = 1.0
+    found: Floats = all_of / whole
+    return found
+
+
+def drawn_range(shares: Floats, rng: np.random.Generator) -> int:
+    """One of the ranges, each as likely as it is predicted.
 
     The likeliest for all, as the thesis has it, leaves out the long ones: they are few, and most of the work.
     """
-    least = int(range_of(np.array([elapsed]))[0])
-    possible = classes >= least
-    if not possible.any() or shares[possible].sum() <= 0.0:
-        return least
-    return int(rng.choice(classes[possible], p=shares[possible] / shares[possible].sum()))
+    return int(rng.choice(len(shares), p=shares))
 
 
-def likeliest(shares: Floats, classes: Ints, elapsed: float) -> int:
-    """The likeliest range of those that a job which has run so long can still end in."""
-    least = int(range_of(np.array([elapsed]))[0])
-    possible = classes >= least
-    return int(classes[possible][np.argmax(shares[possible])]) if possible.any() else least
+def likeliest(shares: Floats) -> int:
+    return int(np.argmax(shares))
 
 
 def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator) -> float:
@@ -185,9 +200,24 @@ def drawn(known: Floats, of_range: int, elapsed: float, rng: np.random.Generator
     return float(rng.choice(within)) if len(within) else max(2.0 * elapsed, (0.0, *BOUNDS)[of_range] + 1.0)
 
 
-def simple_rules(jobs: PastJobs, rows: Ints, cut: int, y: Ints) -> dict[str, float]:
-    """How often simple rules are right on the same jobs: as its user's last one, as the mean, as the median of those before."""
-    early = jobs.duration[rows[:cut]]
+def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
+    """Durations of all that have begun, NaN for those that have not. One that runs still takes as long as any that ran for longer, of its
+    user if there is one; where none did, twice as long as it has run. In the mean of many draws this is the Kaplan-Meier estimate (Efron
+    1967: what is cut off is spread over all that is longer)."""
+    over = ~np.isnan(jobs.duration)
+    found = np.where(over, jobs.duration, np.nan)
+    for row in np.flatnonzero(~over & (jobs.ran > 0.0)).tolist():
+        longer = over & (jobs.duration > jobs.ran[row])
+        own = longer & (jobs.user == jobs.user[row])
+        known = jobs.duration[own if own.any() else longer]
+        found[row] = rng.choice(known) if len(known) else 2.0 * jobs.ran[row]
+    return found
+
+
+def simple_rules(jobs: PastJobs, rows: Ints, cut: int, whole: Floats) -> dict[str, float]:
+    """How often simple rules are right on the same jobs: as its user's last one, as the mean, as the median of those before. ``whole``:
+    durations of ``rows``."""
+    early, y = whole[:cut], range_of(whole)
     mean, median = (int(range_of(np.array([value]))[0]) for value in (early.mean(), np.median(early)))
     last: list[int] = []
     for row in rows[cut:].tolist():
