@@ -25,7 +25,7 @@ from ..sim.workload import Workload, make_workload
 
 LEAST_JOBS = 30  #: of a history from which arrivals are copied
 HORIZON = 7 * 86400.0  #: seconds after which a trial is cut off at the latest
-NEWEST = 600  #: jobs that the local predictor is learnt from
+NEWEST = 5000  #: jobs that the local predictor is learnt from, which takes some 4 s
 UNKNOWN = 3600.0  #: seconds that a job takes of which nothing is known, in a pool where nothing has ended
 
 
