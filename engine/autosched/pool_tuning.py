@@ -50,6 +50,8 @@ from .summary import summary_of
 
 PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
 NAME = "autosched"  #: who sets what it sets
+TRIED_AGAIN = 24  #: periods after which what was taken back may be applied again
+MEASURED_EVERY = 60.0  #: seconds from one look for tunings whose period is over to the next
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +81,7 @@ class PoolTuning:
         self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
         self._automatic: dict[str, dict[str, Any]] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
+        self._due: dict[str, float] = {}  #: and when last as a period was over: a burst puts off none
         self._unlearnt: dict[str, str] = {}  #: of pools, why no causal model could be learnt at the last try
         self._predictors: dict[str, tuple[DurationRanges, float]] = {}  #: of durations, and when each was learnt
 
@@ -218,6 +221,7 @@ class PoolTuning:
             if model is not None:
                 self._store.write(keep_model, StoredModel(asked.pool, policy, model))
         except (SearchFailed, NoModel, StokerError, ValueError) as error:
+            self._unlearnt[asked.pool] = str(error)
             log.info("pool %s: no causal model: %s", asked.pool, error)
 
     def _learnt(self, pool: str, request: Request) -> CausalModel | None:
@@ -251,11 +255,22 @@ class PoolTuning:
                 outcome, why = "kept", "somebody set the policy meanwhile"
             elif asked.by == NAME and not self._automatic.get(asked.pool, {}).get("enabled"):
                 outcome, why = "kept", "somebody turned it off meanwhile"
+            elif asked.by == NAME and self._has_harmed_before(asked, summary):
+                outcome, why = (
+                    "kept",
+                    f"{asked.why}; what gains {summary['gain']:.3f} × was taken back within the last {TRIED_AGAIN} periods",
+                )
             else:
                 self._set(asked.pool, summary["policy"], summary["after"], asked.by)
                 outcome, why = "applied", asked.why
         self._store.write(add_tuning, NewTuning(asked.pool, summary, asked.period, outcome, why, asked.by))
         return {**summary, "applied": outcome == "applied", "outcome": outcome, "why": why}
+
+    def _has_harmed_before(self, asked: Asked, summary: dict[str, Any]) -> bool:
+        """What was predicted wrongly once is as wrong in the next hour."""
+        since = self._clock() - TRIED_AGAIN * asked.period
+        rows = self._store.rows("policy/taken_back", asked.pool, summary["policy"], since)
+        return any(json.loads(after) == summary["after"] for (after,) in rows)
 
     def _in_force(self, pool: str) -> dict[str, Any]:
         return next(row for row in self._scheduling.in_force() if row["pool"] == pool)
@@ -273,6 +288,7 @@ class PoolTuning:
 
     def start(self) -> None:
         self.reload()
+        self._tasks.every("tunings measured", MEASURED_EVERY, self.measure)
         self._store.listen(self._committed)
 
     def _committed(self, commit: Committed) -> None:
@@ -307,42 +323,63 @@ class PoolTuning:
         auto, now = self._automatic[pool], self._clock()
         if not auto["enabled"] or self._busy is not None:
             return
-        for applied in objects(self._store, "policy/unmeasured_tuning", pool):
-            if now >= applied["ts"] + applied["period"]:
-                self._measure(pool, applied)
+        taken_back = [self._measure(applied) for applied in self._unmeasured() if applied["pool"] == pool]
+        if any(taken_back):
+            return  # the next look searches, from what is in force then
         if why := self.waits_for(pool):
             self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
             return
         searched = newest(now, self._searched.get(pool))
-        due = now >= newest(now, searched, self._store.rows("policy/last_tuning", pool)[0][0]) + auto["period"]
+        ((last_at, last),) = self._store.rows("policy/last_tuning", pool)
+        due = now >= newest(now, self._due.get(pool, last_at)) + auto["period"]
         burst = not due and is_burst(self._history(pool, now), now, auto["period"] / HOUR, searched)
         if not due and not burst:
             return
         self._searched[pool] = now
+        if due:
+            self._due[pool] = now
         least = LEAST_GAIN if due else BURST_GAIN
         why = "hourly" if due and auto["period"] == 3600.0 else "a period is over" if due else "a burst of arrivals"
-        self.begin(Asked(pool, auto["objective"], least_gain=least, period=auto["period"], why=why))
+        self.begin(Asked(pool, auto["objective"], least_gain=least, period=auto["period"], why=why, seed=last or 0))
 
     def waits_for(self, pool: str) -> str:
         """What a pool that tunes itself waits for; empty: for nothing."""
         jobs = len(self._history(pool, self._clock()))
         return f"waits for a history of {LEAST_JOBS} jobs; it has {jobs}" if jobs < LEAST_JOBS else ""
 
-    def _measure(self, pool: str, last: dict[str, Any]) -> None:
-        """What came of a configuration that was applied a period ago; it is taken back if it has harmed and is still in force."""
-        ((taken,),) = self._store.rows("policy/taken_of_period", pool, last["ts"], last["ts"] + last["period"])
-        gain = measured_gain(last["expected"], taken)
+    def measure(self) -> None:
+        """The turn of tunings that people asked for; pools that tune themselves measure theirs in `look`."""
+        for applied in self._unmeasured():
+            if not self._automatic.get(applied["pool"], {}).get("enabled"):
+                self._measure(applied)
+
+    def _unmeasured(self) -> list[dict[str, Any]]:
+        return list(objects(self._store, "policy/unmeasured_tunings", self._clock()))
+
+    def _measure(self, applied: dict[str, Any]) -> bool:
+        """What came of a configuration that was applied a period ago. True: it has harmed, was still in force, and is taken back."""
+        pool, why = applied["pool"], applied["why"]
+        ((taken,),) = self._store.rows("policy/taken_of_period", pool, applied["ts"], applied["ts"] + applied["period"])
+        gain = measured_gain(applied["expected"], taken)
         if gain is None:
-            self._store.write(measure_tuning, Measured(last["id"], 1.0, "measured", "no job was at hand"))
-            return
-        after, before = last["after"], last["before"]
-        policy, now = self._now(pool)
-        if has_harmed(gain) and policy == last["policy"] and now == after and last["asked_by"] == NAME:
-            harm = f"jobs took {1 / gain:.2f} × as long as expected without it"
-            self._set(pool, policy, before, NAME)  # first: what is on record has happened, whenever the daemon is killed
-            self._store.write(measure_tuning, Measured(last["id"], gain, "rolled back", harm))
-        else:
-            self._store.write(measure_tuning, Measured(last["id"], gain, "measured", "stays"))
+            self._store.write(measure_tuning, Measured(applied["id"], 1.0, "measured", f"{why}; no job was at hand"))
+            return False
+        if has_harmed(gain) and self._may_take_back(applied):
+            harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
+            # First: what is on record has happened, whenever the daemon is killed.
+            self._set(pool, applied["policy"], applied["before"], NAME)
+            self._store.write(measure_tuning, Measured(applied["id"], gain, "rolled back", harm))
+            return True
+        stays = "stays" if applied["newest"] else "another change followed"
+        self._store.write(measure_tuning, Measured(applied["id"], gain, "measured", f"{why}; {stays}"))
+        return False
+
+    def _may_take_back(self, applied: dict[str, Any]) -> bool:
+        """It is the pool's own newest change, and nobody has set another. One that a daemon took back just before it was killed is so too."""
+        automatic = self._automatic.get(applied["pool"], {}).get("enabled", False)
+        policy, now = self._now(applied["pool"])
+        still = policy == applied["policy"] and now in (applied["after"], applied["before"])
+        return bool(automatic and applied["newest"] and applied["asked_by"] == NAME and still)
 
 
 def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:

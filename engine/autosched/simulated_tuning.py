@@ -61,6 +61,7 @@ class SimulatedTuning:
     tried: list[dict[str, Any]] = field(default_factory=list)  #: what was in force at first, and the newest of what came after it
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
+    _due: float = -math.inf  #: the last search of a period: a burst puts off none
     _samples: Samples | None = None
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
 
@@ -70,10 +71,12 @@ class SimulatedTuning:
         history = history_of(simulation)
         if len(history) < LEAST_JOBS or not len(simulation.table):
             return
-        due = simulation.now >= self._searched + self.period - 1e-6
+        due = simulation.now >= self._due + self.period - 1e-6
         if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
             return
         self._searched = simulation.now
+        if due:
+            self._due = simulation.now
         # Where nothing is unknown there is nothing to predict.
         predictor = self._predictor if self.options.errors.unknown > 0 else None
         situation = situation_of(simulation, self.policy, self.options, predictor)[0] if self.looks is None else self.looks(simulation)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from stoker.engine.autosched import learning, search_process
+from stoker.engine.autosched import learning, search_process, simulated_tuning
 from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
 from stoker.engine.autosched.pool_gains import is_burst, newest, tried_before
@@ -275,6 +275,29 @@ def test_a_burst_is_beyond_three_sigmas() -> None:
     # A burst in the middle of a search is seen after it, and not again after the next.
     later = history(5)
     assert not is_burst(later, 6900.0, 300.0) and is_burst(later, 6900.0, 300.0, 6000.0) and not is_burst(later, 6900.0, 300.0, 6310.0)
+
+
+def test_a_daily_wave_is_no_burst() -> None:
+    """30 arrivals a check in the mean, by night 6 and at noon 54: chance alone calls one check in a day a burst, and the mean of days would
+    call every one of the day so."""
+    rng, checks = np.random.default_rng(0), np.arange(3 * 288)
+    counts = rng.poisson(30.0 * (1.0 + 0.8 * np.sin(2 * np.pi * checks / 288)))
+    moments = np.repeat(300.0 * checks + 10.0, counts)
+    whole = History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
+    seen = [is_burst(whole.until(now), now, 300.0, now - 300.0) for now in (300.0 * checks[-288:] + 300.0).tolist()]
+    assert sum(seen) <= 5
+    sudden = np.sort(np.concatenate((moments, 300.0 * checks[-1] + np.arange(60.0))))
+    more = History(sudden, np.ones(len(sudden), dtype=int), sudden * math.nan, sudden * math.nan, ["u"] * len(sudden))
+    assert is_burst(more, 300.0 * checks[-1] + 300.0, 300.0)
+
+
+def test_bursts_put_off_no_search_of_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check sees a burst: the hourly searches are made all the same, an hour apart."""
+    monkeypatch.setattr(simulated_tuning, "is_burst", lambda *_: True)
+    control = SimulatedTuning("tiresias", {}, Options(), trials=2)
+    simulate(crowded(hours=4.0, jobs=80), CLUSTER, registry.create("tiresias", {}), Options(), control=control)
+    hourly = [turn.at for turn in control.turns if turn.why == "a period"]
+    assert len(hourly) >= 3 and np.diff(hourly).max() == pytest.approx(HOUR) and len(control.turns) > 3 * len(hourly)
 
 
 def test_a_clock_that_was_set_back_holds_up_nothing() -> None:
