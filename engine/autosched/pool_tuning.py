@@ -258,7 +258,7 @@ class PoolTuning:
             elif asked.by == NAME and self._has_harmed_before(asked, summary):
                 outcome, why = (
                     "kept",
-                    f"{asked.why}; what gains {summary['gain']:.3f} × was taken back within the last {TRIED_AGAIN} periods",
+                    f"{asked.why}; what gains {summary['gain']:.3f} × was taken back in the last {TRIED_AGAIN} periods",
                 )
             else:
                 self._set(asked.pool, summary["policy"], summary["after"], asked.by)
@@ -375,7 +375,7 @@ class PoolTuning:
         return False
 
     def _may_take_back(self, applied: dict[str, Any]) -> bool:
-        """It is the pool's own newest change, and nobody has set another. One that a daemon took back just before it was killed is so too."""
+        """It is the pool's own newest change, and nobody has set another. So is one that a daemon took back just before it was killed."""
         automatic = self._automatic.get(applied["pool"], {}).get("enabled", False)
         policy, now = self._now(applied["pool"])
         still = policy == applied["policy"] and now in (applied["after"], applied["before"])

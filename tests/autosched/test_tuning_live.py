@@ -140,7 +140,7 @@ def test_what_was_learnt_and_a_wrong_prediction_outlive_a_kill(
     ((why,),) = until(lambda: jobs.sql("SELECT why FROM tunings WHERE outcome = 'rolled back' AND measured_gain < 0.9"), 60)
     assert why.startswith("a period is over; jobs took ")
     # The next search finds the same, and does not put it in force again.
-    until(lambda: jobs.sql("SELECT id FROM tunings WHERE outcome = 'kept' AND why LIKE '%was taken back within the last 24 periods'"), 60)
+    until(lambda: jobs.sql("SELECT id FROM tunings WHERE outcome = 'kept' AND why LIKE '%was taken back in the last 24 periods'"), 60)
     assert jobs.sql("SELECT count(*) FROM tunings WHERE outcome IN ('applied', 'measured')") == [(0,)]
     assert json.loads(jobs.sql("SELECT config FROM policy_history ORDER BY id DESC LIMIT 1")[0][0])["backfill"] is False
     assert jobs.sql("SELECT samples >= 60 FROM causal_models WHERE policy = 'fifo'") == [(True,)]
