@@ -159,7 +159,7 @@ def aggregated(situation: Situation) -> Situation:
     apart: Bools = (jobs.phase != Phase.PENDING) | (jobs.run_time > 0) | (jobs.gpus_max > jobs.gpus_min) | np.isfinite(jobs.deadline)
     if jobs.profile_gpus is not None:
         apart = apart | (jobs.profile_gpus > 0)
-    here = aggregate(jobs.submitted_at, situation.left, jobs.gpus_min, largest, apart, jobs.model)
+    here = aggregate(jobs.submitted_at, situation.left, jobs.gpus_min, largest, apart, _kinds(jobs))
     then = aggregate(coming.submitted, coming.duration, coming.gpus_min, largest, np.zeros(len(coming), dtype=bool), coming.model)
     order = np.argsort(here.first)  # rows of a view stand in the order of submission of their first jobs
     rows = here.first[order]
@@ -181,6 +181,14 @@ def aggregated(situation: Situation) -> Situation:
     return dataclasses.replace(
         situation, view=dataclasses.replace(view, jobs=made, free=None), left=here.duration[order], coming=came, weight=weight
     )
+
+
+def _kinds(jobs: Jobs) -> Ints:
+    """A code for what jobs that become one have alike besides: all that policies ask for."""
+    columns = [jobs.model, jobs.priority, jobs.demand, jobs.gpu_memory]
+    columns += [np.unique(words, return_inverse=True)[1] for words in (jobs.kind, jobs.backbone, jobs.share) if words is not None]
+    found: Ints = np.unique(np.column_stack(columns), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found
 
 
 def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:

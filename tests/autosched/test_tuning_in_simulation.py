@@ -116,6 +116,15 @@ def test_aggregated_trials_are_of_the_same_service_and_number() -> None:
     )
 
 
+def test_jobs_of_unlike_priority_do_not_become_one() -> None:
+    burst = make_workload("burst", [0.0] * 2 + [100.0 + n for n in range(20)], [9000.0] * 2 + [600.0] * 20, [4, 4] + [1] * 20)
+    situation = at(burst, 200.0)
+    urgent = np.where(np.arange(len(situation.view.jobs)) % 2, 5, 0)
+    view = dataclasses.replace(situation.view, jobs=dataclasses.replace(situation.view.jobs, priority=urgent))
+    less, apart = aggregated(situation), aggregated(dataclasses.replace(situation, view=view))
+    assert less.jobs < apart.jobs < situation.jobs and set(apart.view.jobs.priority.tolist()) == {0, 5}
+
+
 def test_what_is_found_on_grouped_jobs_is_told_by_the_jobs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
     jobs = [
