@@ -166,10 +166,10 @@ class Trials:
         except _Hangs:
             raise NotMeasured(f"cut off after {real:.3g} s") from None
         except CutOff as error:
-            had = None  # what seconds have cut off may be as good as any: nothing is learnt from it
-            if self.reference and error.figures is not None and error.figures.decisions >= decisions:
-                had = as_cut_off(error.figures, self.reference)
-            raise NotMeasured(f"cut off after {decisions:g} decisions or {bound:.3g} s of processor time", had) from None
+            if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any: nothing is learnt from it
+                raise NotMeasured(f"cut off after {bound:.3g} s of processor time") from None
+            had = None if self.reference is None else as_cut_off(error.figures, self.reference)
+            raise NotMeasured(f"cut off after {decisions:g} decisions", had) from None
         except (SimulationError, ValueError) as error:
             raise NotMeasured(str(error)) from None
         return dataclasses.replace(figures, seconds=time.thread_time() - began)

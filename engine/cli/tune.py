@@ -88,7 +88,9 @@ def _ranges(texts: tuple[str, ...]) -> dict[str, tuple[float, float]]:
         try:
             ranges[key] = (float(low), float(high))
         except ValueError:
-            raise UsageError(f"--range: {text!r} is not KEY=LOW:HIGH") from None
+            key = ""
+        if not key:
+            raise UsageError(f"--range: {text!r} is not KEY=LOW:HIGH")
         if not all(map(math.isfinite, ranges[key])):
             raise UsageError(f"--range: {text!r}: LOW and HIGH are to be finite")
     return ranges

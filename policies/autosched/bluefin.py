@@ -95,8 +95,9 @@ class BlueFin:
         self._direction = None
 
     def start_from(self, config: Configuration) -> None:
-        """Move the centre there: a better point than all before was found."""
+        """Move the centre there: a better point than all before was found. A pair around the old centre is given up."""
         self.centre = self._space.units(config)
+        self._direction = None
 
     def _unit_direction(self) -> Floats:
         direction = self._rng.normal(size=len(self.centre))

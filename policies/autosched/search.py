@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .bluefin import BlueFin
+from .objectives import OBJECTIVES
 from .search_space import Category, Configuration, Space
 
 TRIALS = 40  #: T (002 ch. 6.5.2)
@@ -31,6 +32,7 @@ LEAST_PROOF = 8  #: trials of a search by which a model is judged before it may 
 PROOF = 1.64  #: standard deviations above chance (95 %) that it has to agree with them
 CHECKED = 3  #: of the best of a search on grouped jobs, on the jobs themselves
 WHAT_IF = 9  #: values of a number that the what-if analysis looks at
+LATE = 0.01  #: share of the deadlines by which rewards are smoothed: where all are missed, one that is kept is no gain without end
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 
@@ -106,15 +108,15 @@ def reward_of(objective: str, reference: Figures, figures: Figures) -> float:
     """Reference over measured; of shares, which may be 0, of their complements."""
     before, after = getattr(reference, objective), getattr(figures, objective)
     if objective == "slo":
-        return float((1.0 - after + 1e-9) / (1.0 - before + 1e-9))
+        return float((1.0 - after + LATE) / (1.0 - before + LATE))
     return float(before / after) if after > 0 else 1.0
 
 
 def as_cut_off(figures: Figures, reference: Figures) -> Figures:
     """What a model learns from a trial that was cut off: half the reward of what is in force by each objective, with the metrics that it
     had come to. Jobs that change places all the time would else be what no model has ever seen, and they cost the most."""
-    kept = 1.0 - (1.0 - reference.slo) / 2.0
-    return dataclasses.replace(figures, jct=2.0 * reference.jct, p99=2.0 * reference.p99, rho=2.0 * reference.rho, slo=kept)
+    twice = {name: 2.0 * getattr(reference, name) for name in OBJECTIVES if name != "slo"}
+    return dataclasses.replace(figures, **twice, slo=1.0 - ((1.0 - reference.slo + LATE) / 2.0 - LATE))
 
 
 class _Search:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,13 @@ class Category:
 
 @dataclass(frozen=True)
 class Space:
-    """The keys of a policy that are tuned; ``kept``: all others, with the values that they keep."""
+    """The keys of a policy that are tuned; ``kept``: all others, with the values that they keep; ``ends``: the numbers among these, which
+    those that are tuned are to ascend to or from."""
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
     kept: Mapping[str, Any]
+    ends: tuple[Number, ...] = ()
 
     @property
     def parts(self) -> tuple[Number | Category, ...]:
@@ -114,7 +116,7 @@ class Space:
 
     def _chains(self, config: Mapping[str, Any]) -> list[list[Number]]:
         """Keys in use that are to ascend, each list from the lowest."""
-        used = {number.name: number for number in self.numbers if self.in_use(number, config)}
+        used = {number.name: number for number in (*self.numbers, *self.ends) if self.in_use(number, config)}
         over = {number.above: number for number in used.values() if number.above in used}
         chains = []
         for first in used.values():
@@ -183,9 +185,11 @@ def space_of(
     for key in ranges:
         if key not in {number.name for number in numbers}:
             raise ValueError(f"{key}: a range is for a number that is tuned; there are: {', '.join(number.name for number in numbers)}")
-    _check_order(numbers)
     tuned = {*(one.name for one in numbers), *(one.name for one in categories)}
-    return Space(tuple(numbers), tuple(categories), {name: config[name] for name in fields if name not in tuned})
+    kept = {name: config[name] for name in fields if name not in tuned}
+    ends = _ends(fields.values(), kept)
+    _check_order([*numbers, *(one for one in ends if one.needs is None or float(kept.get(one.needs[0], -math.inf)) >= one.needs[1])])
+    return Space(tuple(numbers), tuple(categories), kept, tuple(ends))
 
 
 def _number(field: dataclasses.Field[Any], narrower: tuple[float, float] | None) -> Number:
@@ -193,14 +197,26 @@ def _number(field: dataclasses.Field[Any], narrower: tuple[float, float] | None)
     low, high = narrower or (told["low"], told["high"])
     if not told["low"] <= low <= high <= told["high"]:
         raise ValueError(f"{field.name}: {low:g} to {high:g} is not within its range {told['low']:g} to {told['high']:g}")
-    return Number(
-        field.name, float(low), float(high), bool(told.get("log")), isinstance(field.default, int), told.get("needs"), told.get("above")
-    )
+    whole = isinstance(field.default, int)
+    if whole and math.ceil(low) > math.floor(high):
+        raise ValueError(f"{field.name}: {low:g} to {high:g} has no whole number")
+    return Number(field.name, float(low), float(high), bool(told.get("log")), whole, told.get("needs"), told.get("above"))
+
+
+def _ends(fields: Iterable[dataclasses.Field[Any]], kept: Mapping[str, Any]) -> list[Number]:
+    """Numbers that stand in an order with others and are not tuned: each is as large as it is."""
+    fields = [field for field in fields if not isinstance(field.default, bool) and field.metadata.get("low") is not None]
+    ordered = {field.name for field in fields if field.metadata.get("above")} | {field.metadata.get("above") for field in fields}
+    return [_number(field, (kept[field.name], kept[field.name])) for field in fields if field.name in kept and field.name in ordered]
 
 
 def _check_order(numbers: Sequence[Number]) -> None:
     by_name = {number.name: number for number in numbers}
     for number in numbers:
         below = by_name.get(number.above or "")
-        if below is not None and below.low > number.high:
-            raise ValueError(f"{number.name}: at most {number.high:g}, while {below.name}, which is no larger, is at least {below.low:g}")
+        while below is not None:
+            if below.low > number.high:
+                raise ValueError(
+                    f"{number.name}: at most {number.high:g}, while {below.name}, which is no larger, is at least {below.low:g}"
+                )
+            below = by_name.get(below.above or "")

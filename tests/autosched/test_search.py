@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.policies.autosched.bluefin import BlueFin, chances, moved, reweighted, two_point_gradient
+from stoker.policies.autosched.objectives import OBJECTIVES
 from stoker.policies.autosched.search import (
     GAMMA,
     Figures,
@@ -113,6 +114,8 @@ def test_every_projected_sample_is_a_valid_configuration(name: str, units: list[
     [
         ({"threshold_1": (5000, 6000), "threshold_2": (10, 100)}, "threshold_2: at most 100, while threshold_1.*at least 5000"),
         ({"threshold_1": (0.1, 6000)}, "threshold_1: 0.1 to 6000 is not within its range 1 to 1e"),
+        ({"threshold_1": (5000, 6000), "threshold_3": (10, 20)}, "threshold_3: at most 20, while threshold_1.*at least 5000"),
+        ({"queues": (2.2, 2.8)}, "queues: 2.2 to 2.8 has no whole number"),
         ({"treshold": (1, 2)}, "treshold: the policy has no such key"),
         ({"priority": (0, 1)}, "priority: a range is for a number that is tuned; there are: queues, threshold_1"),
     ],
@@ -121,6 +124,18 @@ def test_contradictory_ranges_are_one_clear_line(given_ranges: dict[str, tuple[f
     with pytest.raises(ValueError, match=words) as caught:
         space_of(Tiresias.Config, TIRESIAS, ranges=given_ranges)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_that_are_not_tuned_bound_those_that_are() -> None:
+    three = {**TIRESIAS, "queues": 3, "threshold_1": 100.0, "threshold_2": 7200.0}
+    space, rng = space_of(Tiresias.Config, three, only=("threshold_1",)), np.random.default_rng(0)
+    made = [space.project(space.drawn(rng), otherwise=three) for _ in range(100)]
+    assert max(one["threshold_1"] for one in made) == 7200.0 and {one["threshold_2"] for one in made} == {7200.0}
+    with pytest.raises(ValueError, match="threshold_2: at most 7200, while threshold_1, which is no larger, is at least 8000"):
+        space_of(Tiresias.Config, three, only=("threshold_1",), ranges={"threshold_1": (8000, 9000)})
+    two = {**three, "queues": 2}  # the second threshold is not in use
+    space = space_of(Tiresias.Config, two, only=("threshold_1",), ranges={"threshold_1": (8000, 9000)})
+    assert 8000 <= space.project(space.drawn(rng), otherwise=two)["threshold_1"] <= 9000
 
 
 def test_a_policy_without_keys_says_so() -> None:
@@ -164,13 +179,35 @@ def test_a_pair_of_which_one_was_rejected_moves_nothing() -> None:
     assert bluefin.centre.tolist() == before.tolist()
 
 
+def test_a_pair_around_an_old_centre_is_given_up() -> None:
+    """The first of a pair is the new best: what comes next is the first of a pair around it, and not the old centre."""
+    space = space_of(Bowl, BOWL)
+    bluefin = BlueFin(space, BOWL, np.random.default_rng(0))
+    old = bluefin.centre.copy()
+    best = bluefin.sample()
+    bluefin.reward(1.3)
+    bluefin.start_from(best)
+    after = space.units(bluefin.sample())
+    assert np.abs(after - space.units(best)).max() > 0.01 and np.abs(after - old).max() > 0.01
+    bluefin.reward(1.0)
+    assert bluefin.centre.tolist() == space.units(best).tolist()  # one point gives no gradient
+
+
 # Algorithm 3
 
 
 def test_rewards_are_reference_over_measured() -> None:
     assert reward_of("jct", figures(12.0), figures(10.0)) == 1.2
     late = dataclasses.replace(figures(10.0), slo=0.5)
-    assert reward_of("slo", late, figures(10.0)) == pytest.approx(2.0)  # twice as many deadlines are kept
+    assert reward_of("slo", late, figures(10.0)) == pytest.approx(2.0, abs=0.05)  # twice as many deadlines are kept
+    assert reward_of("slo", dataclasses.replace(late, slo=1.0), late) == pytest.approx(51.0)  # of none, half: no gain without end
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_trial_that_was_cut_off_has_half_the_reward_by_each_objective(objective: str) -> None:
+    reference = dataclasses.replace(figures(10.0), slo=0.3, cost=30.0)
+    cut = as_cut_off(dataclasses.replace(figures(4.0), slo=0.0, cost=3.0), reference)
+    assert reward_of(objective, reference, cut) == pytest.approx(0.5)
 
 
 def test_a_sample_is_rejected_at_gamma_times_the_best() -> None:
