@@ -9,10 +9,9 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
 from ...policies import registry
@@ -22,6 +21,7 @@ from ...policies.autosched.search import EPSILON, SPREAD, TRIALS, Figures, Found
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
 from ..sim.simulation_error import SimulationError
+from .bounded_time import Hangs, bounded
 from .learning import Past, learnt_from
 from .predicted_work import Untold, accuracy_words, with_predicted
 from .situation import CutOff, Situation, aggregated, bound_of, features_of, measure
@@ -73,10 +73,6 @@ class Answer:
     words: str  #: on the model; empty: none was asked for
     predictor: DurationRanges | None = None  #: of durations, that was at work
     durations: str = ""  #: on it; empty: none was asked for
-
-
-class _Hangs(BaseException):
-    """A trial takes too long. No policy catches this by ``except Exception``."""
 
 
 def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
@@ -161,9 +157,9 @@ class Trials:
         bound = min(bound, left)
         began, real = time.thread_time(), min(3.0 * bound + LEAST_SECONDS, max(left, 1e-3))
         try:
-            with _bounded(real):
+            with bounded(real):
                 figures = measure(self.situation, registry.create(self.policy, config), bound, decisions)
-        except _Hangs:
+        except Hangs:
             raise NotMeasured(f"cut off after {real:.3g} s") from None
         except CutOff as error:
             if error.figures is None or error.figures.decisions < decisions:  # it may be as good as any: nothing is learnt from it
@@ -192,26 +188,6 @@ def _predicted(request: Request) -> tuple[Situation, DurationRanges | None, str]
         return situation, predictor, accuracy_words(predictor)
     except NoPredictor as error:
         return request.situation, None, f"durations are not predicted: {error}"
-
-
-@contextlib.contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
-    """Raise `_Hangs` in the main thread, be it in the middle of a policy's loop."""
-    try:
-        before = signal.signal(signal.SIGALRM, _cut_off)
-    except ValueError:  # not the main thread: the processor time of a decision is bounded all the same
-        yield
-        return
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _cut_off(_number: int, _frame: FrameType | None) -> None:
-    raise _Hangs
 
 
 def find_apart(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ...policies.autosched.objectives import OBJECTIVES
 from .. import format as fmt
@@ -202,6 +203,9 @@ def set_(app: App, name: str, settings: tuple[str, ...], pool: str, interval: fl
     The code of one of your own, MODULE:Class, is loaded anew: say the same again after an edit. It is asked once for a plan of what the
     pool holds now. One that does not load, or fails at that, is refused, and what was in force stays.
     """
+    for option in ("every", "objective"):
+        if not more["auto"] and click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{option}: is for a pool that tunes itself; add --auto")
     config: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -150,7 +150,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
     rows = [row_of(average) for average in means]
-    said = [*sim_words.remarks(study, rows, runs)]
+    said = [*sim_words.remarks(study, rows, runs), *(f"{run.outcome.run}: {run.outcome.tuned}" for run in runs if run.outcome.tuned)]
     errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
     stopped = [] if ended is None else [Ended(f"{_ENDED[ended]}: {len(runs)} of {len(study.runs)} runs are done", 128 + ended)]
     page = None
@@ -166,7 +166,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
         "trace": study.workload.name,
         "nodes": str(study.cluster),
         "policies": rows,
-        "runs": [{"id": numbers.get(run.outcome.run.number), **run.row} for run in runs],
+        "runs": [{"id": numbers.get(run.outcome.run.number), **run.row, "tuned": run.outcome.tuned or None} for run in runs],
         "page": page,
     }
     return Answer(value, lambda: _show(study, value, said), [*errors, *stopped])

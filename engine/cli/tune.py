@@ -138,6 +138,8 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
         choice = choose([given["policy"]], [])[0]
     except ValueError as error:
         raise UsageError(f"--policy: {error}") from None
+    if choice.auto:
+        raise UsageError("--policy: auto is for 'stoker simulate'; here the search is made once, so leave it out")
     at = given["at"] if given["at"] is not None else 0.5 * float(workload.submitted[-1])
     try:
         simulation = stand_at(workload, cluster, choice.policy, choice.config, Options(), at)

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ...policies import registry
+from ...policies.autosched.search_space import space_of
 from ...policies.keys import make_config
 from ...policies.nearest import meant
 from .cluster import Cluster
@@ -55,6 +56,7 @@ class Outcome:
     run: Run
     result: Result | None  #: None: it failed
     error: str | None = None
+    tuned: str = ""  #: what its controller did, in words; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcom
         policy = registry.create(run.choice.policy, run.choice.config, interval=study.options.interval)
         options = dataclasses.replace(study.options, seed=run.seed)
         control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
-        return Outcome(run, simulate(study.workload, study.cluster, policy, options, progress=progress, control=control))
+        result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
+        return Outcome(run, result, tuned="" if control is None else str(control))
     except SimulationError as error:
         return Outcome(run, None, str(error))
     except KeyboardInterrupt as error:
@@ -227,6 +230,8 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
             config = dataclasses.asdict(make_config(kinds[name], values))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        if auto:
+            _check_tunable(name, config)
         label = ",".join([name, *(f"{key}={value}" for key, value in own.items()), *(["auto=true"] if auto else [])])
         choices.append(Choice(label, name, config, auto))
     _check_different(choices)
@@ -256,6 +261,13 @@ def _is_automatic(own: dict[str, str]) -> bool:
     if said not in ("true", "false"):
         raise ValueError(f"auto: {said!r} is not true or false")
     return said == "true"
+
+
+def _check_tunable(name: str, config: Mapping[str, Any]) -> None:
+    try:
+        space_of(registry.load(name).Config, config)
+    except ValueError as error:
+        raise ValueError(f"{name},auto=true: {error}") from None
 
 
 def _check_once(settings: Sequence[tuple[str, str, str]]) -> None:

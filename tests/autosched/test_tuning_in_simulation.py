@@ -24,6 +24,7 @@ from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.study import choose
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.policies import registry
+from stoker.policies.autosched.causal_model import NoModel
 from stoker.policies.autosched.duration_ranges import NoPredictor
 from stoker.policies.contract import Plan, View
 from stoker.policies.keys import tunable
@@ -182,6 +183,18 @@ def test_auto_is_a_word_and_no_key() -> None:
     assert choice.auto and choice.config["queues"] == 2 and "auto" not in choice.config
     with pytest.raises(ValueError, match="auto: 'maybe' is not true or false"):
         choose(["tiresias,auto=maybe"], [])
+    with pytest.raises(ValueError, match="edf,auto=true: the policy has no keys to tune"):
+        choose(["edf,auto=true"], [])
+
+
+def test_a_simulation_that_tunes_itself_says_what_came_of_it() -> None:
+    control = SimulatedTuning("tiresias", {}, Options(), trials=3)
+    simulate(crowded(hours=4.0, jobs=80), CLUSTER, registry.create("tiresias", {}), Options(), control=control)
+    applied = sum(turn.applied for turn in control.turns)
+    assert str(control) == f"it tuned itself: {len(control.turns)} searches, {applied} of them changed what was in force"
+    early = SimulatedTuning("tiresias", {}, Options())
+    simulate(crowded(jobs=10), CLUSTER, registry.create("tiresias", {}), Options(), control=early)
+    assert str(early) == "it never searched: it waits for a history of 30 jobs, and for one at hand"
 
 
 class Hanging:
@@ -221,6 +234,14 @@ class Asking(Hanging):
 
     def plan(self, view: View) -> Plan:
         return dataclasses.replace(self.inner.plan(view), wake_at=view.now + self.config.every)
+
+
+def test_learning_from_a_policy_that_hangs_ends_in_time() -> None:
+    """What is in force hangs at its first plan: nothing is seen of the past."""
+    pytest.importorskip("causallearn")
+    past = Past(crowded(jobs=40), CLUSTER, NOW, seconds=1.0)
+    with pytest.raises(NoModel):
+        learnt_from(past, f"{__name__}:Hanging", {"speed": 0.5}, Options(), "jct")
 
 
 def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ def test_what_cannot_be_tuned_says_so_and_what_is_in_force_stays(home: Home, sta
         (("tune", "default", "--dry-run"), "pool 'default' has no GPUs, so there is nothing to tune"),
         (("tune", "nowhere"), "there is no pool 'nowhere'"),
         (("policy", "set", "tiresias", "--auto", "--every", "5s"), "every: 5 s is outside its range 12 s to 7 days"),
+        (("policy", "set", "tiresias", "--every", "2h"), "--every: is for a pool that tunes itself; add --auto"),
+        (("policy", "set", "tiresias", "--objective", "p99"), "--objective: is for a pool that tunes itself; add --auto"),
     ):
         said = command(home, *arguments)
         assert said.code != 0 and words in said.err and len(said.err.strip().splitlines()) == 1
@@ -83,6 +85,8 @@ TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "
             "threshold_2: at most 20, while threshold_1",
         ),
         (("-p", "tiresias", "--only", "nothing"), "nothing: the policy has no such key"),
+        (("-p", "tiresias", "--range", "=1:2"), "--range: '=1:2' is not KEY=LOW:HIGH"),
+        (("-p", "tiresias,auto=true"), "--policy: auto is for 'stoker simulate'"),
         (("-p", "tiresias", "--range", "threshold_1=nan:9"), "--range: 'threshold_1=nan:9': LOW and HIGH are to be finite"),
         (("-p", "tiresias", "--at", "100d"), "no job is there or expected, so all configurations are alike"),
     ],
