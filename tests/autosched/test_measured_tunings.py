@@ -1,0 +1,91 @@
+"""What came of tunings: measured a period later, whoever asked, and taken back where the pool tunes itself (002 ch. 6.5.3)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from common import Runner, submission
+from stoker.engine.autosched.pool_tuning import NAME, PoolTuning
+from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
+from stoker.engine.client import Client
+from stoker.engine.config import Config, PolicyDefault
+from stoker.engine.fleet.registration import hello
+from stoker.engine.jobs.submission import SubmitRequest, submit
+from stoker.engine.scheduling.policy_settings import Auto, PolicySetting, set_policy
+from stoker.engine.scheduling.ticks import Scheduling
+from stoker.engine.spec.model import JobSpec
+from stoker.engine.store.store import Store
+from stoker.engine.tasks import Tasks
+
+BEFORE, AFTER = {"backfill": False}, {"backfill": True}
+PERIOD = 100.0
+
+
+class Pool:
+    """One GPU, and one job that waits for it: it takes all of each period."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store.open(path / "pool.duckdb")
+        self.store.write(hello, Runner(Client(), "node", 1).greeting())
+        job = JobSpec(name="waits", command=["true"], gpus_min=1, gpus_max=1)
+        self.store.write(submit, SubmitRequest(submission(job), "test"))
+        self.scheduling = Scheduling(self.store, Tasks(lambda *_: None), Config(policy=PolicyDefault(name="fifo")))
+        self.scheduling.reload()
+        self.now = time.time()
+        self.tuning = PoolTuning(self.store, self.scheduling, Tasks(lambda *_: None), lambda: self.now)
+
+    def put(self, config: dict[str, Any]) -> None:
+        self.store.write(set_policy, PolicySetting("default", "fifo", 1.0, config, "test"))
+        self.scheduling.reload()
+
+    def applied(self, asked_by: str, expected: float) -> None:
+        """A search of now that was applied; without it jobs were to take ``expected`` s of the period."""
+        told = {"policy": "fifo", "objective": "jct", "before": BEFORE, "after": AFTER, "gain": 1.5, "expected": expected, "trials": 2,
+                "simulated_trials": 2, "rejected": 0, "failed": 0, "seconds": 1.0}  # fmt: skip
+        self.store.write(add_tuning, NewTuning("default", told, PERIOD, "applied", "hourly", asked_by))
+
+    def told(self) -> list[tuple[Any, ...]]:
+        return self.sql("SELECT outcome, measured_gain, why FROM tunings ORDER BY id")
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        with self.store.read() as con:
+            return con.execute(query).fetchall()
+
+    def in_force(self) -> Any:
+        return next(row for row in self.scheduling.in_force() if row["pool"] == "default")["config"]
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Pool:
+    return Pool(tmp_path)
+
+
+def test_what_a_person_applied_is_measured_too_and_stays(pool: Pool) -> None:
+    pool.put(AFTER)
+    pool.applied("somebody", 50.0)  # half of what they take: it has harmed
+    pool.now += PERIOD / 2
+    pool.tuning.measure()
+    assert pool.told() == [("applied", None, "hourly")]  # its period is not over
+    pool.now += PERIOD
+    pool.tuning.measure()
+    assert pool.told() == [("measured", pytest.approx(0.5, rel=0.05), "hourly; stays")] and pool.in_force() == AFTER
+
+
+def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Pool) -> None:
+    pool.put(AFTER)
+    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, AFTER, "test", auto=Auto(True, PERIOD)))
+    pool.scheduling.reload()
+    pool.tuning.reload()
+    pool.applied(NAME, 50.0)
+    pool.applied(NAME, 50.0)
+    pool.now += 2 * PERIOD
+    pool.tuning.look("default")
+    first, second = pool.told()
+    assert first[0] == "measured" and first[2] == "hourly; another change followed"
+    assert second[0] == "rolled back" and second[2] == "hourly; jobs took 2.00 × as long as expected without it"
+    assert pool.in_force() == BEFORE
+    assert json.loads(pool.sql("SELECT config FROM policy_history ORDER BY id DESC LIMIT 1")[0][0]) == BEFORE
