@@ -7,7 +7,6 @@ Nothing after ``now`` is looked at.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +45,6 @@ def periodic_part(counts: Floats, frequencies: int = FREQUENCIES) -> Floats:
         spectrum[1:][np.argsort(-strength, kind="stable")[frequencies:]] = 0.0
     part: Floats = np.fft.irfft(spectrum, n=len(counts))
     return part
-
-
-def period(counts: Floats, bin_seconds: float = BIN) -> float:
-    """Seconds of the strongest frequency that the history has seen twice; NaN: none."""
-    strength = np.abs(np.fft.rfft(counts - counts.mean()))[2:] if len(counts) >= 4 else np.zeros(0)
-    if not len(strength) or strength.max() <= 0.0:
-        return math.nan
-    return len(counts) * bin_seconds / (int(np.argmax(strength)) + 2)
 
 
 def best_match(series: Floats, length: int = HOUR) -> tuple[int, float]:
