@@ -186,7 +186,8 @@ def aggregated(situation: Situation) -> Situation:
 def _kinds(jobs: Jobs) -> Ints:
     """A code for what jobs that become one have alike besides: all that policies ask for."""
     columns = [jobs.model, jobs.priority, jobs.demand, jobs.gpu_memory]
-    columns += [np.unique(words, return_inverse=True)[1] for words in (jobs.kind, jobs.backbone, jobs.share) if words is not None]
+    words = (jobs.profile, jobs.kind, jobs.backbone, jobs.share)
+    columns += [np.unique(column, return_inverse=True)[1] for column in words if column is not None]
     found: Ints = np.unique(np.column_stack(columns), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return found
 
