@@ -251,7 +251,7 @@ class PoolTuning:
         if asked.dry_run:
             outcome, why = "dry-run", asked.why
         if better and not asked.dry_run:
-            if self._now(asked.pool) != (summary["policy"], summary["before"]):
+            if self._set_for(asked.pool) != (summary["policy"], summary["before"]):
                 outcome, why = "kept", "somebody set the policy meanwhile"
             elif asked.by == NAME and not self._automatic.get(asked.pool, {}).get("enabled"):
                 outcome, why = "kept", "somebody turned it off meanwhile"
@@ -275,9 +275,10 @@ class PoolTuning:
     def _in_force(self, pool: str) -> dict[str, Any]:
         return next(row for row in self._scheduling.in_force() if row["pool"] == pool)
 
-    def _now(self, pool: str) -> tuple[str, dict[str, Any]]:
-        row = self._in_force(pool)
-        return row["policy"], _whole(row["policy"], row["config"])
+    def _set_for(self, pool: str) -> tuple[str, dict[str, Any]] | None:
+        """The policy of a pool and its configuration, defaults included; None: the pool is gone."""
+        row = next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
+        return None if row is None else (row["policy"], _whole(row["policy"], row["config"]))
 
     def _set(self, pool: str, policy: str, config: dict[str, Any], by: str) -> None:
         row = self._in_force(pool)
@@ -364,21 +365,21 @@ class PoolTuning:
         if gain is None:
             self._store.write(measure_tuning, Measured(applied["id"], 1.0, "measured", f"{why}; no job was at hand"))
             return False
-        if has_harmed(gain) and self._may_take_back(applied):
+        now = self._set_for(pool)
+        if has_harmed(gain) and self._may_take_back(applied, now):
             harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
             # First: what is on record has happened, whenever the daemon is killed.
             self._set(pool, applied["policy"], applied["before"], NAME)
             self._store.write(measure_tuning, Measured(applied["id"], gain, "rolled back", harm))
             return True
-        stays = "stays" if applied["newest"] else "another change followed"
+        stays = "stays" if now == (applied["policy"], applied["after"]) else "another change followed"
         self._store.write(measure_tuning, Measured(applied["id"], gain, "measured", f"{why}; {stays}"))
         return False
 
-    def _may_take_back(self, applied: dict[str, Any]) -> bool:
+    def _may_take_back(self, applied: dict[str, Any], now: tuple[str, dict[str, Any]] | None) -> bool:
         """It is the pool's own newest change, and nobody has set another. So is one that a daemon took back just before it was killed."""
         automatic = self._automatic.get(applied["pool"], {}).get("enabled", False)
-        policy, now = self._now(applied["pool"])
-        still = policy == applied["policy"] and now in (applied["after"], applied["before"])
+        still = now in [(applied["policy"], config) for config in (applied["after"], applied["before"])]
         return bool(automatic and applied["newest"] and applied["asked_by"] == NAME and still)
 
 

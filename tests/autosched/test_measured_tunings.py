@@ -44,9 +44,11 @@ class Pool:
 
     def applied(self, asked_by: str, expected: float) -> None:
         """A search of now that was applied; without it jobs were to take ``expected`` s of the period."""
-        told = {"policy": "fifo", "objective": "jct", "before": BEFORE, "after": AFTER, "gain": 1.5, "expected": expected, "trials": 2,
+        self.store.write(add_tuning, NewTuning("default", self.found(expected), PERIOD, "applied", "hourly", asked_by))
+
+    def found(self, expected: float) -> dict[str, Any]:
+        return {"policy": "fifo", "objective": "jct", "before": BEFORE, "after": AFTER, "gain": 1.5, "expected": expected, "trials": 2,
                 "simulated_trials": 2, "rejected": 0, "failed": 0, "seconds": 1.0}  # fmt: skip
-        self.store.write(add_tuning, NewTuning("default", told, PERIOD, "applied", "hourly", asked_by))
 
     def told(self) -> list[tuple[Any, ...]]:
         return self.sql("SELECT outcome, measured_gain, why FROM tunings ORDER BY id")
@@ -75,6 +77,17 @@ def test_what_a_person_applied_is_measured_too_and_stays(pool: Pool) -> None:
     assert pool.told() == [("measured", pytest.approx(0.5, rel=0.05), "hourly; stays")] and pool.in_force() == AFTER
 
 
+def test_what_was_replaced_and_what_was_of_a_pool_that_is_gone_is_measured(pool: Pool) -> None:
+    pool.put(BEFORE)
+    pool.applied("somebody", 50.0)
+    pool.store.write(add_tuning, NewTuning("gone", pool.found(50.0), PERIOD, "applied", "hourly", NAME))
+    pool.now += 2 * PERIOD
+    pool.tuning.measure()
+    here, gone = pool.told()
+    assert here[0] == "measured" and here[2] == "hourly; another change followed"
+    assert gone[0] == "measured" and gone[2] == "hourly; no job was at hand"
+
+
 def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Pool) -> None:
     pool.put(AFTER)
     pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, AFTER, "test", auto=Auto(True, PERIOD)))
@@ -85,7 +98,7 @@ def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Poo
     pool.now += 2 * PERIOD
     pool.tuning.look("default")
     first, second = pool.told()
-    assert first[0] == "measured" and first[2] == "hourly; another change followed"
+    assert first[0] == "measured" and first[2] == "hourly; stays"  # what the second found is the same
     assert second[0] == "rolled back" and second[2] == "hourly; jobs took 2.00 × as long as expected without it"
     assert pool.in_force() == BEFORE
     assert json.loads(pool.sql("SELECT config FROM policy_history ORDER BY id DESC LIMIT 1")[0][0]) == BEFORE
