@@ -328,7 +328,8 @@ class PoolTuning:
         if any(taken_back):
             return  # the next look searches, from what is in force then
         if why := self.waits_for(pool):
-            self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
+            if self._answers.get(pool, {}).get("state") in (None, "failed"):  # a person may be about to read another answer
+                self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
             return
         searched = newest(now, self._searched.get(pool))
         ((last_at, last),) = self._store.rows("policy/last_tuning", pool)

@@ -10,6 +10,8 @@ from ...policies.autosched.search import LEAST_PROOF
 from ...policies.autosched.search_space import space_of
 from .search_process import Answer, Request
 
+ALIKE = 1e-6  #: rewards that differ by less are the same
+
 
 def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
     """The configuration in force beside the best, the predicted gain, and how it was searched."""
@@ -43,6 +45,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "after": dict(found.best),
         "keys": keys,
         "gain": found.gain,
+        "alike": found.count("simulated") > 1 and _are_alike(answer),
         "objective_before": getattr(found.reference, request.objective),
         "objective_after": getattr(found.figures, request.objective),
         "expected": found.reference.soon,
@@ -61,6 +64,12 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "jobs": len(request.situation.view.jobs),
         "seconds": found.seconds,
     }
+
+
+def _are_alike(answer: Answer) -> bool:
+    """Whether all that was simulated came to the same, as it does where nobody waits."""
+    rewards = [trial.reward for trial in answer.found.trials if trial.outcome == "simulated" and trial.reward is not None]
+    return max(rewards) - min(rewards) < ALIKE
 
 
 def _of_model(answer: Answer) -> str:

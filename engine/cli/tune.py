@@ -190,7 +190,8 @@ def _facts(answer: Row) -> list[tuple[str, str]]:
     return [
         (
             "predicted gain",
-            f"{answer['gain']:.3f} × ({answer['objective']} {answer['objective_before']:.6g} → {answer['objective_after']:.6g})",
+            f"{answer['gain']:.3f} × ({answer['objective']} {answer['objective_before']:.6g} → {answer['objective_after']:.6g})"
+            + ("; with these jobs all that was simulated comes to the same" if answer["alike"] else ""),
         ),
         ("from", "; ".join(words for words in (f"{answer['jobs']} jobs at hand", answer["arrivals"], answer["durations"]) if words)),
         ("searched", told + (f"; {answer['stopped']}" if answer["stopped"] else "")),

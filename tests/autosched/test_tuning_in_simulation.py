@@ -18,6 +18,7 @@ from stoker.engine.autosched.rollback import has_harmed, measured_gain
 from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
+from stoker.engine.autosched.summary import summary_of
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import Errors, Options
 from stoker.engine.sim.simulator import Simulation, simulate
@@ -270,7 +271,11 @@ def test_bad_input_is_one_line() -> None:
     with pytest.raises(SearchFailed, match="no job at hand has a deadline, so by slo all configurations are alike"):
         find(Request(at(crowded(jobs=40)), {}, objective="slo"))
     constant = dataclasses.replace(at(make_workload("", [0.0], [100.0], [1]), 1.0), coming=no_jobs())
-    assert find(Request(constant, {}, trials=5)).found.gain == 1.0
+    request = Request(constant, {}, trials=5)
+    answer = find(request)
+    assert answer.found.gain == 1.0 and summary_of(answer, request)["alike"]
+    waits = Request(at(crowded()), {}, trials=5)
+    assert not summary_of(find(waits), waits)["alike"]
 
 
 def test_what_was_in_force_is_tried_again() -> None:
