@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import sys
 import time
 from typing import ClassVar
@@ -254,6 +255,31 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
     found = find(Request(situation, costly, trials=4, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
     assert [trial.outcome for trial in found.trials[:3]] == ["simulated", "failed", "simulated"]
     assert f"cut off after {usual} decisions" in found.trials[1].why
+
+
+@pytest.mark.parametrize("objective", ["p99", "rho", "cost"])
+def test_other_objectives_are_made_small(objective: str) -> None:
+    situation = at(crowded())
+    found = find(Request(situation, {}, objective, trials=8, aggregate=False)).found
+    before, after = (getattr(measure(situation, registry.create("tiresias", config)), objective) for config in (found.in_force, found.best))
+    assert found.gain == pytest.approx(before / after) and found.gain >= 1.0
+    assert found.gain == max(trial.reward or 0.0 for trial in found.trials)
+
+
+class Polite(Hanging):
+    """Plans only where other work comes first."""
+
+    name: ClassVar[str] = "polite"
+
+    def plan(self, view: View) -> Plan:
+        if os.nice(0) < search_process.NICE:
+            raise RuntimeError("it is in the way")
+        return self.inner.plan(view)
+
+
+def test_a_search_is_in_nobodys_way() -> None:
+    request = Request(dataclasses.replace(at(crowded(jobs=40)), policy=f"{__name__}:Polite"), {}, trials=2)
+    assert find_apart(request).found.count("simulated") == 2
 
 
 def test_a_search_in_its_own_process_answers_the_same() -> None:

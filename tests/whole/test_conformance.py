@@ -37,7 +37,7 @@ from stoker.engine.scheduling.policy_settings import PolicySetting, set_policy
 from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
-from stoker.engine.sim.simulator import simulate
+from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.workload import Workload, make_workload
 from stoker.engine.spec.model import Demand, JobSpec, Provenance, Stop, Submission, Tier
 from stoker.engine.store.transaction import Transaction
@@ -76,6 +76,7 @@ class Case:
     limits: Limits = NO_LIMITS
     costs: Costs = FREE
     cluster: str = "2x4"
+    then: tuple[float, dict[str, Any]] = (math.inf, {})  #: a moment, and the configuration from there on
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,20 @@ def simulated(jobs: Sequence[Job], case: Case) -> list[Decision]:
     policy = registry.create(case.policy, case.config)
     simulate(
         _workload(jobs, cluster), cluster, policy, Options(costs=case.costs, limits=case.limits),
-        observer=lambda view, plan, actions: decisions.append(_write_down(view, plan, actions, 0.0)),
+        observer=lambda view, plan, actions: decisions.append(_write_down(view, plan, actions, 0.0)), control=Reconfiguring(case),
     )  # fmt: skip
     return decisions
+
+
+class Reconfiguring:
+    """Sets the configuration that a case has from its middle on."""
+
+    def __init__(self, case: Case) -> None:
+        self.policy, (self.next_at, self.config) = case.policy, case.then
+
+    def act(self, simulation: Simulation) -> None:
+        self.next_at = math.inf
+        simulation.reconfigure(registry.create(self.policy, self.config))
 
 
 # The daemon's side
@@ -230,7 +242,7 @@ class Live:
     """The daemon without its process, and runners that train in virtual time."""
 
     def __init__(self, path: Path, case: Case) -> None:
-        self.now, self.costs = 0.0, case.costs
+        self.now, self.costs, self.policy, self.then = 0.0, case.costs, case.policy, case.then
         self.store = reopened(path, clock=self.clock)
         for node, gpus in enumerate(Cluster.parse(case.cluster).nodes):
             self.store.write(runners.hello, _hello(f"n{node}", gpus))
@@ -253,9 +265,11 @@ class Live:
         monkeypatch.setattr(module, "reconcile", self._observed(module.reconcile))
         coming = deque(jobs)
         self.wakes.due = False  # nothing has happened yet
-        while not math.isinf(moment := min(coming[0].at if coming else math.inf, self._next_end(), self.wakes.at - EPOCH)):
+        while not math.isinf(moment := self._next(coming)):
             self.now = moment
             self._report()
+            if self.then[0] <= moment:
+                self._reconfigure()
             while coming and coming[0].at <= moment + AT_ONCE:
                 self._submit(coming.popleft())
             if self.wakes.at <= self.clock() + AT_ONCE:
@@ -266,6 +280,15 @@ class Live:
 
     def close(self) -> None:
         self.store.close()
+
+    def _next(self, coming: Sequence[Job]) -> float:
+        return min(coming[0].at if coming else math.inf, self._next_end(), self.wakes.at - EPOCH, self.then[0])
+
+    def _reconfigure(self) -> None:
+        """As a person does it, or AutoSched."""
+        self.store.write(set_policy, PolicySetting("default", self.policy, 5.0, self.then[1], "test"))
+        self.scheduling.reload()
+        self.then, self.wakes.due = (math.inf, {}), True
 
     def _observed(self, reconcile: Callable[..., Actions]) -> Callable[..., Actions]:
         def observe(view: View, plan: Plan, *rest: Any) -> Actions:
@@ -502,6 +525,18 @@ def test_pairs_on_a_gpu_are_decided_alike(template: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=BY_NIGHT.get(name, ())) for name in sorted(POLICIES.keys() - {"priority"})])
 def test_with_any_policy(name: str, template: Path) -> None:
     check(name, LIMITS, COSTS, template)
+
+
+@pytest.mark.slow
+def test_another_configuration_in_the_middle(template: Path) -> None:
+    """Jobs are in their queues, preempted and about to stop when the thresholds change (002 ch. 6.5.3)."""
+    before, after = (
+        {"threshold_1": 100.0, "threshold_2": 400.0},
+        {"queues": 4, "threshold_1": 30.0, "threshold_2": 200.0, "threshold_3": 900.0},
+    )
+    changed = compare(HISTORY, Case("tiresias", before, NO_LIMITS, COSTS, then=(150.0, after)), template)
+    same = _telling(simulated(HISTORY, Case("tiresias", before, NO_LIMITS, COSTS)))
+    assert [decision.starts for decision in changed] != [decision.starts for decision in same], "the change changed nothing"
 
 
 @pytest.mark.nightly  # and in the small histories below
