@@ -108,6 +108,22 @@ def test_what_comes_after_now_changes_no_decision(monkeypatch: pytest.MonkeyPatc
     assert one.tolist() == other.tolist()
 
 
+@pytest.mark.slow
+def test_what_comes_after_now_changes_no_turn_before_it() -> None:
+    """The whole controller, bursts and predicted durations included."""
+    pytest.importorskip("sklearn")
+    workload = crowded(jobs=300)
+    as_it_was = dataclasses.replace(workload, duration=workload.duration / 8, most=workload.most / 8)
+    options, turns = Options(errors=Errors(unknown=1.0), until=NOW + 60.0), []
+    for one in (as_it_was, altered_after(as_it_was, NOW)):
+        control = SimulatedTuning("tiresias", {}, options, trials=4, causal=False)
+        control.searches = lambda request: find(dataclasses.replace(request, seconds=math.inf))
+        simulate(one, CLUSTER, registry.create("tiresias", {}), options, control=control)
+        turns.append([(turn.at, turn.gain, turn.applied, turn.why) for turn in control.turns if turn.at <= NOW])
+        assert control._predictor._newest is not None
+    assert turns[0] == turns[1] and len(turns[0]) >= 4
+
+
 def test_aggregated_trials_are_of_the_same_service_and_number() -> None:
     burst = make_workload("burst", [0.0] * 2 + [100.0 + n for n in range(20)], [9000.0] * 2 + [600.0] * 20, [4, 4] + [1] * 20)
     situation = at(burst, 200.0)
