@@ -93,12 +93,9 @@ class SimulatedTuning:
         if self.causal:
             self._learn(answer)
 
-    def __str__(self) -> str:
-        """What came of it."""
-        if not self.turns:
-            return f"it never searched: it waits for a history of {LEAST_JOBS} jobs, and for one at hand"
-        applied = sum(turn.applied for turn in self.turns)
-        return f"it tuned itself: {len(self.turns)} searches, {applied} of them changed what was in force"
+    def did(self) -> dict[str, int]:
+        """Searches, and how many of them changed what was in force."""
+        return {"searches": len(self.turns), "applied": sum(turn.applied for turn in self.turns)}
 
     def _put(self, simulation: Simulation, answer: Answer, least: float, why: str) -> None:
         found = answer.found

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 from ...policies import registry
 from ...policies.autosched.search_space import space_of
@@ -56,7 +56,7 @@ class Outcome:
     run: Run
     result: Result | None  #: None: it failed
     error: str | None = None
-    tuned: str = ""  #: what its controller did, in words; empty: it has none
+    tuned: Mapping[str, int] | None = None  #: what its controller did; None: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,12 @@ class Source:
     trace_id: int | None = None  #: number of the daemon's trace that it is, None: it is none
 
 
+class Tuner(Control, Protocol):
+    """A controller of a study, which tells what it did: how many ``searches``, and how many were ``applied``."""
+
+    def did(self) -> Mapping[str, int]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     workload: Workload
@@ -74,7 +80,7 @@ class Study:
     options: Options
     runs: Sequence[Run]
     source: Source = Source()
-    control: Callable[[Choice, Options], Control] | None = None  #: makes the controller of choices that tune themselves
+    control: Callable[[Choice, Options], Tuner] | None = None  #: makes the controller of choices that tune themselves
 
     @property
     def until(self) -> float:
@@ -106,7 +112,7 @@ def _run(study: Study, run: Run, progress: Callable[[int, int], None]) -> Outcom
         options = dataclasses.replace(study.options, seed=run.seed)
         control = study.control(run.choice, options) if study.control is not None and run.choice.auto else None
         result = simulate(study.workload, study.cluster, policy, options, progress=progress, control=control)
-        return Outcome(run, result, tuned="" if control is None else str(control))
+        return Outcome(run, result, tuned=None if control is None else control.did())
     except SimulationError as error:
         return Outcome(run, None, str(error))
     except KeyboardInterrupt as error:

@@ -205,16 +205,6 @@ def test_auto_is_a_word_and_no_key() -> None:
         choose(["edf,auto=true"], [])
 
 
-def test_a_simulation_that_tunes_itself_says_what_came_of_it() -> None:
-    control = SimulatedTuning("tiresias", {}, Options(), trials=3)
-    simulate(crowded(hours=4.0, jobs=80), CLUSTER, registry.create("tiresias", {}), Options(), control=control)
-    applied = sum(turn.applied for turn in control.turns)
-    assert str(control) == f"it tuned itself: {len(control.turns)} searches, {applied} of them changed what was in force"
-    early = SimulatedTuning("tiresias", {}, Options())
-    simulate(crowded(jobs=10), CLUSTER, registry.create("tiresias", {}), Options(), control=early)
-    assert str(early) == "it never searched: it waits for a history of 30 jobs, and for one at hand"
-
-
 class Hanging:
     """Fifo-like; with ``speed`` above a half it never comes to an end of a plan."""
 
