@@ -1,4 +1,4 @@
-"""Types of the columns, and which of them are among some."""
+"""Types of the columns, which of them are among some, and which rows are alike."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def among(ids: Ints, some: Collection[int]) -> Bools:
     for one in some:
         found |= ids == one
     return found
+
+
+def kinds_of(*columns: Ints | Floats) -> Ints:
+    """Equal numbers for rows that are alike in all columns; what is not known is alike."""
+    kinds = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        codes = np.unique(np.nan_to_num(column, nan=-1.0), return_inverse=True)[1]
+        kinds = np.unique(kinds * (codes.max(initial=0) + 1) + codes, return_inverse=True)[1]
+    return kinds

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .arrays import kinds_of
 from .contract import PACKED, Allocation, Bools, Floats, Group, Ints, Phase, Plan, Reason, View, Waiting, tunable
 from .estimate.lengths import remaining_time
 from .placement.consolidated import Placement
@@ -119,7 +120,7 @@ class _Tick:
         limits = self.config.pack_knob, self.config.pack_memory, self.main.largest_node()
         self.sharing = Sharing(self.view, scores, memory, *limits, self._being_profiled())
         models = [] if jobs.profile is None or self.view.slowdowns is None else [jobs.profile[queue]]
-        kinds = _kinds(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue], *models)
+        kinds = kinds_of(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue], *models)
         able = self.sharing.shares(queue)
         unplaceable: set[tuple[int, float]] = set()
         failed: dict[int, int] = {}  # kind to size of gang
@@ -215,12 +216,3 @@ def estimated_service(view: View, unknown: float) -> Floats:
     median = history[(outlived[seen] + len(history)) // 2]
     service[blank[seen]] = median - jobs.attained[blank[seen]]
     return service
-
-
-def _kinds(*columns: Ints | Floats) -> Ints:
-    """Equal numbers for rows that are alike in all columns; what is not known is alike."""
-    kinds = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        codes = np.unique(np.nan_to_num(column, nan=-1.0), return_inverse=True)[1]
-        kinds = np.unique(kinds * (codes.max(initial=0) + 1) + codes, return_inverse=True)[1]
-    return kinds

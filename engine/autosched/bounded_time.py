@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+LONGEST = 1e6  #: seconds of a timer, which knows no infinity
+
 
 class Hangs(BaseException):
     """It takes too long. No policy catches this by ``except Exception``."""
@@ -14,13 +16,13 @@ class Hangs(BaseException):
 
 @contextlib.contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raise `Hangs` in the main thread after so many seconds; in other threads there is no such bound."""
+    """Raise `Hangs` in the main thread after so many seconds, inf: never; in other threads there is no such bound."""
     try:
         before = signal.signal(signal.SIGALRM, _cut_off)
     except ValueError:  # not the main thread
         yield
         return
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), LONGEST))
     try:
         yield
     finally:

@@ -32,7 +32,6 @@ FIRST_SECONDS = 4.0  #: processor time of the simulation of what is in force
 TIMES_AS_LONG = 32.0  #: others may take so many times as long, and `LEAST_SECONDS` in any case
 LEAST_SECONDS = 1.0
 REPLAYING = 0.5  #: share of the time that the replay of the past may take
-LONGEST = 1e6  #: seconds, where there is no bound
 HANGING = 2.0  #: seconds beyond its time after which the configurations of a moment are cut off
 EARLIEST = 0.25  #: share of the past before which the cluster is too empty to learn from
 
@@ -56,7 +55,7 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
     first = float(past.workload.submitted[0]) if len(past.workload) else 0.0
     looks = _Looks(policy, options, first + EARLIEST * (past.until - first), (1.0 - EARLIEST) * (past.until - first) / LOOKS)
     # What was seen before it failed, or its time was over, counts.
-    with contextlib.suppress(SimulationError, Hangs), bounded(min(REPLAYING * past.seconds, LONGEST)):
+    with contextlib.suppress(SimulationError, Hangs), bounded(REPLAYING * past.seconds):
         simulate(past.workload, past.cluster, registry.create(policy, in_force), replace(options, until=past.until), control=looks)
     learnt_at = 0
     for waits in (True, False):  # where nobody waits, those who come may have to
@@ -67,7 +66,7 @@ def learnt_from(past: Past, policy: str, in_force: Configuration, options: Optio
                 break
             with (
                 contextlib.suppress(SimulationError, CutOff, Hangs),
-                bounded(min(began + past.seconds - time.monotonic(), LONGEST) + HANGING),
+                bounded(began + past.seconds + HANGING - time.monotonic()),
             ):
                 found = _measured_at(aggregated(looked[number]), policy, space, in_force, objective, rng, began + past.seconds)
                 rows, learnt_at = rows + found, learnt_at + bool(found)

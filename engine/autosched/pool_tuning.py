@@ -253,13 +253,10 @@ class PoolTuning:
         if better and not asked.dry_run:
             if self._set_for(asked.pool) != (summary["policy"], summary["before"]):
                 outcome, why = "kept", "somebody set the policy meanwhile"
-            elif asked.by == NAME and not self._automatic.get(asked.pool, {}).get("enabled"):
+            elif asked.by == NAME and not self._tunes_itself(asked.pool):
                 outcome, why = "kept", "somebody turned it off meanwhile"
             elif asked.by == NAME and self._has_harmed_before(asked, summary):
-                outcome, why = (
-                    "kept",
-                    f"{asked.why}; what gains {summary['gain']:.3f} × was taken back in the last {TRIED_AGAIN} periods",
-                )
+                why = f"{asked.why}; what gains {summary['gain']:.3f} × was taken back in the last {TRIED_AGAIN} periods"
             else:
                 self._set(asked.pool, summary["policy"], summary["after"], asked.by)
                 outcome, why = "applied", asked.why
@@ -315,6 +312,9 @@ class PoolTuning:
         kept = self._settings().items()
         return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in kept if row["enabled"]}
 
+    def _tunes_itself(self, pool: str) -> bool:
+        return bool(self._automatic.get(pool, {}).get("enabled"))
+
     def _settings(self) -> dict[str, dict[str, Any]]:
         """The last of each pool, turned off or not."""
         return {row["pool"]: row for row in objects(self._store, "policy/auto_tuning")}
@@ -352,11 +352,11 @@ class PoolTuning:
     def measure(self) -> None:
         """The turn of tunings that people asked for; pools that tune themselves measure theirs in `look`."""
         for applied in self._unmeasured():
-            if not self._automatic.get(applied["pool"], {}).get("enabled"):
+            if not self._tunes_itself(applied["pool"]):
                 self._measure(applied)
 
     def _unmeasured(self) -> list[dict[str, Any]]:
-        return list(objects(self._store, "policy/unmeasured_tunings", self._clock()))
+        return objects(self._store, "policy/unmeasured_tunings", self._clock())
 
     def _measure(self, applied: dict[str, Any]) -> bool:
         """What came of a configuration that was applied a period ago. True: it has harmed, was still in force, and is taken back."""
@@ -379,9 +379,8 @@ class PoolTuning:
 
     def _may_take_back(self, applied: dict[str, Any], now: tuple[str, dict[str, Any]] | None) -> bool:
         """It is the pool's own newest change, and nobody has set another. So is one that a daemon took back just before it was killed."""
-        automatic = self._automatic.get(applied["pool"], {}).get("enabled", False)
         still = now in [(applied["policy"], config) for config in (applied["after"], applied["before"])]
-        return bool(automatic and applied["newest"] and applied["asked_by"] == NAME and still)
+        return bool(self._tunes_itself(applied["pool"]) and applied["newest"] and applied["asked_by"] == NAME and still)
 
 
 def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:

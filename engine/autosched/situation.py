@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...policies.arrays import kinds_of
 from ...policies.autosched.arrivals_ahead import BIN, HOUR, arrivals_ahead
 from ...policies.autosched.causal_model import workload_features
 from ...policies.autosched.duration_ranges import DurationRanges, PastJobs
@@ -185,11 +186,9 @@ def aggregated(situation: Situation) -> Situation:
 
 def _kinds(jobs: Jobs) -> Ints:
     """A code for what jobs that become one have alike besides: all that policies ask for."""
-    columns = [jobs.model, jobs.priority, jobs.demand, jobs.gpu_memory]
-    words = (jobs.profile, jobs.kind, jobs.backbone, jobs.share)
-    columns += [np.unique(column, return_inverse=True)[1] for column in words if column is not None]
-    found: Ints = np.unique(np.column_stack(columns), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return found
+    words = [np.unique(column, return_inverse=True)[1] for column in (jobs.kind, jobs.backbone, jobs.share) if column is not None]
+    profiles = [] if jobs.profile is None else [jobs.profile]
+    return kinds_of(jobs.model, jobs.priority, jobs.demand, jobs.gpu_memory, *profiles, *words)
 
 
 def _rows_of(jobs: Jobs, rows: Ints) -> Jobs:

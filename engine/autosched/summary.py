@@ -6,11 +6,9 @@ from collections import Counter
 from typing import Any
 
 from ...policies import registry
-from ...policies.autosched.search import LEAST_PROOF
+from ...policies.autosched.search import ALIKE, LEAST_PROOF
 from ...policies.autosched.search_space import space_of
 from .search_process import Answer, Request
-
-ALIKE = 1e-6  #: rewards that differ by less are the same
 
 
 def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "after": dict(found.best),
         "keys": keys,
         "gain": found.gain,
-        "alike": found.count("simulated") > 1 and _are_alike(answer),
+        "alike": _are_alike(answer),
         "objective_before": getattr(found.reference, request.objective),
         "objective_after": getattr(found.figures, request.objective),
         "expected": found.reference.soon,
@@ -69,7 +67,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
 def _are_alike(answer: Answer) -> bool:
     """Whether all that was simulated came to the same, as it does where nobody waits."""
     rewards = [trial.reward for trial in answer.found.trials if trial.outcome == "simulated" and trial.reward is not None]
-    return max(rewards) - min(rewards) < ALIKE
+    return len(rewards) > 1 and max(rewards) - min(rewards) < ALIKE
 
 
 def _of_model(answer: Answer) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iterator[str]:
-    """How many jobs were simulated, and of each policy how many of them came to no end; ``rows`` are those of the table."""
+    """How many jobs were simulated, of each policy how many of them came to no end, and what came of tuning; ``rows`` are those of the
+    table."""
     import numpy as np
 
     from ..sim.results.record import jobs_of
@@ -35,6 +36,17 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
     for row in rows:
         if row["finished"] < row["jobs"]:
             yield _ends(row)
+    for run in runs:
+        if run.outcome.tuned is not None:
+            yield f"{run.outcome.run}: {_tuned(run.outcome.tuned)}"
+
+
+def _tuned(did: Mapping[str, int]) -> str:
+    from ..autosched.situation import LEAST_JOBS
+
+    if not did["searches"]:
+        return f"it never searched: it waits for a history of {LEAST_JOBS} jobs, and for one at hand"
+    return f"it tuned itself: {did['searches']} searches, {did['applied']} of them changed what was in force"
 
 
 def _ends(row: Row) -> str:

@@ -29,7 +29,7 @@ from .sim_table import columns_for, row_of, without_room
 if TYPE_CHECKING:
     from ..sim.cluster import Cluster
     from ..sim.results.record import Average, Recorded
-    from ..sim.study import Outcome, Run, Source, Study
+    from ..sim.study import Run, Source, Study
     from ..sim.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -150,7 +150,7 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     means = averages(shown)
     numbers = keeper.numbers if keeper else {}
     rows = [row_of(average) for average in means]
-    said = [*sim_words.remarks(study, rows, runs), *map(_tuned, (run.outcome for run in runs if run.outcome.tuned))]
+    said = [*sim_words.remarks(study, rows, runs)]
     errors: list[StokerError] = [StokerError(f"{run.outcome.run}: {run.outcome.error}") for run in runs if run.outcome.error]
     stopped = [] if ended is None else [Ended(f"{_ENDED[ended]}: {len(runs)} of {len(study.runs)} runs are done", 128 + ended)]
     page = None
@@ -170,15 +170,6 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
         "page": page,
     }
     return Answer(value, lambda: _show(study, value, said), [*errors, *stopped])
-
-
-def _tuned(outcome: Outcome) -> str:
-    from ..autosched.situation import LEAST_JOBS
-
-    did = outcome.tuned or {}
-    if not did.get("searches"):
-        return f"{outcome.run}: it never searched: it waits for a history of {LEAST_JOBS} jobs, and for one at hand"
-    return f"{outcome.run}: it tuned itself: {did['searches']} searches, {did['applied']} of them changed what was in force"
 
 
 def _now() -> str:

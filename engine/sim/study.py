@@ -237,7 +237,7 @@ def choose(policies: Sequence[str], settings: Sequence[str]) -> list[Choice]:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         if auto:
-            _check_tunable(name, config)
+            _check_tunable(name, kinds[name], config)
         label = ",".join([name, *(f"{key}={value}" for key, value in own.items()), *(["auto=true"] if auto else [])])
         choices.append(Choice(label, name, config, auto))
     _check_different(choices)
@@ -269,9 +269,9 @@ def _is_automatic(own: dict[str, str]) -> bool:
     return said == "true"
 
 
-def _check_tunable(name: str, config: Mapping[str, Any]) -> None:
+def _check_tunable(name: str, kind: type, config: Mapping[str, Any]) -> None:
     try:
-        space_of(registry.load(name).Config, config)
+        space_of(kind, config)
     except ValueError as error:
         raise ValueError(f"{name},auto=true: {error}") from None
 

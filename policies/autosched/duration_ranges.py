@@ -205,7 +205,7 @@ def as_they_may_end(jobs: PastJobs, rng: np.random.Generator) -> Floats:
     user if there is one; where none did, twice as long as it has run. In the mean of many draws this is the Kaplan-Meier estimate (Efron
     1967: what is cut off is spread over all that is longer)."""
     over = ~np.isnan(jobs.duration)
-    found = np.where(over, jobs.duration, np.nan)
+    found = jobs.duration.copy()
     for row in np.flatnonzero(~over & (jobs.ran > 0.0)).tolist():
         longer = over & (jobs.duration > jobs.ran[row])
         own = longer & (jobs.user == jobs.user[row])

@@ -33,6 +33,7 @@ PROOF = 1.64  #: standard deviations above chance (95 %) that it has to agree wi
 CHECKED = 3  #: of the best of a search on grouped jobs, on the jobs themselves
 WHAT_IF = 9  #: values of a number that the what-if analysis looks at
 LATE = 0.01  #: share of the deadlines by which rewards are smoothed: where all are missed, one that is kept is no gain without end
+ALIKE = 1e-6  #: rewards that differ by no more are the same
 METRICS = ("queueing", "utilisation", "preemptions", "fragmentation")
 
 
@@ -228,7 +229,7 @@ def agreement(told: Sequence[tuple[float, float]]) -> float:
     Kruskal's gamma, ties of predictions counted as neither). 0: chance; 1: all. Rewards within a millionth are alike."""
     predicted, measured = np.array(told).T
     unlike = np.subtract.outer(measured, measured)
-    order = np.sign(np.where(np.abs(unlike) > 1e-6, unlike, 0.0))
+    order = np.sign(np.where(np.abs(unlike) > ALIKE, unlike, 0.0))
     said = np.sign(np.subtract.outer(predicted, predicted))
     return float((order * said).sum() / max(np.abs(order).sum(), 1.0))
 
