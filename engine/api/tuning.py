@@ -43,7 +43,7 @@ async def start(call: Call) -> dict[str, Any]:
 
 
 async def progress(call: Call) -> dict[str, Any]:
-    return call.daemon.tuning.answer(call.query("pool") or "default")
+    return call.daemon.tuning.answer(call.query("pool") or "default", call.query("search"))
 
 
 async def history(call: Call) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from .summary import summary_of
 
 PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
 NAME = "autosched"  #: who sets what it sets
+KEPT = 100  #: answers of searches
 TRIED_AGAIN = 24  #: periods after which what was taken back may be applied again
 MEASURED_EVERY = 60.0  #: seconds from one look for tunings whose period is over to the next
 log = logging.getLogger(__name__)
@@ -78,7 +80,8 @@ class PoolTuning:
         self._lock = threading.Lock()
         self._learning = threading.Lock()  #: held while a causal model learns
         self._busy: str | None = None  #: the pool that is searched for
-        self._answers: dict[str, dict[str, Any]] = {}  #: the newest of each pool
+        self._answers: dict[str, dict[str, Any]] = {}  #: of the last searches, by their numbers
+        self._newest: dict[str, str] = {}  #: the number of each pool's newest
         self._automatic: dict[str, dict[str, Any]] = {}
         self._searched: dict[str, float] = {}  #: when a pool that tunes itself was searched for last
         self._due: dict[str, float] = {}  #: and when last as a period was over: a burst puts off none
@@ -94,22 +97,31 @@ class PoolTuning:
             if self._busy is not None:
                 raise Conflict(f"pool {self._busy!r} is being tuned; try again when that has ended")
             self._busy = asked.pool
-            self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": 0}
-        threading.Thread(target=self._run, args=(asked, request, words), name="tuning", daemon=True).start()
-        return self.answer(asked.pool)
+        search = secrets.token_hex(4)  # no number that counts: a daemon that was started anew would give it to another search
+        self._tell(asked.pool, search, state="searching", trials=0)
+        threading.Thread(target=self._run, args=(asked, search, request, words), name="tuning", daemon=True).start()
+        return self.answer(asked.pool, search)
 
-    def answer(self, pool: str) -> dict[str, Any]:
-        """How the newest search of a pool goes, or went."""
-        found = self._answers.get(pool)
+    def _tell(self, pool: str, search: str, **answer: Any) -> None:
+        self._answers[search] = {"search": search, "pool": pool, **answer}
+        self._newest[pool] = search
+        for old in list(self._answers)[:-KEPT]:
+            if old not in self._newest.values():
+                self._answers.pop(old, None)
+
+    def answer(self, pool: str, search: str | None = None) -> dict[str, Any]:
+        """How a search of a pool goes, or went; by default its newest."""
+        found = self._answers.get(search or self._newest.get(pool, ""))
         if found is None:
-            raise NotFound(f"pool {pool!r} has not been tuned since the daemon started; 'stoker tune history' has what was before")
+            what = f"search: {search!r} is not known" if search else f"pool {pool!r} has not been tuned"
+            raise NotFound(f"{what} since the daemon started; 'stoker tune history' has what was before")
         return found
 
     def _request(self, asked: Asked) -> tuple[Request, str]:
         rules = self._scheduling.rules(asked.pool)
-        if rules is None:
+        setting = self._row_of(asked.pool)
+        if rules is None or setting is None:
             raise NotFound(f"pool: there is no pool {asked.pool!r}")
-        setting = self._in_force(asked.pool)
         seen = self._scheduling.look(asked.pool)
         history, ids = self._jobs_of(asked.pool, seen.view.now)
         coming, words = look_ahead(history, usual_durations(history), seen.view.now, asked.period / HOUR)
@@ -164,9 +176,9 @@ class PoolTuning:
         history = History(submitted, gpus.astype(np.int64), duration, ended, [row[4] for row in rows], [row[5] for row in rows])
         return history, [row[6] for row in rows]
 
-    def _run(self, asked: Asked, request: Request, words: str) -> None:
+    def _run(self, asked: Asked, search: str, request: Request, words: str) -> None:
         def told(number: int, _trial: Trial) -> None:
-            self._answers[asked.pool] = {"state": "searching", "pool": asked.pool, "trials": number + 1}
+            self._tell(asked.pool, search, state="searching", trials=number + 1)
 
         answer = None
         try:
@@ -177,14 +189,14 @@ class PoolTuning:
                 answer = replace(answer, words=answer.words or unlearnt)
             if answer.predictor is not None and (request.untold is None or request.untold.predictor is None):
                 self._predictors[asked.pool] = answer.predictor, self._clock()
-            summary = {**summary_of(answer, request), "pool": asked.pool, "arrivals": words}
-            self._answers[asked.pool] = {"state": "done", **self._decide(asked, summary)}
+            summary = {**summary_of(answer, request), "arrivals": words}
+            self._tell(asked.pool, search, state="done", **self._decide(asked, summary))
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
-            self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{error}; the configuration in force stays"}
+            self._tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays")
         except Exception as error:
             log.exception("pool %s: tuning failed", asked.pool, extra={"action": "tuning.failed"})
-            self._answers[asked.pool] = {"state": "failed", "pool": asked.pool, "why": f"{type(error).__name__}: {error}"}
+            self._tell(asked.pool, search, state="failed", why=f"{type(error).__name__}: {error}")
         finally:
             with self._lock:
                 self._busy = None
@@ -251,15 +263,15 @@ class PoolTuning:
         if asked.dry_run:
             outcome, why = "dry-run", asked.why
         if better and not asked.dry_run:
-            if self._set_for(asked.pool) != (summary["policy"], summary["before"]):
-                outcome, why = "kept", "somebody set the policy meanwhile"
-            elif asked.by == NAME and not self._tunes_itself(asked.pool):
+            row = self._row_of(asked.pool)
+            if asked.by == NAME and not self._tunes_itself(asked.pool):
                 outcome, why = "kept", "somebody turned it off meanwhile"
             elif asked.by == NAME and self._has_harmed_before(asked, summary):
                 why = f"{asked.why}; what gains {summary['gain']:.3f} × was taken back in the last {TRIED_AGAIN} periods"
-            else:
-                self._set(asked.pool, summary["policy"], summary["after"], asked.by)
+            elif row and _set_in(row) == (summary["policy"], summary["before"]) and self._set(row, summary["after"], asked.by):
                 outcome, why = "applied", asked.why
+            else:
+                outcome, why = "kept", "somebody set the policy meanwhile"
         self._store.write(add_tuning, NewTuning(asked.pool, summary, asked.period, outcome, why, asked.by))
         return {**summary, "applied": outcome == "applied", "outcome": outcome, "why": why}
 
@@ -269,18 +281,16 @@ class PoolTuning:
         rows = self._store.rows("policy/taken_back", asked.pool, summary["policy"], since)
         return any(json.loads(after) == summary["after"] for (after,) in rows)
 
-    def _in_force(self, pool: str) -> dict[str, Any]:
-        return next(row for row in self._scheduling.in_force() if row["pool"] == pool)
+    def _row_of(self, pool: str) -> dict[str, Any] | None:
+        """What is in force in a pool; None: the pool is gone."""
+        return next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
 
-    def _set_for(self, pool: str) -> tuple[str, dict[str, Any]] | None:
-        """The policy of a pool and its configuration, defaults included; None: the pool is gone."""
-        row = next((row for row in self._scheduling.in_force() if row["pool"] == pool), None)
-        return None if row is None else (row["policy"], _whole(row["policy"], row["config"]))
-
-    def _set(self, pool: str, policy: str, config: dict[str, Any], by: str) -> None:
-        row = self._in_force(pool)
-        self._store.write(set_policy, PolicySetting(pool, policy, row["interval"], config, by, row["code"]))
+    def _set(self, row: dict[str, Any], config: dict[str, Any], by: str) -> bool:
+        """Set another configuration in place of a row that is in force. False: somebody has set the policy in this very moment."""
+        setting = PolicySetting(row["pool"], row["policy"], row["interval"], config, by, row["code"], instead_of=row["id"])
+        was_set = self._store.write(set_policy, setting) != 0
         self._scheduling.reload()
+        return was_set
 
     # Pools that tune themselves
 
@@ -328,8 +338,7 @@ class PoolTuning:
         if any(taken_back):
             return  # the next look searches, from what is in force then
         if why := self.waits_for(pool):
-            if self._answers.get(pool, {}).get("state") in (None, "failed"):  # a person may be about to read another answer
-                self._answers[pool] = {"state": "failed", "pool": pool, "why": why}
+            self._tell(pool, f"{pool} waits", state="failed", why=why)
             return
         searched = newest(now, self._searched.get(pool))
         ((last_at, last),) = self._store.rows("policy/last_tuning", pool)
@@ -366,14 +375,13 @@ class PoolTuning:
         if gain is None:
             self._store.write(measure_tuning, Measured(applied["id"], 1.0, "measured", f"{why}; no job was at hand"))
             return False
-        now = self._set_for(pool)
-        if has_harmed(gain) and self._may_take_back(applied, now):
+        row = self._row_of(pool)
+        # Set first: what is on record has happened, whenever the daemon is killed.
+        if row and has_harmed(gain) and self._may_take_back(applied, _set_in(row)) and self._set(row, applied["before"], NAME):
             harm = f"{why}; jobs took {1 / gain:.2f} × as long as expected without it"
-            # First: what is on record has happened, whenever the daemon is killed.
-            self._set(pool, applied["policy"], applied["before"], NAME)
             self._store.write(measure_tuning, Measured(applied["id"], gain, "rolled back", harm))
             return True
-        stays = "stays" if now == (applied["policy"], applied["after"]) else "another change followed"
+        stays = "stays" if _set_in(self._row_of(pool)) == (applied["policy"], applied["after"]) else "another change followed"
         self._store.write(measure_tuning, Measured(applied["id"], gain, "measured", f"{why}; {stays}"))
         return False
 
@@ -381,6 +389,11 @@ class PoolTuning:
         """It is the pool's own newest change, and nobody has set another. So is one that a daemon took back just before it was killed."""
         still = now in [(applied["policy"], config) for config in (applied["after"], applied["before"])]
         return bool(self._tunes_itself(applied["pool"]) and applied["newest"] and applied["asked_by"] == NAME and still)
+
+
+def _set_in(row: dict[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
+    """The policy of a row that is in force and its configuration, defaults included."""
+    return None if row is None else (row["policy"], _whole(row["policy"], row["config"]))
 
 
 def _whole(policy: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
     answer = app.client.post("/v1/tune", body)
     while answer["state"] == "searching":
         time.sleep(POLL)
-        answer = app.client.get("/v1/tune", pool=pool)
+        answer = app.client.get("/v1/tune", pool=pool, search=answer["search"])
     if answer["state"] == "failed":
         raise StokerError(answer["why"])
     return Answer(answer, lambda: _show(answer), done="" if given["dry_run"] else f"pool {pool} was tuned: 'stoker tune history' tells how")

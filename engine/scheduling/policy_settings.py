@@ -28,23 +28,33 @@ class PolicySetting:
     set_by: str
     code: str = ""  #: digest of the source of one's own
     auto: Auto | None = None  #: None: as before
+    instead_of: int | None = None  #: the version that has to be in force still (0: none was set); None: whichever is
 
 
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
-    """Set the policy of a pool; answers with the version of its configuration. In force at the next tick."""
-    rows: list[dict[str, Any]] = [
-        {"id": tx.number("policy_settings"), "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config),
-         "set_by": s.set_by, "ts": tx.now}
-        for s in batch
-    ]  # fmt: skip
+    """Set the policy of a pool; answers with the version of its configuration, 0: another one came first. In force at the next tick."""
+    newest: dict[str, int] = dict(tx.execute("newest_policies"))
+    rows: list[dict[str, Any]] = []
+    kept: list[PolicySetting] = []
+    versions = []
+    for s in batch:
+        if s.instead_of not in (None, newest.get(s.pool, 0)):
+            versions.append(0)
+            continue
+        newest[s.pool] = tx.number("policy_settings")
+        versions.append(newest[s.pool])
+        kept.append(s)
+        rows.append({"id": newest[s.pool], "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config),
+                     "set_by": s.set_by, "ts": tx.now})  # fmt: skip
     tx.insert("policy_settings", rows)
-    for s, row in zip(batch, rows, strict=True):
+    for s, row in zip(kept, rows, strict=True):
         detail = {"pool": s.pool, "interval": s.interval, "config": dict(s.config), "id": row["id"], "code": s.code or None}
         tx.event("policy.set", s.set_by, after=s.policy, detail=detail)
     tx.insert("auto_tuning", [
         {"id": tx.number("auto_tuning"), "pool": s.pool, "enabled": s.auto.enabled, "period": s.auto.period, "objective": s.auto.objective,
          "set_by": s.set_by, "ts": tx.now}
-        for s in batch if s.auto is not None
+        for s in kept if s.auto is not None
     ])  # fmt: skip
-    tx.touch("policy")
-    return [row["id"] for row in rows]
+    if kept:
+        tx.touch("policy")
+    return versions

@@ -197,12 +197,10 @@ class Scheduling:
                 state.coming = None
 
     def in_force(self) -> list[dict[str, Any]]:
-        """What `GET /v1/policy` tells of pools."""
+        """What `GET /v1/policy` tells of pools; ``id``: the version of the configuration, 0: none was set."""
         fields = ("pool", "policy", "interval", "config", "code", "set_by", "ts")
-        return [
-            {name: getattr(state.coming or state.setting, name) for name in fields} | self._trouble(state)
-            for _, state in sorted(self._pools.items())
-        ]
+        settings = [(state.coming or state.setting, self._trouble(state)) for _, state in sorted(self._pools.items())]
+        return [{name: getattr(setting, name) for name in fields} | {"id": setting.config_id} | trouble for setting, trouble in settings]
 
     @staticmethod
     def _trouble(state: _Pool) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from common import Runner, submission
-from stoker.engine.autosched.pool_tuning import NAME, PoolTuning
+from stoker.engine.autosched.pool_tuning import NAME, Asked, PoolTuning
 from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
 from stoker.engine.client import Client
 from stoker.engine.config import Config, PolicyDefault
+from stoker.engine.errors import NotFound
 from stoker.engine.fleet.registration import hello
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.scheduling.policy_settings import Auto, PolicySetting, set_policy
@@ -20,6 +21,7 @@ from stoker.engine.scheduling.ticks import Scheduling
 from stoker.engine.spec.model import JobSpec
 from stoker.engine.store.store import Store
 from stoker.engine.tasks import Tasks
+from waiting import until
 
 BEFORE, AFTER = {"backfill": False}, {"backfill": True}
 PERIOD = 100.0
@@ -102,3 +104,35 @@ def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Poo
     assert second[0] == "rolled back" and second[2] == "hourly; jobs took 2.00 × as long as expected without it"
     assert pool.in_force() == BEFORE
     assert json.loads(pool.sql("SELECT config FROM policy_history ORDER BY id DESC LIMIT 1")[0][0]) == BEFORE
+
+
+def test_what_a_person_sets_in_this_very_moment_is_not_overwritten(pool: Pool) -> None:
+    pool.put(AFTER)
+    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, AFTER, "test", auto=Auto(True, PERIOD)))
+    pool.scheduling.reload()
+    pool.tuning.reload()
+    pool.applied(NAME, 50.0)
+    pool.now += 2 * PERIOD
+    pool.store.write(set_policy, PolicySetting("default", "fifo", 7.0, AFTER, "ann"))  # committed, and no tick has taken it up yet
+    pool.tuning.look("default")
+    assert pool.told()[0][:2] == ("measured", pytest.approx(0.5, rel=0.05))
+    assert pool.sql("SELECT set_by, interval FROM policy_history ORDER BY id DESC LIMIT 1") == [("ann", 7.0)]
+    assert pool.in_force() == AFTER
+
+
+def test_each_search_keeps_its_own_answer(pool: Pool) -> None:
+    pool.put(BEFORE)
+    mine = pool.tuning.begin(Asked("default", dry_run=True, trials=2, by="ann"))
+    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, BEFORE, "test", auto=Auto(True, PERIOD)))
+    pool.tuning.reload()
+    done = until(lambda: (found := pool.tuning.answer("default", mine["search"]))["state"] != "searching" and found, 60)
+    assert done["outcome"] == "dry-run" and pool.tuning.answer("default") == done
+
+    def waits() -> bool:
+        pool.tuning.look("default")  # it has no turn until the search is wholly over
+        return "waits for a history" in pool.tuning.answer("default")["why"]
+
+    until(waits, 10)
+    assert pool.tuning.answer("default", mine["search"]) == done
+    with pytest.raises(NotFound, match="search: 'none such' is not known"):
+        pool.tuning.answer("default", "none such")
