@@ -255,7 +255,7 @@ def run(task: tuple[int, str, int, Workload, argparse.Namespace]) -> list[Mappin
         if way != "default":
             causal = way in ("autosched", "no aggregator", "shuffled")
             control = WithinWindow(asked.policy, {}, options, asked.objective, trials=asked.trials, next_at=DAY, causal=causal, seed=seed,
-                                      aggregate=way != "no aggregator", bursts=causal or way == "no causal")  # fmt: skip
+                                      aggregate=way != "no aggregator", watches=causal or way == "no causal")  # fmt: skip
             control.ends_at = over(asked)
             if causal:
                 control.model = learnt(workload, cluster, asked, options, shuffled=way == "shuffled")

@@ -11,6 +11,7 @@ from .situation import History
 
 LEAST_GAIN = 1.005  #: less is noise: tiny changes of a threshold move a figure by as much
 BURST_GAIN = 1.1  #: from which on a search between two periods is applied (002 ch. 6.5.2)
+TRIED_AGAIN = 24  #: periods after which what was taken back may be put in force again
 BURST_SIGMAS = 3.0  #: arrivals of a check beyond the usual, in standard deviations of a Poisson count, that are a burst
 BURST_LEAST = 5
 USUAL = 2 * HOUR  #: checks whose arrivals are usual: a daily wave is no burst, and the mean of days would call each morning one

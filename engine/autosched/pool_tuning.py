@@ -40,7 +40,7 @@ from ..sim.workload import make_workload
 from ..store.store import Committed, Store
 from ..tasks import Tasks
 from .learning import SECONDS, Past
-from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, newest, tried_before
+from .pool_gains import BURST_GAIN, LEAST_GAIN, TRIED_AGAIN, is_burst, newest, tried_before
 from .predicted_work import Untold
 from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find_apart
@@ -52,7 +52,6 @@ from .summary import summary_of
 PAST = 14 * 86400.0  #: seconds of history that arrivals are copied from
 NAME = "autosched"  #: who sets what it sets
 KEPT = 100  #: answers of searches
-TRIED_AGAIN = 24  #: periods after which what was taken back may be applied again
 MEASURED_EVERY = 60.0  #: seconds from one look for tunings whose period is over to the next
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The controller of AutoSched inside a simulation: ``stoker simulate TRACE -p tiresias,auto=true``. It sees what the daemon's would see."""
+"""The controller of AutoSched inside a simulation: ``stoker simulate TRACE -p tiresias,auto=true``. It does what a daemon's does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from ...policies import registry
 from ...policies.autosched.arrivals_ahead import HOUR
@@ -16,7 +18,8 @@ from ..sim.run_options import Options
 from ..sim.simulator import Simulation
 from ..sim.study import Choice
 from .moment_of_trace import DailyPredictor, history_of, situation_of
-from .pool_gains import BURST_GAIN, LEAST_GAIN, is_burst, tried_before
+from .pool_gains import BURST_GAIN, LEAST_GAIN, TRIED_AGAIN, is_burst, tried_before
+from .rollback import has_harmed, measured_gain
 from .search_process import Answer, Request, SearchFailed, find
 from .situation import LEAST_JOBS, Situation
 
@@ -37,9 +40,19 @@ class Turn:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a search has put in force."""
+
+    at: float
+    before: dict[str, Any]
+    after: dict[str, Any]
+    expected: float  #: mean seconds of the period that follows which the jobs at hand were to take without it
+
+
 @dataclass
 class SimulatedTuning:
-    """Searches once a period, and upon bursts between; what is found is in force at once."""
+    """Searches once a period, and upon bursts between; what is found is in force at once, and taken back where it has harmed."""
 
     policy: str
     config: dict[str, Any]
@@ -48,7 +61,7 @@ class SimulatedTuning:
     period: float = PERIOD
     trials: int = TRIALS
     epsilon: float = EPSILON
-    bursts: bool = True
+    watches: bool = True  #: between two periods it looks for bursts, and takes back what has harmed
     causal: bool = True
     aggregate: bool = True
     seed: int = 0  #: of its searches
@@ -62,12 +75,16 @@ class SimulatedTuning:
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
     _due: float = -math.inf  #: the last search of a period: a burst puts off none
+    _changes: list[_Change] = field(default_factory=list)  #: whose period is not over
+    _taken_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and what
     _samples: Samples | None = None
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
 
     def act(self, simulation: Simulation) -> None:
         """Its turn: search if a period is over or a burst has come."""
-        self.next_at = simulation.now + (self.period / HOUR if self.bursts else self.period)
+        self.next_at = simulation.now + (self.period / HOUR if self.watches else self.period)
+        if self._has_taken_back(simulation):
+            return  # the next look searches, from what is in force then
         history = history_of(simulation)
         if len(history) < LEAST_JOBS or not len(simulation.table):
             return
@@ -94,17 +111,37 @@ class SimulatedTuning:
             self._learn(answer)
 
     def did(self) -> dict[str, int]:
-        """Searches, and how many of them changed what was in force."""
-        return {"searches": len(self.turns), "applied": sum(turn.applied for turn in self.turns)}
+        """Searches, how many of them changed what was in force, and how many of these changes were taken back."""
+        applied = sum(turn.applied for turn in self.turns)
+        return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._taken_back)}
+
+    def _has_taken_back(self, simulation: Simulation) -> bool:
+        """Measure what was changed a period ago; where the newest change has harmed, what was in force before it comes back."""
+        over = [change for change in self._changes if self.watches and simulation.now >= change.at + self.period]
+        if not over:
+            return False
+        newest = self._changes[-1]
+        self._changes = [change for change in self._changes if change not in over]
+        gain = measured_gain(newest.expected, taken_of_period(simulation, newest.at, self.period))
+        if over[-1] is not newest or gain is None or not has_harmed(gain):
+            return False
+        self._taken_back.append((simulation.now, newest.after))
+        self._set(simulation, newest.before)
+        return True
+
+    def _set(self, simulation: Simulation, config: dict[str, Any]) -> None:
+        self.config = dict(config)
+        simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
 
     def _put(self, simulation: Simulation, answer: Answer, least: float, why: str) -> None:
-        found = answer.found
-        applied = found.gain >= least and found.best != found.in_force
+        found, since = answer.found, simulation.now - TRIED_AGAIN * self.period
+        harmed = any(at >= since and after == found.best for at, after in self._taken_back)
+        applied = found.gain >= least and found.best != found.in_force and not harmed
         self.turns.append(Turn(simulation.now, found.gain, applied, found.count("simulated"), found.count("rejected"), found.seconds, why))
         if applied:
             self.tried = tried_before(found.in_force, self.tried)
-            self.config = dict(found.best)
-            simulation.reconfigure(registry.create(self.policy, self.config, interval=self.options.interval))
+            self._changes.append(_Change(simulation.now, found.in_force, found.best, found.reference.soon))
+            self._set(simulation, found.best)
 
     def _learn(self, answer: Answer) -> None:
         """The causal model from what searches have measured: until there is enough nothing is rejected."""
@@ -119,6 +156,13 @@ class SimulatedTuning:
                 self.model = CausalModel.learnt(space, self.objective, self._samples)
         except NoModel:
             self.model = None
+
+
+def taken_of_period(simulation: Simulation, begin: float, period: float) -> float | None:
+    """Mean seconds of a period that the jobs which were at hand at its beginning took of it (sql/policy/taken_of_period.sql)."""
+    ended, submitted = simulation.recorder.ended, simulation.workload.submitted
+    there = (submitted <= begin) & ~(ended <= begin)
+    return float(np.fmin(ended[there] - begin, period).mean()) if there.any() else None
 
 
 def make_control(choice: Choice, options: Options) -> SimulatedTuning:

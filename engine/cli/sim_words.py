@@ -46,7 +46,8 @@ def _tuned(did: Mapping[str, int]) -> str:
 
     if not did["searches"]:
         return f"it never searched: it waits for a history of {LEAST_JOBS} jobs, and for one at hand"
-    return f"it tuned itself: {did['searches']} searches, {did['applied']} of them changed what was in force"
+    back = f", {did['taken_back']} of these changes had harmed and were taken back" if did["taken_back"] else ""
+    return f"it tuned itself: {did['searches']} searches, {did['applied']} of them changed what was in force{back}"
 
 
 def _ends(row: Row) -> str:

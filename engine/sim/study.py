@@ -68,7 +68,7 @@ class Source:
 
 
 class Tuner(Control, Protocol):
-    """A controller of a study, which tells what it did: how many ``searches``, and how many were ``applied``."""
+    """A controller of a study, which tells what it did: how many ``searches``, how many were ``applied``, and of these ``taken_back``."""
 
     def did(self) -> Mapping[str, int]: ...
 

@@ -27,6 +27,7 @@ from .search_space import Category, Configuration, Space
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
 EPSILON = 0.9  #: with this probability the model may reject (line 7)
+FIRST = 0.25  #: share of the samples at most that are configurations of before: with few trials they would leave none for others
 SPREAD = 0.5  #: share of the samples, the first, that is drawn evenly from the space
 LEAST_PROOF = 8  #: trials of a search by which a model is judged before it may reject
 PROOF = 1.64  #: standard deviations above chance (95 %) that it has to agree with them
@@ -196,13 +197,14 @@ def search(
 ) -> Found:
     """The best configuration of at most ``trials`` samples, of which what is in force is the first.
 
-    ``seconds``: real time after which no other trial begins. ``told`` hears of each sample. Raises NotMeasured when what is in force
-    cannot be measured: then there is nothing to compare with.
+    ``first``: configurations of before, the most promising first. ``seconds``: real time after which no other trial begins. ``told`` hears
+    of each sample. Raises NotMeasured when what is in force cannot be measured: then there is nothing to compare with.
     """
     began, rng = time.monotonic(), np.random.default_rng(seed)
     state = _Search(space, evaluate, in_force, objective, model, gamma)
     found = state.found
     bluefin = BlueFin(space, space.project(in_force, otherwise=in_force), rng)
+    first = first[: max(int(FIRST * trials), 1)]
     for number in range(1, trials):
         if time.monotonic() - began > seconds:
             found.stopped = f"its time was over after {number} of {trials} trials"

@@ -189,7 +189,7 @@ def test_a_load_whose_best_configuration_changes_is_followed_in_a_simulation(mon
             if self.turns and self.turns[-1].applied and self.turns[-1].at == simulation.now:
                 applied.append((simulation.now, self.config["backfill"], self.turns[-1].gain))
 
-    control = Control("fifo", {"backfill": False}, Options(), trials=4, causal=False)
+    control = Control("fifo", {"backfill": False}, Options(), trials=8, causal=False)
     simulate(workload, CLUSTER, registry.create("fifo", {"backfill": False}), Options(), control=control)
     for begin, backfill in begins.items():
         at, found, gain = next(turn for turn in applied if turn[0] >= begin)
@@ -258,7 +258,7 @@ def test_a_trial_may_cost_what_the_default_costs_whatever_is_in_force(monkeypatc
     usual = bound_of(measure(situation, registry.create(situation.policy, {})))
     costly = {"every": 10.0}
     assert measure(situation, registry.create(situation.policy, costly)).decisions > usual
-    found = find(Request(situation, costly, trials=4, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
+    found = find(Request(situation, costly, trials=8, aggregate=False, first=({"every": 20.0}, {"every": 1e6}))).found
     assert [trial.outcome for trial in found.trials[:3]] == ["simulated", "failed", "simulated"]
     assert f"cut off after {usual} decisions" in found.trials[1].why
 
