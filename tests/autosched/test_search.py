@@ -228,6 +228,13 @@ def test_half_of_the_samples_are_spread_and_what_was_best_before_comes_first() -
     assert {"a", "b", "c"} == set(kinds) and kinds.count("a") < 13  # not around what is in force, of kind a
 
 
+@pytest.mark.parametrize(("trials", "come"), [(40, 5), (8, 2), (2, 1)])
+def test_what_was_best_before_takes_a_quarter_of_the_samples_at_most(trials: int, come: int) -> None:
+    before = [{**BOWL, "y": 20.0 + n} for n in range(5)]
+    found = search(space_of(Bowl, BOWL), bowl, BOWL, first=before, trials=trials)
+    assert [trial.config for trial in found.trials if trial.config in before] == before[:come]
+
+
 def test_a_trial_that_was_cut_off_is_learnt_from_at_half_the_reward() -> None:
     class Listening(Told):
         def __init__(self) -> None:

@@ -16,7 +16,7 @@ from stoker.engine.autosched.learning import Past, learnt_from
 from stoker.engine.autosched.moment_of_trace import situation_of, stand_at
 from stoker.engine.autosched.pool_gains import is_burst, newest, tried_before
 from stoker.engine.autosched.rollback import has_harmed, measured_gain
-from stoker.engine.autosched.search_process import Request, SearchFailed, find, find_apart
+from stoker.engine.autosched.search_process import Answer, Request, SearchFailed, find, find_apart
 from stoker.engine.autosched.simulated_tuning import SimulatedTuning
 from stoker.engine.autosched.situation import CutOff, History, Situation, aggregated, bound_of, look_ahead, measure, no_jobs, predictor_of
 from stoker.engine.autosched.summary import summary_of
@@ -194,6 +194,26 @@ def test_a_load_whose_best_configuration_changes_is_followed_in_a_simulation(mon
     for begin, backfill in begins.items():
         at, found, gain = next(turn for turn in applied if turn[0] >= begin)
         assert at < begin + 3600 and found is backfill and gain > 1.1
+
+
+def test_what_has_harmed_is_taken_back_in_a_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that believe the jobs at hand to be fast: what they find seems to have harmed."""
+    monkeypatch.setattr(search_process, "LEAST_SECONDS", 60.0)
+
+    def misled(request: Request) -> Answer:
+        answer = find(request)
+        reference = dataclasses.replace(answer.found.reference, soon=answer.found.reference.soon / 1000)
+        return dataclasses.replace(answer, found=dataclasses.replace(answer.found, reference=reference))
+
+    workload = make_workload("day", [0.0] * len(DAY), [seconds for _, seconds in DAY], [gpus for gpus, _ in DAY])
+    ends = []
+    for watches in (True, False):
+        control = SimulatedTuning("fifo", {"backfill": False}, Options(), trials=8, causal=False, watches=watches, searches=misled)
+        simulate(workload, CLUSTER, registry.create("fifo", {"backfill": False}), Options(), control=control)
+        first, *later = control.turns
+        assert first.applied and later and not any(turn.applied for turn in later)
+        ends.append((control.did()["taken_back"], control.config["backfill"]))
+    assert ends == [(1, False), (0, True)]
 
 
 def test_auto_is_a_word_and_no_key() -> None:
