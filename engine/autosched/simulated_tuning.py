@@ -24,6 +24,7 @@ from .search_process import Answer, Request, SearchFailed, find
 from .situation import LEAST_JOBS, Situation
 
 PERIOD = 3600.0
+ROUNDING = 1e-6  #: seconds by which a look may come before the end of a period
 LEARNT_FROM = 120  #: samples of searches from which the causal model is learnt
 
 
@@ -81,14 +82,14 @@ class SimulatedTuning:
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
 
     def act(self, simulation: Simulation) -> None:
-        """Its turn: search if a period is over or a burst has come."""
+        """Its turn: take back what has harmed, or search if a period is over or a burst has come."""
         self.next_at = simulation.now + (self.period / HOUR if self.watches else self.period)
         if self._has_taken_back(simulation):
             return  # the next look searches, from what is in force then
         history = history_of(simulation)
         if len(history) < LEAST_JOBS or not len(simulation.table):
             return
-        due = simulation.now >= self._due + self.period - 1e-6
+        due = simulation.now >= self._due + self.period - ROUNDING
         if not due and not is_burst(history, simulation.now, self.period / HOUR, self._searched):
             return
         self._searched = simulation.now
@@ -117,7 +118,7 @@ class SimulatedTuning:
 
     def _has_taken_back(self, simulation: Simulation) -> bool:
         """Measure what was changed a period ago; where the newest change has harmed, what was in force before it comes back."""
-        over = [change for change in self._changes if self.watches and simulation.now >= change.at + self.period]
+        over = [change for change in self._changes if self.watches and simulation.now >= change.at + self.period - ROUNDING]
         if not over:
             return False
         newest = self._changes[-1]
