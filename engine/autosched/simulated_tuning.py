@@ -76,7 +76,7 @@ class SimulatedTuning:
     _predictor: DailyPredictor = field(default_factory=DailyPredictor)
     _searched: float = -math.inf
     _due: float = -math.inf  #: the last search of a period: a burst puts off none
-    _changes: list[_Change] = field(default_factory=list)  #: whose period is not over
+    _change: _Change | None = None  #: the newest, until it was measured: one that another followed is never taken back
     _taken_back: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  #: when, and what
     _samples: Samples | None = None
     model: CausalModel | None = None  #: one that was learnt before; None: it is learnt from what searches measure
@@ -117,17 +117,16 @@ class SimulatedTuning:
         return {"searches": len(self.turns), "applied": applied, "taken_back": len(self._taken_back)}
 
     def _has_taken_back(self, simulation: Simulation) -> bool:
-        """Measure what was changed a period ago; where the newest change has harmed, what was in force before it comes back."""
-        over = [change for change in self._changes if self.watches and simulation.now >= change.at + self.period - ROUNDING]
-        if not over:
+        """Measure the newest change once its period is over; where it has harmed, what was in force before it comes back."""
+        change = self._change
+        if not self.watches or change is None or simulation.now < change.at + self.period - ROUNDING:
             return False
-        newest = self._changes[-1]
-        self._changes = [change for change in self._changes if change not in over]
-        gain = measured_gain(newest.expected, taken_of_period(simulation, newest.at, self.period))
-        if over[-1] is not newest or gain is None or not has_harmed(gain):
+        self._change = None
+        gain = measured_gain(change.expected, taken_of_period(simulation, change.at, self.period))
+        if gain is None or not has_harmed(gain):
             return False
-        self._taken_back.append((simulation.now, newest.after))
-        self._set(simulation, newest.before)
+        self._taken_back.append((simulation.now, change.after))
+        self._set(simulation, change.before)
         return True
 
     def _set(self, simulation: Simulation, config: dict[str, Any]) -> None:
@@ -141,7 +140,7 @@ class SimulatedTuning:
         self.turns.append(Turn(simulation.now, found.gain, applied, found.count("simulated"), found.count("rejected"), found.seconds, why))
         if applied:
             self.tried = tried_before(found.in_force, self.tried)
-            self._changes.append(_Change(simulation.now, found.in_force, found.best, found.reference.soon))
+            self._change = _Change(simulation.now, found.in_force, found.best, found.reference.soon)
             self._set(simulation, found.best)
 
     def _learn(self, answer: Answer) -> None:

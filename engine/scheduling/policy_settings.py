@@ -34,26 +34,25 @@ class PolicySetting:
 def set_policy(tx: Transaction, batch: Sequence[PolicySetting]) -> Sequence[int]:
     """Set the policy of a pool; answers with the version of its configuration, 0: another one came first. In force at the next tick."""
     newest: dict[str, int] = dict(tx.execute("newest_policies"))
-    rows: list[dict[str, Any]] = []
-    kept: list[PolicySetting] = []
-    versions = []
+    versions: list[int] = []
     for s in batch:
-        if s.instead_of not in (None, newest.get(s.pool, 0)):
-            versions.append(0)
-            continue
-        newest[s.pool] = tx.number("policy_settings")
-        versions.append(newest[s.pool])
-        kept.append(s)
-        rows.append({"id": newest[s.pool], "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config),
-                     "set_by": s.set_by, "ts": tx.now})  # fmt: skip
-    tx.insert("policy_settings", rows)
-    for s, row in zip(kept, rows, strict=True):
-        detail = {"pool": s.pool, "interval": s.interval, "config": dict(s.config), "id": row["id"], "code": s.code or None}
+        possible = s.instead_of in (None, newest.get(s.pool, 0))
+        versions.append(tx.number("policy_settings") if possible else 0)
+        if possible:
+            newest[s.pool] = versions[-1]
+    kept = [(s, version) for s, version in zip(batch, versions, strict=True) if version]
+    tx.insert("policy_settings", [
+        {"id": version, "pool": s.pool, "policy": s.policy, "interval": s.interval, "config": json.dumps(s.config), "set_by": s.set_by,
+         "ts": tx.now}
+        for s, version in kept
+    ])  # fmt: skip
+    for s, version in kept:
+        detail = {"pool": s.pool, "interval": s.interval, "config": dict(s.config), "id": version, "code": s.code or None}
         tx.event("policy.set", s.set_by, after=s.policy, detail=detail)
     tx.insert("auto_tuning", [
         {"id": tx.number("auto_tuning"), "pool": s.pool, "enabled": s.auto.enabled, "period": s.auto.period, "objective": s.auto.objective,
          "set_by": s.set_by, "ts": tx.now}
-        for s in kept if s.auto is not None
+        for s, _ in kept if s.auto is not None
     ])  # fmt: skip
     if kept:
         tx.touch("policy")

@@ -40,9 +40,10 @@ class Pool:
         self.now = time.time()
         self.tuning = PoolTuning(self.store, self.scheduling, Tasks(lambda *_: None), lambda: self.now)
 
-    def put(self, config: dict[str, Any]) -> None:
-        self.store.write(set_policy, PolicySetting("default", "fifo", 1.0, config, "test"))
+    def put(self, config: dict[str, Any], auto: Auto | None = None) -> None:
+        self.store.write(set_policy, PolicySetting("default", "fifo", 1.0, config, "test", auto=auto))
         self.scheduling.reload()
+        self.tuning.reload()
 
     def applied(self, asked_by: str, expected: float) -> None:
         """A search of now that was applied; without it jobs were to take ``expected`` s of the period."""
@@ -91,10 +92,7 @@ def test_what_was_replaced_and_what_was_of_a_pool_that_is_gone_is_measured(pool:
 
 
 def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Pool) -> None:
-    pool.put(AFTER)
-    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, AFTER, "test", auto=Auto(True, PERIOD)))
-    pool.scheduling.reload()
-    pool.tuning.reload()
+    pool.put(AFTER, Auto(True, PERIOD))
     pool.applied(NAME, 50.0)
     pool.applied(NAME, 50.0)
     pool.now += 2 * PERIOD
@@ -107,10 +105,7 @@ def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Poo
 
 
 def test_what_a_person_sets_in_this_very_moment_is_not_overwritten(pool: Pool) -> None:
-    pool.put(AFTER)
-    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, AFTER, "test", auto=Auto(True, PERIOD)))
-    pool.scheduling.reload()
-    pool.tuning.reload()
+    pool.put(AFTER, Auto(True, PERIOD))
     pool.applied(NAME, 50.0)
     pool.now += 2 * PERIOD
     pool.store.write(set_policy, PolicySetting("default", "fifo", 7.0, AFTER, "ann"))  # committed, and no tick has taken it up yet
@@ -123,8 +118,7 @@ def test_what_a_person_sets_in_this_very_moment_is_not_overwritten(pool: Pool) -
 def test_each_search_keeps_its_own_answer(pool: Pool) -> None:
     pool.put(BEFORE)
     mine = pool.tuning.begin(Asked("default", dry_run=True, trials=2, by="ann"))
-    pool.store.write(set_policy, PolicySetting("default", "fifo", 1.0, BEFORE, "test", auto=Auto(True, PERIOD)))
-    pool.tuning.reload()
+    pool.put(BEFORE, Auto(True, PERIOD))
     done = until(lambda: (found := pool.tuning.answer("default", mine["search"]))["state"] != "searching" and found, 60)
     assert done["outcome"] == "dry-run" and pool.tuning.answer("default") == done
 
