@@ -229,14 +229,14 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=[], help="names, or how they begin (default: all)")
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's file model.py")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2], help="of a step")
     parser.add_argument("--share", type=float, default=0.5, help="the cap, of what a step in one part takes")
     parser.add_argument("--steps", type=int, default=4)
-    options = parser.parse_args()
+    options = parser.parse_args(given)
     began = machine()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
