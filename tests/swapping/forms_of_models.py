@@ -382,13 +382,19 @@ def arguments_of_any_number():
 
 @form
 def argument_that_is_none_at_times():
-    turns = []
+    what = lambda it, x, mask=None: it.last(it.through(it.first(x)) if mask is None else it.first(x) * mask)  # noqa: E731
+    return Net(what), calls(lambda model, x: model(x, mask=None if x[0, 0, 0] > 0 else torch.full((WIDTH,), 0.5)))
 
-    def loss(model, x):
-        turns.append(1)
-        return judged(model(x, mask=None if len(turns) % 2 else torch.full((WIDTH,), 0.5)), x)
 
-    return Net(lambda it, x, mask=None: it.last(it.through(it.first(x)) if mask is None else it.first(x) * mask)), {"loss": loss}
+@form
+def one_argument_twice():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = block(x, x)
+        return it.last(x)
+
+    return Net(what, block=lambda: nn.Bilinear(WIDTH, WIDTH, WIDTH))
 
 
 @form
@@ -429,6 +435,66 @@ def list_that_blocks_append_to():
         return it.last(it.through(it.first(x), found) + sum(found))
 
     return Net(what, block=lambda: Block(lambda it, x, found: found.append(it.layer(x)) or x + found[-1]))
+
+
+class Holder:
+    """Of tensors, which nobody but the model knows to look into."""
+
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+
+@form(may=LINE)
+def tensor_in_an_object():
+    def what(it, x):
+        x = it.first(x)
+        return it.last(it.through(x, Holder(scale=x.mean(1, keepdim=True).sigmoid())))
+
+    return Net(what, block=lambda: Block(lambda it, x, held: x + it.layer(x) * held.scale))
+
+
+@form(may=LINE)
+def object_from_blocks():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = block(x).hidden
+        return it.last(x)
+
+    return Net(what, block=lambda: Block(lambda it, x: Holder(hidden=x + it.layer(x))))
+
+
+@form(may=LINE)
+def tensor_that_goes_by_an_attribute():
+    """As a condition that is put into each block before it is called."""
+
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            block.given["scale"] = x.mean(1, keepdim=True).sigmoid()
+            x = block(x)
+        return it.last(x)
+
+    return Net(what, block=lambda: Block(lambda it, x: x + it.layer(x) * it.given["scale"], given={}))
+
+
+@form(may=LINE)
+def tensor_that_a_block_leaves_for_a_later_one():
+    left = {}
+    model = Net()
+    model.blocks[0].what = lambda it, x: left.update(h=it.layer(x)) or x + left["h"]
+    model.blocks[3].what = lambda it, x: x + it.layer(x) * left["h"]
+    return model
+
+
+@form
+def sparse_argument():
+    def what(it, x):
+        near = torch.eye(LENGTH).roll(1, 1).to_sparse()
+        return it.last(it.through(it.first(x), near))
+
+    mixed = lambda it, x, near: x + torch.stack([torch.sparse.mm(near, each) for each in it.layer(x)])  # noqa: E731
+    return Net(what, block=lambda: Block(mixed))
 
 
 # ---- how parts are joined ----
@@ -604,6 +670,100 @@ def weights_that_the_root_reads():
 
 
 @form
+def root_that_calls_layers_inside_of_blocks():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = x + block.layer(x).tanh()
+        return it.last(x)
+
+    return Net(what)
+
+
+@form
+def forward_that_is_called_itself():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = block.forward(x)
+        return it.last.forward(x)
+
+    return Net(what)
+
+
+@form(may=LINE)
+def forward_of_the_class():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = Block.forward(block, x)
+        return it.last(x)
+
+    return Net(what)
+
+
+@form
+def forward_that_was_replaced():
+    model = Net()
+    for block in model.blocks:
+        block.forward = lambda x, it=block: x + 2 * it.layer(x)
+    return model
+
+
+@form(may=LINE)
+def called_with_other_weights():
+    def what(it, x):
+        x = it.first(x)
+        for block in it.blocks:
+            x = torch.func.functional_call(block, {"layer.weight": block.layer.weight * 0.5}, (x,))
+        return it.last(x)
+
+    return Net(what)
+
+
+@form(may=LINE)
+def scripted_blocks():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(torch.jit.trace(Block(), torch.randn(2, LENGTH, WIDTH)) for _ in range(3)))
+
+
+@form
+def hooks_on_what_flows():
+    def what(it, x):
+        x = it.first(x)
+        x.register_hook(lambda gradient: gradient * 0.5)
+        return it.last(it.through(x))
+
+    def block(it, x):
+        y = it.layer(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return x + y
+
+    return Net(what, block=lambda: Block(block))
+
+
+@form
+def attention_of_the_root():
+    return Net(lambda it, x: it.last((y := it.through(it.first(x))) + it.attention(y, y, y, need_weights=False)[0]),
+               attention=nn.MultiheadAttention(WIDTH, 2, batch_first=True))  # fmt: skip
+
+
+@form(may=LINE)
+def teacher_that_follows():
+    """As in MoCo: its weights are a mean of the student's, moved by the forward."""
+
+    def what(it, x):
+        with torch.no_grad():
+            for slow, fast in zip(it.teacher.parameters(), it.blocks.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+            wanted = it.first(x)
+            for block in it.teacher:
+                wanted = block(wanted)
+        return it.last(it.through(it.first(x)) - wanted)
+
+    return Net(what, teacher=nn.ModuleList(Block() for _ in range(4)).requires_grad_(False))
+
+
+@form
 def blocks_side_by_side():
     return Net(lambda it, x: it.last(torch.stack([block(it.first(x)) for block in it.blocks]).mean(0)))
 
@@ -680,6 +840,28 @@ def list_of_parameters():
 @form
 def scale_of_each_layer_in_blocks():
     return blocks(lambda it, x: x + it.scale * it.layer(x), scale=lambda: nn.Parameter(torch.full((WIDTH,), 0.1)))
+
+
+class Queries(nn.Module):
+    """It is given nothing, and answers its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(LENGTH, WIDTH))
+
+    def forward(self):
+        return self.weight
+
+
+@form
+def modules_that_answer_their_weights():
+    def what(it, x):
+        x = it.first(x)
+        for block, queries in zip(it.blocks, it.queries, strict=True):
+            x = block(x) * queries()
+        return it.last(x)
+
+    return Net(what, queries=nn.ModuleList(Queries() for _ in range(4)))
 
 
 @form
@@ -766,164 +948,3 @@ def trained_from_a_step_on():
     model = Net()
     model.blocks[0].layer.bias.requires_grad_(False)
     return model, from_step(lambda: model.blocks[0].layer.bias.requires_grad_(True))
-
-
-# ---- layers that people use ----
-
-
-@form
-def batch_norm():
-    norm = lambda it, x: x + it.norm(it.layer(x).transpose(1, 2)).transpose(1, 2)  # noqa: E731
-    held_out = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
-    evaluate = lambda model: {"answer": float(model(held_out).square().mean())}  # noqa: E731
-    return blocks(norm, norm=lambda: nn.BatchNorm1d(WIDTH)), {"evaluate": evaluate, "eval_every": 1}
-
-
-@form
-def batch_norm_between_blocks():
-    def what(it, x):
-        x = it.first(x)
-        for norm, block in zip(it.norms, it.blocks, strict=True):
-            x = norm(block(x).transpose(1, 2)).transpose(1, 2).relu()
-        return it.last(x)
-
-    return Net(what, norms=nn.ModuleList(nn.BatchNorm1d(WIDTH, momentum=None) for _ in range(4)))
-
-
-@form
-def residual_net_of_images():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.Conv2d(6, 6, 3, padding=1, bias=False)
-            self.norm, self.other, self.act = nn.BatchNorm2d(6), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)
-
-        def forward(self, x):
-            y = self.other(self.two(self.act(self.norm(self.one(x)))))
-            y += x
-            return self.act(y)
-
-    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), *(Residual() for _ in range(3))]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)), images()
-
-
-@form
-def statistics_of_its_own():
-    def what(it, x):
-        with torch.no_grad():
-            it.seen += 1
-            it.mean.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
-        return x + it.layer(x - it.mean) / it.seen.sqrt()
-
-    def block():
-        made = Block(what)
-        made.register_buffer("seen", torch.zeros(()))
-        made.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
-        return made
-
-    return Net(block=block)
-
-
-@form(may=LINE)
-def buffer_that_is_replaced():
-    def what(it, x):
-        it.mean = 0.9 * it.mean + 0.1 * x.detach().mean((0, 1))
-        return x + it.layer(x - it.mean)
-
-    def block():
-        made = Block(what)
-        made.register_buffer("mean", torch.zeros(WIDTH))
-        return made
-
-    return Net(block=block)
-
-
-def encoder_layer(**options):
-    return nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, **options)
-
-
-@form
-def torch_s_encoder():
-    return Net(lambda it, x: it.last(it.encoder(it.first(x))), encoder=nn.TransformerEncoder(encoder_layer(), 3))
-
-
-@form
-def torch_s_encoder_with_masks():
-    encoder = nn.TransformerEncoder(encoder_layer(norm_first=True), 3, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
-    model = Net(lambda it, x, **masks: it.last(it.encoder(it.first(x), **masks)), encoder=encoder)
-
-    def call(model, x):
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
-        return model(x, mask=mask, src_key_padding_mask=(x[..., 0] > 5).float(), is_causal=True)
-
-    return model, calls(call)
-
-
-@form(close=True)
-def torch_s_transformer():
-    return nn.Transformer(WIDTH, 2, 2, 2, 2 * WIDTH, batch_first=True), calls(lambda model, x: model(x, x.roll(1, 1)))
-
-
-@form
-def layers_of_an_lstm():
-    return words(lambda it, tokens: it.last(it.lstm(it.first(tokens))[0]), lstm=nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.2))
-
-
-@form
-def cells_in_a_loop():
-    def what(it, tokens):
-        x, h = it.first(tokens), torch.zeros(len(tokens), WIDTH)
-        found = []
-        for t in range(tokens.shape[1]):
-            h = it.cell(x[:, t], h)
-            found.append(h)
-        return it.last(torch.stack(found, 1))
-
-    return words(what, cell=nn.GRUCell(WIDTH, WIDTH))
-
-
-@form
-def gru_in_two_directions():
-    def what(it, tokens):
-        x = it.first(tokens)
-        for layer in it.layers:
-            x = layer(x)[0]
-        return it.last(x)
-
-    return words(what, layers=nn.ModuleList(nn.GRU(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True) for _ in range(3)))
-
-
-@form
-def bags_of_words():
-    model = nn.Sequential(nn.EmbeddingBag(WORDS, WIDTH, mode="mean"), Block(), Block(), nn.Linear(WIDTH, WORDS))
-    return model, of_words(loss=lambda model, tokens: functional.cross_entropy(model(tokens), tokens[:, 0]))
-
-
-@form
-def gpt():
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.three, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.register_buffer("seen", torch.ones(LENGTH, LENGTH).tril().bool(), persistent=False)
-
-        def forward(self, x):
-            q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.three(x).split(WIDTH, -1))
-            drop = 0.1 if self.training else 0.0
-            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.seen[: x.shape[1], : x.shape[1]], dropout_p=drop)
-            return self.out(found.transpose(1, 2).flatten(2))
-
-    def block():
-        mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
-        return Block(lambda it, x: (y := x + it.attention(it.one(x))) + it.mlp(it.two(y)), attention=Attention(), mlp=mlp,
-                     one=nn.LayerNorm(WIDTH), two=nn.LayerNorm(WIDTH))  # fmt: skip
-
-    def what(it, tokens, targets=None):
-        _, length = tokens.size()
-        assert length <= LENGTH, f"{length} is too long"
-        x = it.drop(it.first(tokens) + it.places(torch.arange(length)))
-        logits = it.last(it.norm(it.through(x)))
-        return logits, functional.cross_entropy(logits.view(-1, WORDS), targets.view(-1), ignore_index=-1)
-
-    model, task = words(what, tied=True, block=block, places=nn.Embedding(LENGTH, WIDTH), drop=nn.Dropout(0.1), norm=nn.LayerNorm(WIDTH))
-    return model, task | {"loss": lambda model, tokens: model(tokens, tokens.roll(-1, 1))[1]}

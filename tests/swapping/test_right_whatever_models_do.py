@@ -29,6 +29,188 @@ pytestmark = [
 ]
 
 
+# ---- layers that people use ----
+
+
+@form
+def batch_norm():
+    norm = lambda it, x: x + it.norm(it.layer(x).transpose(1, 2)).transpose(1, 2)  # noqa: E731
+    held_out = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    evaluate = lambda model: {"answer": float(model(held_out).square().mean())}  # noqa: E731
+    return blocks(norm, norm=lambda: nn.BatchNorm1d(WIDTH)), {"evaluate": evaluate, "eval_every": 1}
+
+
+@form
+def batch_norm_between_blocks():
+    def what(it, x):
+        x = it.first(x)
+        for norm, block in zip(it.norms, it.blocks, strict=True):
+            x = norm(block(x).transpose(1, 2)).transpose(1, 2).relu()
+        return it.last(x)
+
+    return Net(what, norms=nn.ModuleList(nn.BatchNorm1d(WIDTH, momentum=None) for _ in range(4)))
+
+
+@form
+def residual_net_of_images():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.Conv2d(6, 6, 3, padding=1, bias=False)
+            self.norm, self.other, self.act = nn.BatchNorm2d(6), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            y = self.other(self.two(self.act(self.norm(self.one(x)))))
+            y += x
+            return self.act(y)
+
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), *(Residual() for _ in range(3))]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)), images()
+
+
+@form
+def statistics_of_its_own():
+    def what(it, x):
+        with torch.no_grad():
+            it.seen += 1
+            it.mean.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        return x + it.layer(x - it.mean) / it.seen.sqrt()
+
+    def block():
+        made = Block(what)
+        made.register_buffer("seen", torch.zeros(()))
+        made.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+        return made
+
+    return Net(block=block)
+
+
+@form
+def buffers_of_the_root():
+    def what(it, x):
+        it.seen.add_(1)
+        return it.last(it.through(it.first(x) * it.scale / it.seen))
+
+    model = Net(what)
+    model.register_buffer("seen", torch.zeros(()))
+    model.register_buffer("scale", torch.rand(WIDTH), persistent=False)
+    return model
+
+
+@form
+def batch_norm_that_stays_in_eval():
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), Frozen(LENGTH), nn.ReLU())))
+
+
+@form(may=LINE)
+def buffer_that_is_replaced():
+    def what(it, x):
+        it.mean = 0.9 * it.mean + 0.1 * x.detach().mean((0, 1))
+        return x + it.layer(x - it.mean)
+
+    def block():
+        made = Block(what)
+        made.register_buffer("mean", torch.zeros(WIDTH))
+        return made
+
+    return Net(block=block)
+
+
+def encoder_layer(**options):
+    return nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, **options)
+
+
+@form
+def torch_s_encoder():
+    return Net(lambda it, x: it.last(it.encoder(it.first(x))), encoder=nn.TransformerEncoder(encoder_layer(), 3))
+
+
+@form
+def torch_s_encoder_with_masks():
+    encoder = nn.TransformerEncoder(encoder_layer(norm_first=True), 3, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+    model = Net(lambda it, x, **masks: it.last(it.encoder(it.first(x), **masks)), encoder=encoder)
+
+    def call(model, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        return model(x, mask=mask, src_key_padding_mask=(x[..., 0] > 5).float(), is_causal=True)
+
+    return model, calls(call)
+
+
+@form(close=True)
+def torch_s_transformer():
+    return nn.Transformer(WIDTH, 2, 2, 2, 2 * WIDTH, batch_first=True), calls(lambda model, x: model(x, x.roll(1, 1)))
+
+
+@form
+def layers_of_an_lstm():
+    return words(lambda it, tokens: it.last(it.lstm(it.first(tokens))[0]), lstm=nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.2))
+
+
+@form
+def cells_in_a_loop():
+    def what(it, tokens):
+        x, h = it.first(tokens), torch.zeros(len(tokens), WIDTH)
+        found = []
+        for t in range(tokens.shape[1]):
+            h = it.cell(x[:, t], h)
+            found.append(h)
+        return it.last(torch.stack(found, 1))
+
+    return words(what, cell=nn.GRUCell(WIDTH, WIDTH))
+
+
+@form
+def gru_in_two_directions():
+    def what(it, tokens):
+        x = it.first(tokens)
+        for layer in it.layers:
+            x = layer(x)[0]
+        return it.last(x)
+
+    return words(what, layers=nn.ModuleList(nn.GRU(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True) for _ in range(3)))
+
+
+@form
+def bags_of_words():
+    model = nn.Sequential(nn.EmbeddingBag(WORDS, WIDTH, mode="mean"), Block(), Block(), nn.Linear(WIDTH, WORDS))
+    return model, of_words(loss=lambda model, tokens: functional.cross_entropy(model(tokens), tokens[:, 0]))
+
+
+@form
+def gpt():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.three, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("seen", torch.ones(LENGTH, LENGTH).tril().bool(), persistent=False)
+
+        def forward(self, x):
+            q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.three(x).split(WIDTH, -1))
+            drop = 0.1 if self.training else 0.0
+            found = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.seen[: x.shape[1], : x.shape[1]], dropout_p=drop)
+            return self.out(found.transpose(1, 2).flatten(2))
+
+    def block():
+        mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        return Block(lambda it, x: (y := x + it.attention(it.one(x))) + it.mlp(it.two(y)), attention=Attention(), mlp=mlp,
+                     one=nn.LayerNorm(WIDTH), two=nn.LayerNorm(WIDTH))  # fmt: skip
+
+    def what(it, tokens, targets=None):
+        _, length = tokens.size()
+        assert length <= LENGTH, f"{length} is too long"
+        x = it.drop(it.first(tokens) + it.places(torch.arange(length)))
+        logits = it.last(it.norm(it.through(x)))
+        return logits, functional.cross_entropy(logits.view(-1, WORDS), targets.view(-1), ignore_index=-1)
+
+    model, task = words(what, tied=True, block=block, places=nn.Embedding(LENGTH, WIDTH), drop=nn.Dropout(0.1), norm=nn.LayerNorm(WIDTH))
+    return model, task | {"loss": lambda model, tokens: model(tokens, tokens.roll(-1, 1))[1]}
+
+
 # ---- numbers of other kinds ----
 
 
@@ -87,6 +269,22 @@ def weights_of_several_types():
     for block in model.blocks:
         block.layer.double()
     return model
+
+
+@form
+def fourier_transforms():
+    return blocks(lambda it, x: x + torch.fft.fft2(it.layer(x)).real)
+
+
+@form
+def complex_numbers_between_blocks():
+    def what(it, x):
+        x = torch.fft.rfft(it.first(x), n=2 * WIDTH - 2)
+        for block in it.blocks:
+            x = block(x)
+        return it.last(torch.fft.irfft(x)[..., :WIDTH])
+
+    return Net(what, block=lambda: Block(lambda it, x: x + torch.complex(it.layer(x.real), x.imag)))
 
 
 # ---- draws ----
@@ -473,6 +671,39 @@ def same(one, other):
 
 def near(one, other):
     return torch.allclose(one, other, rtol=1e-4, atol=1e-6 + 1e-5 * float(one.abs().max()))
+
+
+class Wrong(Exception):
+    pass
+
+
+class WrongWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise Wrong
+
+
+def wrong(x):
+    raise Wrong
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("what", [wrong, WrongWayBack.apply])
+@pytest.mark.parametrize("where", ["in a block", "between blocks", "in the loss"])
+def test_an_error_of_the_model_comes_as_it_is_and_another_training_begins(where, what, count, tmp_path, monkeypatch):
+    def make():
+        inside, between, after = ((what if where == place else lambda x: x) for place in ("in a block", "between blocks", "in the loss"))
+        model = Net(lambda it, x: it.last(between(it.through(it.first(x)))), block=lambda: Block(lambda it, x: x + inside(it.layer(x))))
+        return model, calls(lambda model, x: after(model(x)))
+
+    with pytest.raises(Wrong):
+        swapped(tmp_path / "wrong", monkeypatch, count, make)
+    wanted = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), Net)
+    assert swapped(tmp_path / "swapped", monkeypatch, count, Net)[0] == wanted[0]
 
 
 @pytest.mark.parametrize("count", [1, 2])
