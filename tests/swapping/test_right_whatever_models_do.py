@@ -8,7 +8,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from forms_of_models import FORMS, LENGTH, LINE, WIDTH, WORDS, Block, Form, Net, blocks, calls, form, judged, words
+from forms_of_models import (
+    FORMS, LENGTH, LINE, WIDTH, WORDS, Block, Form, Net, blocks, calls, form, from_step, images, judged, of_words, words,
+)  # fmt: skip
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
 from stoker.runners.swap.swapped_step import step_of
@@ -19,7 +21,7 @@ from stoker.runners.worker.ranks import Ranks
 from torch import nn
 from torch.nn import functional
 
-STEPS = 3
+STEPS = 2
 LOCAL = Ranks(0, 1, torch.device("cpu"))
 
 pytestmark = [
