@@ -21,7 +21,6 @@ import torch
 from stoker.runners.training import Task
 from transformers import GPT2Config, GPT2LMHeadModel
 
-
 ENDS = {"bos_token_id": 0, "eos_token_id": 0}  # bytes that no text has
 
 

@@ -8,9 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from forms_of_models import (
-    FORMS, LENGTH, LINE, WIDTH, WORDS, Block, Form, Net, blocks, calls, form, from_step, images, judged, of_words, words,
-)  # fmt: skip
+from forms_of_models import FORMS, LENGTH, LINE, WIDTH, WORDS, Block, Form, Net, blocks, calls, form, images, judged, of_words, words
 from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory, Stop
 from stoker.runners.swap.swapped_step import step_of
