@@ -76,6 +76,7 @@ TINY = {
         "--models",
         "GPT-3-Small",
     ],
+    "swap_models": ["--models", "torch LSTM", "--micro-batches", "1", "--steps", "2"],
     "simulator": ["--jobs", "50", "--nodes", "2x8", "--large", "60", "--naive", "40"],
 }
 
