@@ -239,8 +239,8 @@ def _require_same(plain: _Found, found: _Found) -> None:
     for one, other in zip(plain.losses, found.losses, strict=True):
         if not _Sketch.of(torch.tensor(one)).like(_Sketch.of(torch.tensor(other))):
             raise UsageError(
-                f"memory: the first loss is {other:.6g} where the model is computed in parts, and {one:.6g} where it is not: it keeps values "
-                "outside of what its modules give to each other; write 'memory: {swap: off}'"
+                f"memory: the first loss is {other:.6g} where the model is computed in parts, and {one:.6g} where it is not: it keeps "
+                "values beside what its modules give to each other; write 'memory: {swap: off}'"
             )
     for name, gradient in plain.gradients.items():
         other_gradient = found.gradients.get(name)

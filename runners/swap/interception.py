@@ -15,8 +15,9 @@ from .units import Slot, Units
 
 @dataclass(slots=True)
 class Unit:
-    """``native``: what a call of it does, ``forward``: without its hooks; ``moving``: buffers that this changes, ``changing``: modules whose other attributes change.
+    """``native``: what a call of it does, ``forward``: without its hooks; ``moving``: buffers that this changes.
 
+    ``changing``: modules whose other attributes change.
     ``shared``: its weights that the glue uses too, so that autograd adds up their gradients.
     """
 
