@@ -119,7 +119,7 @@ def next_tokens(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def profiled(task: Task, step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
     batch = torch.stack(list(data))
     step.model.train()
-    return measure(step._compared([batch, batch]), lambda device: begun(task, batch, rng.get_state(), device), step.device, rounds=2)
+    return measure(step._compared([batch]), lambda device: begun(task, batch, rng.get_state(), device), step.device, rounds=2)
 
 
 def seconds(act: Callable[[], object], steps: int) -> float:

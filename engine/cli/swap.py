@@ -152,7 +152,7 @@ def _bytes(key: str) -> Callable[[Row], str]:
 _COLUMNS = [
     Column("PART", "number", right=True),
     Column("FROM", "first", flexible=True),
-    Column("OPERATIONS", lambda row: str(row["stop"] - row["start"]), right=True, rank=3),
+    Column("CALLS", lambda row: str(row["stop"] - row["start"]), right=True, rank=3),
     Column("WEIGHTS", _bytes("weights"), right=True),
     Column("GRADIENTS", _bytes("gradients"), right=True, rank=1),
     Column("KEPT", _bytes("kept"), right=True, rank=2),

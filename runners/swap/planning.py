@@ -52,7 +52,7 @@ def measured_task(task: Task, device: Device) -> Measured:
     task.check(1)
     task.model.train()
     batch = first_batch(task)
-    units = compared_task(task, Finder(task.model, task.units, task.whole), [batch, batch], device.emulated)
+    units = compared_task(task, Finder(task.model, task.units, task.whole), [batch], device.emulated)
     interception = Interception(units)
     try:
         return measure(units, lambda where: begun(task, batch, rng.get_state(), where), device, _say)

@@ -43,7 +43,7 @@ def compared_task(task: Task, finder: Finder, batches: Sequence[Any], on_host: b
     ``on_host``: it must be computed there. Else it may need what a GPU has: then it is not compared.
     """
     for few in (True, False):
-        begin = [partial(_on_host, task, batch, number, few) for number, batch in enumerate(batches[:2])]
+        begin = [partial(_on_host, task, batches[number % len(batches)], number, few) for number in range(2)]
         try:
             return compared(task.model, finder, begin)
         except PlainFails as error:
