@@ -98,7 +98,7 @@ def swapped(
     for room in (1.0, 0.95, 0.9, 0.8):
         plan = plan_step(profile, int(room * cap), count)
         progress(f"{count} micro-batches, cap {cap >> 20} MiB, {len(plan.parts)} parts")
-        step._cut = lambda batches, weight, used, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
+        step._cut = lambda *_, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
         step.executor = None
         try:
             return plan, measured_row(options, step, data, count, cap, plan, plain)

@@ -109,7 +109,8 @@ class MeteredDevice:
 
     def _check(self, size: int) -> None:
         if size > self.cap:
-            raise CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}")
+            self._exceeded = CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}")
+            raise self._exceeded
 
     # ---- copies ----
 
@@ -150,8 +151,13 @@ class MeteredDevice:
 
     def launch(self, work: Callable[[], T]) -> T:
         begun = self.clock()
-        with self.ledger:
-            done = work()
+        self._exceeded: CapExceeded | None = None
+        try:
+            with self.ledger:
+                done = work()
+        finally:
+            if self._exceeded is not None:  # whatever became of it on its way, as in TorchScript
+                raise self._exceeded
         took = self.clock() - begun
         self._now += took
         self._times.computing += took

@@ -96,13 +96,14 @@ class _Found:
 
 def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
     """The micro-batches one after the other, without parts."""
-    seen, found, interception = Seen(), _Found(), Interception(units)
+    seen, found, interception, others = Seen(), _Found(), Interception(units), list[str]()
     watch, versions = _Watch(units), {name: slot.get()._version for name, slot in units.slots.items() if slot.trains}
     before = {name: slot.get().clone() for name, slot in units.slots.items() if not slot.trains}
     try:
         for number, make in enumerate(begin):
             batch = make()
-            batch.called = partial(_watched, watch, units, seen, number == 0)
+            order = seen.order if number == 0 else others
+            batch.called = partial(_watched, watch, units, seen, order)
             batch.computed = partial(_forward_done, watch, units, versions)  # type: ignore[method-assign]
             watch.inside, watch.looks = None, True
             try:
@@ -114,7 +115,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
                 raise PlainFails from error
             assert batch.loss is not None
             found.losses.append(float(batch.loss))
-        seen.used = watch.used
+        seen.used, seen.varied = watch.used, bool(others) and others != seen.order
         seen.moving.update(name for name, value in before.items() if not equal(units.slots[name].get(), value))
         found.gradients = _gradients(units.model)
     finally:
@@ -130,7 +131,7 @@ def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> N
             raise ParameterChanged(name)
 
 
-def _watched(watch: _Watch, units: Units, seen: Seen, first: bool, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _watched(watch: _Watch, units: Units, seen: Seen, order: list[str], unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Computes a unit by itself, and looks at what that changes."""
     versions = [parameter._version for parameter in unit.module.parameters()]
     slots = {name: units.slots[name] for name in units.tensors[unit.name] if not units.slots[name].trains}
@@ -147,8 +148,7 @@ def _watched(watch: _Watch, units: Units, seen: Seen, first: bool, unit: Unit, a
         seen.moving.update(name for name, slot in slots.items() if not equal(slot.get(), buffers[name]))
     finally:
         watch.inside, watch.looks = None, looks
-    if first:
-        seen.order.append(unit.name)
+    order.append(unit.name)
     return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
 
 
@@ -243,6 +243,7 @@ def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
                 units = Units(model, finder.units())
                 seen, plain = seen_plainly(units, begin)
             units = Units(model, list(units.modules), seen)
+            units.varied = seen.varied
             try:
                 _require_same(units, plain, begin)
             except NoUnit:

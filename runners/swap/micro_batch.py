@@ -36,6 +36,7 @@ class MicroBatch:
         self.work: Callable[[], torch.Tensor] | None = work
         self.generators, self.inputs = generators, inputs
         self.called: Called | None = None  #: what answers for units
+        self.gone_back: Callable[[int], None] = lambda part: None  #: hears of each call of a part whose gradients are there
         self.loss: torch.Tensor | None = None
         self.told: torch.Tensor | None = None  #: the loss before it was scaled, as it is told
         self.part: int | None = None  #: in which it may compute
@@ -94,6 +95,7 @@ class MicroBatch:
                 self.error = error
             finally:
                 here.called, self.called, self.work, self.ended = None, None, None, True
+                self.gone_back = lambda part: None
                 self._told.release()
 
         return threading.Thread(target=lambda: context.run(run), name="micro-batch", daemon=True)

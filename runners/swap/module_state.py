@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..train import rng
+from .units import Slot
 
 _OWN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
 
@@ -94,3 +95,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         hold(held)
+
+
+@contextmanager
+def back_after_error(moving: Sequence[Slot], changing: Iterable[nn.Module]) -> Iterator[None]:
+    """Buffers and attributes that computing changes are as they were, if it fails."""
+    buffers, held = [(slot, slot.get(), slot.get().clone()) for slot in moving], held_by(changing)
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for slot, value, content in buffers:
+                slot.put(value.copy_(content))
+        hold(held)
+        raise

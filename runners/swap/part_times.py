@@ -49,7 +49,7 @@ def measure(units: Units, begin: Begin, device: Device, told: Callable[[str], No
         measured = Measured(
             pieces=tuple(_piece(fine, k, numbers, shape) for k in range(len(fine.parts))),
             values=shape.values, gradients=shape.gradients, inputs=fine.inputs + fine.loss, bottom=fine.bottom,
-            there=_stays(units, device) + (0 if device.emulated else device.memory()[0]),
+            there=_stays(units, device) + roomy.memory()[0],
         )  # fmt: skip
         part_forward = part_backward = 0.0
         with suppress(CapExceeded):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from ...engine.errors import UsageError
 from ...engine.spec.model import JobSpec
 from ..device.cuda import CudaDevice
 from ..device.device import Device
@@ -24,6 +26,7 @@ from ..worker import script
 from .interception import Interception
 from .part_times import measure
 from .partition import Measured, Piece
+from .swap_executor import Varies
 from .swap_plan import plan_step
 from .task_batches import begun, compared_task
 from .units import Finder
@@ -55,7 +58,10 @@ def measured_task(task: Task, device: Device) -> Measured:
     units = compared_task(task, Finder(task.model, task.units, task.whole), [batch], device.emulated)
     interception = Interception(units)
     try:
-        return measure(units, lambda where: begun(task, batch, rng.get_state(), where), device, _say)
+        for units.varied in (units.varied, True):
+            with suppress(Varies):
+                return measure(units, lambda where: begun(task, batch, rng.get_state(), where), device, _say)
+        raise UsageError("memory: the calls of the model's modules change their order while it is measured; write 'memory: {swap: off}'")
     finally:
         interception.close()
 

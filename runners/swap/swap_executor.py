@@ -41,6 +41,10 @@ class StaleWeights(StokerError):
     """A part was to compute with weights of before the last step."""
 
 
+class Varies(StokerError):
+    """Calls come in another order than they were seen in, and leave the last part once it has computed."""
+
+
 @dataclass(slots=True)
 class Loaded:
     """A part on the device."""
@@ -160,11 +164,14 @@ class SwapExecutor:
 
     def _beside(self, k: int, batch: MicroBatch) -> None:
         """The same beside the last part, through which no gradients have come yet."""
+        if not self.units.varied:  # it has computed with its graph, and is not to leave before that is gone through
+            raise Varies
         self._strayed()
         assert batch.wanted is not None
         other = batch.wanted[0]
-        if other not in self._loaded:
-            self._load(other)
+        if other != k:
+            if other not in self._loaded:
+                self._load(other)
             self._enter(other)
             self._go(other, batch)
             self._leave(other)
@@ -186,6 +193,7 @@ class SwapExecutor:
             self._put_absent(name)
         for batch in micro:
             batch.called, batch.last = partial(self._called, batch), len(self.parts) - 1
+            batch.gone_back = partial(self._carry_out, batch=batch)
         self._load(_GLUE)
         self._enter(_GLUE)
 
@@ -284,7 +292,7 @@ class SwapExecutor:
     def _called(self, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the thread of a micro-batch, in place of a unit."""
         part = self._part(batch, unit)
-        stays = part == len(self.parts) - 1 and (not batch.back or batch.part == part)
+        stays = part == len(self.parts) - 1 and (not batch.back or batch.part == part) and not self.units.varied
         batch.pause(part)
         if stays or not leads_back(unit, args, kwargs):
             return unit.native(*args, **kwargs)
@@ -302,16 +310,19 @@ class SwapExecutor:
             self.device.launch(lambda: batch.until(k))
 
     def _go_back(self, k: int, c: int, batch: MicroBatch) -> None:
-        """What several calls use has a sum for each micro-batch, as without parts: of one part on the device, of several on the host."""
-        spread = self.spread[k] if self.count > 1 else []
-        before = {name: self._gradient(name) for name in self.repeated[k] if name not in spread} if c else {}
+        """What several calls of the part use has a sum for each micro-batch, as without parts."""
+        before = {name: self._gradient(name) for name in self.repeated[k] if name not in self.spread[k]} if c else {}
         for name in before:
             self.units.slots[name].get().grad = None
         self._go(k, batch)
         for name, gradient in before.items():
             now = self.units.slots[name].get()
             now.grad = gradient if now.grad is None else now.grad if gradient is None else gradient.add_(now.grad)
-        for name in spread:
+        self._carry_out(k, batch)
+
+    def _carry_out(self, k: int, batch: MicroBatch) -> None:
+        """Of what other parts use too, gradients leave at once: the sum of a micro-batch is made on the host, call by call."""
+        for name in self.spread[k]:
             if (found := self._gradient(name)) is not None:
                 self._add_each(name, id(batch), found)
                 self.units.slots[name].get().grad = None

@@ -6,6 +6,7 @@ which waits where the model calls a unit of another part (`micro_batch`).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -28,8 +29,10 @@ from ..worker import script
 from ..worker.ranks import Ranks
 from .host_memory import give_back_large_blocks
 from .interception import Interception, here
+from .micro_batch import MicroBatch
+from .module_state import back_after_error
 from .part_times import size_of
-from .swap_executor import SwapExecutor
+from .swap_executor import SwapExecutor, Varies
 from .task_batches import begun, compared_task
 from .tried_cuts import DoesNotFit, cuts_for
 from .units import Finder, Units
@@ -96,26 +99,47 @@ class SwappedStep:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         self._require_room(size_of(list(batches), self.device.rounded))
-        executor = self._ready(batches, weight)
         starts, after = _starts(len(batches))
         self.moved = False
-        self.device.reset_peak()
-        with self.device.step() as times:
-            micro = [
-                begun(self.task, batch, start, self.device, weight / len(batches)) for batch, start in zip(batches, starts, strict=True)
-            ]
-            executor.run(micro, self._arrived if self.overlapped else lambda whole: None)
-            if not self.overlapped:
-                self.device.on_host(self._optimize)
-            elif not self.moved:
-                self._move()
-            executor.stepped()
-            rng.set_state(after if after is not None else micro[0].generators)
+        made = self._step(batches, weight, starts)
+        if made is None:  # what it computes by chance takes more than in the steps before
+            _log("the step does not fit; it is cut anew")
+            self.largest, self.overlapped = {}, False
+            made = self._step(batches, weight, starts, last=True)
+        assert made is not None
+        micro, times = made
+        rng.set_state(after if after is not None else micro[0].generators)
         self._tell(times)
         loss = mean([batch.told for batch in micro if batch.told is not None])
         if not math.isfinite(found := loss.item()):
             raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
         return loss
+
+    def _step(
+        self, batches: Sequence[Any], weight: float, starts: Sequence[Any], last: bool = False
+    ) -> tuple[list[MicroBatch], Times] | None:
+        """None where it does not fit, and nothing has been moved."""
+        executor = self._ready(batches, weight, starts)
+        assert self.units is not None
+        moving = [self.units.slots[name] for name in self.units.seen.moving]
+        self.device.reset_peak()
+        try:
+            with back_after_error(moving, self.units.seen.changing), self.device.step() as times:
+                scale = weight / len(batches)
+                micro = [begun(self.task, batch, start, self.device, scale) for batch, start in zip(batches, starts, strict=True)]
+                executor.run(micro, self._arrived if self.overlapped else lambda whole: None)
+                if not self.overlapped:
+                    self.device.on_host(self._optimize)
+                elif not self.moved:
+                    self._move()
+                executor.stepped()
+        except (CapExceeded, Varies) as error:
+            self.units.varied |= isinstance(error, Varies)
+            if last or self.moved:
+                raise
+            self.optimizer.zero_grad(set_to_none=True)
+            return None
+        return micro, times
 
     def _require_room(self, size: int) -> None:
         if size > self.cap:
@@ -124,10 +148,10 @@ class SwappedStep:
                 f"{self.cap} bytes; raise it, or lower the batch size or accumulate"
             )
 
-    def _ready(self, batches: Sequence[Any], weight: float) -> SwapExecutor:
+    def _ready(self, batches: Sequence[Any], weight: float, starts: Sequence[Any]) -> SwapExecutor:
         if self._grown(batches) or self.executor is None:
             used, before = (self.cuts, self.units) if self.executor is not None else (None, None)
-            cuts = self._cut(batches, weight, used)
+            cuts = self._cut(batches, weight, starts, used)
             if self.executor is None or cuts != self.cuts or self.units is not before:
                 assert self.units is not None
                 self.cuts, self.executor = cuts, SwapExecutor(self.units, cuts, self.device)
@@ -135,18 +159,22 @@ class SwappedStep:
                 log.info("swapping %d parts of the model under a cap of %s bytes, %s", len(cuts) + 1, f"{self.cap:,}", where)
         return self.executor
 
-    def _cut(self, batches: Sequence[Any], weight: float, used: tuple[int, ...] | None) -> tuple[int, ...]:
+    def _cut(self, batches: Sequence[Any], weight: float, starts: Sequence[Any], used: tuple[int, ...] | None) -> tuple[int, ...]:
         """With the units at hand if it can be, else with smaller ones."""
         largest = max(batches, key=_elements)
         smallest: list[int] = []
+        draws = itertools.cycle(starts)  # those of the step, as what it takes may hang on them
         while True:
             units = self.units if self.units is not None else self._compared(batches)
             try:
                 return cuts_for(
                     units, self.cap, len(batches),
-                    lambda device: begun(self.task, largest, rng.get_state(), device, weight / len(batches)),
+                    lambda device: begun(self.task, largest, next(draws), device, weight / len(batches)),
                     self.device, self.least, used, _log,
                 )  # fmt: skip
+            except Varies:
+                units.varied = True
+                continue
             except DoesNotFit as error:
                 smallest += [error.smallest] if error.smallest is not None else []
             if not self._smaller_units(units):

@@ -79,8 +79,9 @@ class _Trial:
             executor = SwapExecutor(self.units, cuts, device)
             device.reset_peak()
             try:
-                with device.step():  # of its own: no part of what the training's step tells
-                    executor.run([self.begin(device) for _ in range(self.accumulate)])
+                for _ in range(2 if self.units.seen.changing else 1):  # what a step leaves in attributes is there in the next one
+                    with device.step():  # of its own: no part of what the training's step tells
+                        executor.run([self.begin(device) for _ in range(self.accumulate)])
             except CapExceeded:
                 return None
             return device.memory()[1]

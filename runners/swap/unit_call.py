@@ -207,6 +207,7 @@ class Call:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         except Leaked as error:
             raise ComputesOtherwise(error.unit, "it uses what it has kept of the first time") from None
+        self.run.gone_back(self.part)
         return [*(found[-1] if found else None for found in again.came), *(weight.grad for weight in again.shared)]
 
     def _recomputed(self) -> _Again:

@@ -153,6 +153,7 @@ class Seen:
     used: dict[str, set[str]] = field(default_factory=dict)  #: by unit, "" for the glue: tensors of other units that it uses
     moving: set[str] = field(default_factory=set)
     changing: set[nn.Module] = field(default_factory=set)  #: modules whose other attributes change
+    varied: bool = False  #: another batch's calls come in another order
 
     @property
     def shared(self) -> set[str]:
@@ -164,6 +165,7 @@ class Units:
 
     def __init__(self, model: nn.Module, names: Sequence[str], seen: Seen | None = None) -> None:
         self.model, self.seen = model, seen or Seen()
+        self.varied = False  #: calls come in this order and in others; then the last part is computed again as all others are
         self.in_turn = False  #: micro-batches are computed one after the other, as each sees what others leave
         self.apart = False  #: calls of one unit may be in several parts
         self.modules: Mapping[str, nn.Module] = {name: model.get_submodule(name) for name in names}
