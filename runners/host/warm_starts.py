@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...engine import identity
-from ...engine.identity import Process
+from ...engine.identity import Process, steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
 from ..worker import server_names
@@ -109,7 +109,7 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
         self.process, self._control, self.code = process, control, code
         control.setblocking(False)
-        self.since = time.time()
+        self.since = steady_time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
         self.why = LOADING  #: not ready because
@@ -145,7 +145,7 @@ class Server:
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
-        self.used_at, self.until = time.monotonic(), time.time() + IDLE
+        self.used_at, self.until = time.monotonic(), steady_time() + IDLE
 
     @property
     def ready(self) -> bool:
@@ -168,7 +168,7 @@ class Server:
             self._said += heard
         words = self._said.decode(errors="replace").split()
         if heard and words[:1] == ["ready"]:
-            self.why, self.since, self.modules = "", time.time(), frozenset(words[1:])
+            self.why, self.since, self.modules = "", steady_time(), frozenset(words[1:])
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
@@ -412,7 +412,7 @@ class WarmStarts:
             self._drop(kind)
 
     def _give_up(self, kind: Kind, why: str) -> None:
-        self._broken[kind] = (time.time(), why)
+        self._broken[kind] = (steady_time(), why)
         log.warning("no warm starts of %s: %s", kind.words, why, extra={"action": "warm"})
 
     def _drop(self, kind: Kind) -> None:
