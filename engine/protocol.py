@@ -238,6 +238,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
     part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
+    at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
