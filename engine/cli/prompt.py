@@ -54,7 +54,7 @@ def lookup(app: App, llm: str, data: str, texts: tuple[str, ...], samples: int, 
     BankKey(llm=llm, revision="any", tokenizer="any").require_names()
     if app.client.url:
         raise UsageError("--url: a lookup reads the file of the bank, which is on the daemon's host: run it there")
-    there = str(Path(data).absolute()) if Path(data).suffix in (".csv", ".jsonl") else data
+    there = str(Path(data).absolute()) if Path(data).suffix.lower() in (".csv", ".jsonl") else data
     request = {"work": "lookup", "llm": llm, "texts": list(texts), "data": there, "samples": samples, "seed": seed}
     last: Mapping[str, Any] = {}
     bank: Mapping[str, str] = {}

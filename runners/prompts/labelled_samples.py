@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -17,7 +15,8 @@ import torch
 from ...engine.errors import UsageError, nearest
 from ..backbones.pretrained import Llm, ids_of
 from ..recipes import TEXT_DATASETS
-from ..recipes.texts import Labelled, Texts, load, split
+from ..recipes.texts import Texts, load, split_by_class
+from .labelled_files import SUFFIXES, read_labelled
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +98,8 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
         told = ", ".join(f"{word} for {name!r}" for word, name in zip(words, texts.classes, strict=True))
         log.info("some labels begin with the same token, so the LLM is asked for letters: %s", told)
     train, held_out = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
+    if len(train) < len(texts.train):
+        log.info("%d of %d samples are tuned on, as many of each label (balance: false takes all)", len(train), len(texts.train))
     return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, held_out)))
 
 
@@ -115,64 +116,33 @@ def _texts(data: str) -> Texts:
     if data in TEXT_DATASETS:
         return load(data)
     path = Path(data).expanduser()
-    readers = {".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix not in readers:
+    if path.suffix.lower() not in SUFFIXES:
         known = ", ".join(TEXT_DATASETS)
         raise UsageError(
             f"params.data: there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or give FILE.csv or FILE.jsonl"
         )
     try:
-        return split(readers[path.suffix](path))
+        rows = read_labelled(path)
     except OSError as error:
         raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"params.data: {path.name} is not {path.suffix[1:].upper()} in UTF-8: {error}") from None
-
-
-def _csv(path: Path) -> Iterator[Labelled]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        for column in ("text", "label"):
-            if column not in (rows.fieldnames or ()):
-                there = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise UsageError(f"params.data: {path.name} has no column {column!r}; its first line names {there}")
-        for row in rows:
-            yield _labelled(path, rows.line_num, row["text"], row["label"])
-
-
-def _jsonl(path: Path) -> Iterator[Labelled]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                raise UsageError(f"params.data: {path.name}, line {number} is not JSON") from None
-            row = row if isinstance(row, dict) else {}
-            yield _labelled(path, number, row.get("text"), row.get("label"))
-
-
-def _labelled(path: Path, line: int, text: object, label: object) -> Labelled:
-    for name, value in (("text", text), ("label", label)):
-        if value is None or isinstance(value, dict | list) or not str(value).strip():
-            raise UsageError(f'params.data: {path.name}, line {line} has no {name}; each sample is {{"text": …, "label": …}}')
-    return str(text), str(label).strip()
+    if again := len(rows) - len(set(rows)):
+        log.info("%s has %d samples more than once; each counts once", path.name, again)
+    return split_by_class(rows)
 
 
 def _require_classes(data: str, texts: Texts) -> None:
-    if not texts.train:
+    if len(texts.train) + len(texts.held_out) < 2:
         raise UsageError(f"params.data: {data} has no samples, or one; there must be some of each label")
     if len(texts.classes) < 2:
         raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
     if len(texts.classes) > len(string.ascii_uppercase):
         raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {len(string.ascii_uppercase)} can be told apart at most")
-    for rows, what in ((texts.train, "to tune on"), (texts.held_out, "held out")):
-        there = {label for _, label in rows}
-        if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
-            raise UsageError(
-                f"params.data: {data} has too few samples of {lacking[0]!r}: none is left {what}; bring ten or more of each label"
-            )
+    there = {label for _, label in texts.held_out} & {label for _, label in texts.train}
+    if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
+        raise UsageError(
+            f"params.data: {data} has one sample of {lacking[0]!r}{f' and of {len(lacking) - 1} more labels' if lacking[1:] else ''}; "
+            "bring two or more of each label: one is held out"
+        )
 
 
 def _balanced(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:
