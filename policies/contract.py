@@ -190,13 +190,13 @@ class Waiting:
 EXCLUSIVE = "exclusive"  #: no group: a job has its GPUs alone
 # Kinds of groups, by what decides when each job computes.
 PACKED = "packed"  #: the device: each computes as if it had its GPUs alone
-SWITCHED = "switched"  #: an arbiter on their host, by priority (004 ch. 2)
-JOINED = "joined"  #: the loop of the first job of the group, in which the others train as guests
+SWITCHED = "switched"  #: whose turn it is, by priority (004 ch. 2)
+KINDS = (PACKED, SWITCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs. `PACKED` is carried out live and simulated."""
+    """Jobs that share their GPUs, in one way: a job is in groups of one kind."""
 
     kind: str
     jobs: tuple[int, ...]

@@ -18,7 +18,9 @@ from .moves import Move, move
 from .outcomes import End, judge
 from .states import State
 
-EXCLUSIVE, PACKED = "exclusive", "packed"  #: of `leases.share`, as the policies' contract has them
+EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
+#: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
+REASONS = {"packed": "another job is packed on its GPUs", "switched": "another job takes turns with it on its GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,23 @@ def _options(share: str, memory: int, begin_from: int | None) -> str | None:
     return json.dumps({name: value for name, value in options.items() if value}) if any(options.values()) else None
 
 
-def join(tx: Transaction, joined: Mapping[int, int], actor: str) -> None:
-    """Live leases that have their GPUs alone share them from now on; ``joined``: bytes that each needs, 0: not known."""
-    found = [lease for lease in tx.objects("live_leases", list(joined)) if lease["share"] == EXCLUSIVE] if joined else []
-    for lease in found:
-        tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=PACKED, reason="another job is packed on its GPUs")
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How a live lease shares its GPUs from now on."""
+
+    share: str
+    memory: int  #: bytes that it needs of each, 0: not known
+
+
+def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
+    """Live leases share their GPUs with others, from now on, or in another way than before."""
+    live = tx.objects("live_leases", list(joined)) if joined else []
+    found = [(lease, joined[lease["id"]]) for lease in live if lease["share"] != joined[lease["id"]].share]
+    for lease, how in found:
+        tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=how.share, reason=REASONS[how.share])
     tx.update("leases", ["id"], [
-        {"id": lease["id"], "share": PACKED, "options": _options(PACKED, joined[lease["id"]], lease["begin_from"])}
-        for lease in found])  # fmt: skip
+        {"id": lease["id"], "share": how.share, "options": _options(how.share, how.memory, lease["begin_from"])}
+        for lease, how in found])  # fmt: skip
     if found:
         tx.touch("leases")
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Bools, Floats, Phase, Plan, View
+from ...policies.contract import EXCLUSIVE, Allocation, Bools, Floats, Phase, Plan, View
 from .plan_check import holders
 from .rowof import RowOf
 
@@ -80,13 +80,20 @@ class Renewal(NamedTuple):
     lease_end: float | None
 
 
+class Joined(NamedTuple):
+    """How a running job shares its GPUs from now on."""
+
+    share: str  #: kind of its group
+    memory: float  #: bytes that it is taken to need of each GPU, 0: not known
+
+
 @dataclass(frozen=True, slots=True)
 class Actions:
     starts: list[Start] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)
-    joined: dict[int, float] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on, and bytes that each needs
+    joined: dict[int, Joined] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,7 @@ class _Tick:
         for row, gpu in holders(plan, view):
             self.holders.setdefault(gpu, []).append(int(jobs.id[row]))
         self.partners: dict[int, set[int]] = {}
+        self.kinds = {job: group.kind for group in plan.groups for job in group.jobs}
         for group in plan.groups:
             for job in group.jobs:
                 self.partners.setdefault(job, set()).update(group.jobs)
@@ -258,7 +266,7 @@ class _Tick:
 
     def _start_beside(self, job: int, allocation: Allocation, end: float | None, lasts: float) -> None:
         """Start a job of a group, if the memory of its GPUs has room for all who are to be there."""
-        need, joined = float(self.view.jobs.gpu_memory[self.row_of[job]]), {}
+        kind, need, joined = self.kinds[job], float(self.view.jobs.gpu_memory[self.row_of[job]]), dict[int, Joined]()
         for gpu in allocation.gpus:
             held = [other for other in self.holders.get(gpu, ()) if other in self.partners[job]]
             needs = {other: float(self.view.jobs.gpu_memory[self.row_of[other]]) for other in (*held, *self.begun.get(gpu, ()))}
@@ -267,11 +275,11 @@ class _Tick:
                 words = f"{wanted / 2**30:.3g} GiB with {_jobs(sorted(needs))}, of {total / 2**30:.3g} GiB"
                 self._defer(job, f"waits for memory of GPU {self.view.gpus.id[gpu]}: it would take {words}")
                 return
-            joined.update({other: needs[other] for other in held})
+            joined.update({other: Joined(kind, needs[other]) for other in held})
         for gpu in allocation.gpus:
             self.begun.setdefault(gpu, []).append(job)
         self.actions.joined.update(joined)
-        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, PACKED, need, allocation.begin_from))
+        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, kind, need, allocation.begin_from))
 
     def move(self, job: int, allocation: Allocation) -> None:
         """Stop a job that is to go on elsewhere, but only when it can go on at once.

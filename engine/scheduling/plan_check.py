@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
+CARRIED_OUT = (PACKED,)  #: kinds of groups
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
 
 
@@ -207,15 +208,18 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
 
 def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
     partners: dict[int, set[int]] = {}
+    kinds: dict[int, str] = {}
     for group in plan.groups:
-        if group.kind != PACKED:
-            raise PlanError(f"groups: kind {group.kind!r} is not known; {PACKED!r} is")
+        if group.kind not in CARRIED_OUT:
+            raise PlanError(f"groups: kind {group.kind!r} is not known; {' and '.join(map(repr, CARRIED_OUT))} is")
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            if kinds.setdefault(job, group.kind) != group.kind:
+                raise PlanError(f"job {job}: is in groups of two kinds, {kinds[job]} and {group.kind}")
             gpus = plan.allocations[job].gpus
-            if view.jobs.share is not None and view.jobs.share[row_of[job]] == EXCLUSIVE:
-                raise PlanError(f"job {job}: is in a group ({group.kind}), but asks to have its GPUs alone (share: exclusive)")
+            if view.jobs.share is not None and view.jobs.share[row_of[job]] not in ("", group.kind):
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter says share: {view.jobs.share[row_of[job]]}")
             if len(gpus) < view.jobs.gpus_min[row_of[job]]:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")
             if len(set(view.gpus.node[list(gpus)].tolist())) > 1:

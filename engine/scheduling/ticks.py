@@ -28,7 +28,7 @@ from ..forecast.expected_starts import estimate_starts
 from ..forecast.foretelling import LOOKS, Foretelling
 from ..forecast.trial import with_job
 from ..jobs.begin_from import planned
-from ..jobs.leases import Grant, Stop
+from ..jobs.leases import Grant, Join, Stop
 from ..json_rows import objects
 from ..spec.model import JobSpec
 from ..store.store import Committed, Store
@@ -332,7 +332,7 @@ class Scheduling:
         over = lapsed(seen, renewals, stops, grants)
         stops += over.stops
         state.spared = over.spared
-        joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
+        joined = {int(seen.lease_id[row_of[job]]): Join(share, int(memory)) for job, (share, memory) in actions.joined.items()}
         warm = changed_pools({} if plan.warm is None and state.inherited else plan.warm, view.gpus)
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined, warm)
 

@@ -126,16 +126,14 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     changes_speed: ClassVar[bool] = False  # speeds are those of a job that has its GPUs alone
 
-    gpu: Literal["exclusive", "packed", "switched", "joined"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
+    gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
     memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
-    priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0  #: among those that share; larger goes first
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
-        if self.gpu in ("switched", "joined"):
+        if self.gpu == "switched":
             yield "gpu", f"{self.gpu} is carried out by nothing yet; write packed or exclusive"
-        for field in ("memory", "priority") if self.gpu == "exclusive" else ():
-            if getattr(self, field):
-                yield field, "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
+        if self.memory and self.gpu == "exclusive":
+            yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
             yield "memory", f"is less than gpu_memory, {spec.gpu_memory} bytes, which the job needs; raise one or lower the other"
 
