@@ -137,7 +137,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--recipe", "recipe", "Recipe to run, in place of a command."),
     Option("--entrypoint", "entrypoint", "Function to run, in place of a command.", "MODULE:FUNCTION"),
     Option("-p/--param", "params", "Parameter of the recipe or command.", "NAME=VALUE", _value, keyed=True),
-    Option("--kind", "kind", "train, finetune, prompt or infer."),
+    Option("--kind", "kind", "train, finetune or prompt."),
     Option("--backbone", "backbone", "Pre-trained model that it starts from, by name."),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),
