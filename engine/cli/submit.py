@@ -51,14 +51,26 @@ class SubmitCommand(Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+_OPTIONS = (
+    click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing."),
+    click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy."),
+    click.option("--require-deadline", "required", is_flag=True, help="Submit only what keeps its deadline in 9 of 10 simulated runs."),
+    click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output, and return when it has ended."),
+)
+
+
+def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How jobs are submitted, beside what they are."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(cls=SubmitCommand)
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
 @spec_options
-@click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing.")
-@click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy.")
-@click.option("--require-deadline", "required", is_flag=True, help="Submit only what keeps its deadline in 9 of 10 simulated runs.")
+@submit_options
 @click.option("--wait", is_flag=True, help="Return when the jobs have ended; the exit code says how.")
-@click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output until it has ended; implies --wait.")
 @json_option
 @pass_app
 @click.pass_context
@@ -94,28 +106,16 @@ def submit(
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
     if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
-    jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
-    if required:
-        _require_deadlines(app, jobs)
-    answer = post_jobs(app, jobs, dry_run, snapshot)
+    jobs, answer = send(app, jobs, dry_run, snapshot, required)
     if dry_run:
-        return Answer(answer, lambda: _show_trial(answer, len(jobs)))
-    timed = _timed(jobs, answer)
+        return trial(answer, len(jobs))
     if not (wait or following):
+        timed = _timed(jobs, answer)
         if context.params.get("as_json"):
             _add_forecasts(app, answer, timed)
         return Answer(answer, lambda: _show(app, answer, timed), done=_submitted(answer))
-    ids = [row["id"] for row in answer["jobs"]]
-    note("submitted " + _ids(ids))
-    _tell(forecasts(app.client, timed), len(timed) > 1)
-    try:
-        if following:
-            print_log(app.client, str(ids[0]))
-        ended = list(_await(app, ids))
-    except KeyboardInterrupt:
-        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
-        raise
-    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), _failures(ended))
+    ended, failures = until_ended(app, jobs, answer, following)
+    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), failures)
 
 
 def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
@@ -160,6 +160,14 @@ def _with_path(job: Any) -> Any:
     if shutil.which(job.command[0], path=job.env.get("PATH", here.get("PATH"))) is None and "/" not in job.command[0]:
         note(f"{job.name}: no program {job.command[0]!r} on this host's PATH; on the runner's host it may be there")
     return msgspec.structs.replace(job, env={**here, **job.env})
+
+
+def send(app: App, jobs: list[Any], dry_run: bool, snapshot: bool, required: bool) -> tuple[list[Any], dict[str, Any]]:
+    """Submit jobs; the jobs with what was chosen for them, and what the daemon has made of them."""
+    jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
+    if required:
+        _require_deadlines(app, jobs)
+    return jobs, post_jobs(app, jobs, dry_run, snapshot)
 
 
 def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
@@ -236,6 +244,11 @@ def _tell(found: Iterable[tuple[Any, Forecast]], several: bool) -> None:
             note(f"{f'job {job} ' if several else ''}{line}")
 
 
+def trial(answer: dict[str, Any], count: int) -> Answer:
+    """What would become of jobs that were not submitted."""
+    return Answer(answer, lambda: _show_trial(answer, count))
+
+
 def _show_trial(answer: dict[str, Any], count: int) -> None:
     now = time.time()
     columns = [
@@ -283,16 +296,15 @@ def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
             time.sleep(POLL)
 
 
-def submit_and_wait(app: App, file: Path, check: Callable[[Sequence[Any]], None]) -> tuple[list[dict[str, Any]], list[StokerError]]:
-    """Submit the jobs of a file once ``check`` has looked at them, and wait; the jobs as they ended, and what failed."""
-    jobs = read_jobs(app, [file], {}, ())
-    check(jobs)
-    jobs = with_batches_chosen(app, jobs, False, post_jobs)
-    answer = post_jobs(app, jobs, dry_run=False, with_snapshot=False)
+def until_ended(app: App, jobs: list[Any], answer: dict[str, Any], following: bool) -> tuple[list[dict[str, Any]], list[StokerError]]:
+    """Wait for jobs that were submitted; the jobs as they ended, and what failed."""
     ids = [row["id"] for row in answer["jobs"]]
     note("submitted " + _ids(ids))
-    _tell(forecasts(app.client, _timed(jobs, answer)), len(ids) > 1)
+    timed = _timed(jobs, answer)
+    _tell(forecasts(app.client, timed), len(timed) > 1)
     try:
+        if following:
+            print_log(app.client, str(ids[0]))
         ended = list(_await(app, ids))
     except KeyboardInterrupt:
         note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")

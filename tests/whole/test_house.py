@@ -64,7 +64,9 @@ MAY_IMPORT = {
         "engine.prompts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    # So are samples to tune on.
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
+    "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 
