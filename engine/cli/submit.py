@@ -21,6 +21,7 @@ from ..jobs.states import FINAL
 from ..spec.click_options import spec_options
 from .command import App, Command, examples, pass_app
 from .forecasting import Forecast, forecasts, lines, require
+from .foreign_words import as_submission, begin_of_command, is_program
 from .jobref import job_path
 from .logs import print_log
 from .output import Answer, Column, json_option, note, print_table, state_style, write
@@ -45,7 +46,13 @@ class SubmitCommand(Command):
         ctx.meta["stoker.command"] = tuple(args[cut + 1 :])
         if cut < len(args) and not args[cut + 1 :]:
             ctx.fail("nothing follows '--': write the command there")
-        return super().parse_args(ctx, args[:cut])
+        try:
+            return super().parse_args(ctx, args[:cut])
+        except click.NoSuchOption as error:
+            begin = begin_of_command(args[:cut])
+            if cut < len(args) or begin is None or error.option_name not in [word.partition("=")[0] for word in args[begin:]]:
+                raise
+            ctx.fail(f"no such option {error.option_name!r}; a command and its options stand after '--': {as_submission(args[begin:])}")
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
@@ -137,8 +144,12 @@ def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command:
     jobs: list[Any] = []
     errors = Gathered()
     for file in files:
-        if not file.exists() and file.suffix not in YAML and str(file) != "-":
-            raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
+        if file.suffix not in YAML and str(file) != "-":
+            remedy = f"to run a command, write it after '--': {as_submission([str(word) for word in files])}"
+            if not file.exists():
+                raise NotFound(f"{file}: no such file; {remedy}")
+            if is_program(file):
+                raise UsageError(f"{file}: is a program, not a file of jobs; {remedy}")
         with errors.part():
             if str(file) == "-":
                 jobs += load_text(decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>"), "<stdin>", context, over)
