@@ -98,6 +98,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     share: str = "exclusive"  #: or packed: other leases may be on its GPUs
     stop: str | None = None
     grace: float = 30.0
+    begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,6 +163,9 @@ class Allocation:
     #: What the job is to train with from now on, where it lets the scheduler choose; None: its own. The daemon refuses it.
     batch_size: int | None = None
     profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
+    #: A job (id) with whose newest checkpoint one that has none begins: it has saved one, and trains the same model on the same backbone.
+    #: None: as its submitter, or an earlier plan, has said. A simulation takes the work that is left to be the same.
+    begin_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
-        state = "submitted" if spec.hold or spec.after else "pending"
+        state = "submitted" if spec.hold or spec.waits_for else "pending"
         jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
     return {"jobs": jobs, "schedule": None, "dry_run": True}
 

@@ -27,7 +27,8 @@ class Grant:
 
     ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
     the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
-    ``memory``: bytes that it needs of each, 0: not known.
+    ``memory``: bytes that it needs of each, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it
+    has none of its own; None: as its submitter, or an earlier grant, has said.
     """
 
     job: int
@@ -37,25 +38,28 @@ class Grant:
     lasts: float = 0.0
     share: str = EXCLUSIVE
     memory: int = 0
+    begin_from: int | None = None
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
     """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
-    attempts = {row[0]: row[1] for row in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
+    before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
         lease = tx.number("leases")
-        attempt = attempts[given.job] + (not given.profile)
+        attempts, source = before[given.job]
+        attempt = attempts + (not given.profile)
+        source = given.begin_from if source is None else source
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
-                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory)})  # fmt: skip
+                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory, source)})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)
         workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
         reason = f"{len(given.gpus)} GPU{'s' * (len(given.gpus) > 1)} on {', '.join(nodes)}"
         reason += "" if given.share == EXCLUSIVE else f", {given.share}"
-        changes = {"lease_id": lease, "attempts": attempt, "not_before": None}
+        changes = {"lease_id": lease, "attempts": attempt, "not_before": None, "begin_from": source}
         to = State.PROFILING if given.profile else State.ASSIGNED
         moves.append(Move(given.job, to, reason, f"policy:{policy}", lease, changes))
     tx.insert("leases", leases)
@@ -66,8 +70,9 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     return [lease["id"] for lease in leases]
 
 
-def _options(share: str, memory: int) -> str | None:
-    return json.dumps({"memory": memory}) if share != EXCLUSIVE and memory else None
+def _options(share: str, memory: int, begin_from: int | None) -> str | None:
+    options = {"memory": memory if share != EXCLUSIVE else 0, "begin_from": begin_from}
+    return json.dumps({name: value for name, value in options.items() if value}) if any(options.values()) else None
 
 
 def join(tx: Transaction, joined: Mapping[int, int], actor: str) -> None:
@@ -76,7 +81,8 @@ def join(tx: Transaction, joined: Mapping[int, int], actor: str) -> None:
     for lease in found:
         tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=PACKED, reason="another job is packed on its GPUs")
     tx.update("leases", ["id"], [
-        {"id": lease["id"], "share": PACKED, "options": _options(PACKED, joined[lease["id"]])} for lease in found])  # fmt: skip
+        {"id": lease["id"], "share": PACKED, "options": _options(PACKED, joined[lease["id"]], lease["begin_from"])}
+        for lease in found])  # fmt: skip
     if found:
         tx.touch("leases")
 

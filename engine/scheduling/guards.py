@@ -57,6 +57,7 @@ class Start(NamedTuple):
     lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
     share: str = EXCLUSIVE  #: or the kind of its group
     memory: float = 0.0  #: bytes that it is taken to need of each GPU that it shares, 0: not known
+    begin_from: int | None = None  #: job with whose weights it begins, see `Allocation.begin_from`
 
 
 class Stop(NamedTuple):
@@ -244,7 +245,7 @@ class _Tick:
             if job in self.partners:
                 self._start_beside(job, allocation, end, lasts)
             else:
-                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
+                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, begin_from=allocation.begin_from))
             return
         if (objection := self._make_way(job, holders)) is not None:
             # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
@@ -270,7 +271,7 @@ class _Tick:
         for gpu in allocation.gpus:
             self.begun.setdefault(gpu, []).append(job)
         self.actions.joined.update(joined)
-        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, PACKED, need))
+        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, PACKED, need, allocation.begin_from))
 
     def move(self, job: int, allocation: Allocation) -> None:
         """Stop a job that is to go on elsewhere, but only when it can go on at once.
