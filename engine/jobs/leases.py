@@ -148,7 +148,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=lease["losses"], profile=lease["profile"], measured=lease["measured"], finished=_finished(spec, lease),
-            shared=lease["share"] != EXCLUSIVE,
+            shared=lease["share"] != EXCLUSIVE, ours=spec.command is None,
         )  # fmt: skip
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0

@@ -14,7 +14,7 @@ from . import hints
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, resolve_arrays, tasks
 from .graph import find_cycle
-from .model import FROM_JOB, JobSpec, base_name
+from .model import FROM_JOB, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
 from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
@@ -27,6 +27,9 @@ class Recipe(Protocol):
 
     @property
     def needs(self) -> Sequence[str]: ...  # modules that not every installation has
+
+    @property
+    def kind(self) -> Kind: ...  # of its jobs, unless they say another one
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
@@ -109,6 +112,8 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
             values[name] = FIELDS[name](given[name], name)
     with errors.part():
         values["demand"] = demand(given, context.now)
+    if (recipe := (context.recipes or {}).get(values.get("recipe", ""))) is not None:
+        values.setdefault("kind", recipe.kind)
     read = values.keys() | (DEMANDS.keys() if "demand" in values else set())
     draft = _drafted(values, node, context, fallback_name)
     if errors:  # what was not understood is not missed as well

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import Gathered, UsageError
 from . import cron
 from .graph import find_cycle
-from .model import BACKBONES, FROM_JOB, JobSpec, Provenance, Stop
+from .model import BACKBONES, FROM_JOB, RUN_KINDS, JobSpec, Provenance, Stop
 from .reading import blocks, secrets
 from .reading.loading import pipeline_problems, reuse_problems
 from .reading.params import variable
@@ -128,6 +128,8 @@ def _names(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("user", f"must be the name of a user, not {shown(spec.user)}")
     if spec.idempotency_key is not None and not (0 < len(spec.idempotency_key) <= 200 and spec.idempotency_key.isprintable()):
         yield Problem("idempotency_key", "must be 1 to 200 printable characters")
+    if spec.kind not in RUN_KINDS:
+        yield Problem("kind", f"{spec.kind}: Stoker does not serve models yet, it only trains; give one of {', '.join(RUN_KINDS)}")
     if abs(spec.priority) > MAX_PRIORITY:
         yield Problem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
 

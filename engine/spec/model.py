@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
+RUN_KINDS: tuple[Kind, ...] = ("train", "finetune", "prompt")  #: jobs that serve a model are known, and refused until Stoker runs them
 #: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
 Tuner = Literal[
     "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"

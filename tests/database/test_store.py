@@ -217,11 +217,11 @@ def test_an_upgrade_is_preceded_by_a_backup(home, monkeypatch, tmp_path):
 
 
 def test_stored_jobs_and_slowdowns_outlive_the_priority_of_a_share_and_a_key_with_the_kind(home, monkeypatch):
-    """As 0020 left them: shares had a priority of their own, and slow-downs no kind."""
+    """As they were before `kinds_of_shares`: shares had a priority of their own, and slow-downs no kind."""
     everything, plain = migrate.available(), '{"name":"a","recipe":"toy","share":{"gpu":"packed","memory":null}}'
     before = plain.replace("null}", 'null,"priority":-5}')
     with monkeypatch.context() as patch:
-        patch.setattr(migrate, "available", lambda: [one for one in everything if one.number <= 20])
+        patch.setattr(migrate, "available", lambda: everything[: [one.name for one in everything].index("kinds_of_shares")])
         Store.open(home.database).close()
     con = duckdb.connect(str(home.database))
     con.execute("INSERT INTO slowdowns VALUES ('a', 'b', 'cpu', 1.5, 3, now()::TIMESTAMP)")

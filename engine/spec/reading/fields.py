@@ -75,10 +75,12 @@ def _measure(node: Node, field: str, read: Callable[[Any], T], forms: str) -> T:
         raise node.mark.error(field, str(error)) from None
 
 
-def choice(options: Collection[str]) -> Reader[Any]:
+def choice(options: Collection[str], refused_later: Collection[str] = ()) -> Reader[Any]:
+    """One of the options; those that are refused later have a message of their own there."""
+
     def read(node: Node, field: str) -> str:
         value = text(node, field)
-        if value not in options:
+        if value not in options and value not in refused_later:
             raise node.mark.error(field, f"must be one of {', '.join(options)}, not {shown(value)}{nearest(value, options)}")
         return value
 
