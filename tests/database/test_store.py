@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from stoker.engine.store.backup import copy_database
 from stoker.engine.store.maintenance import Retention, backup, compact, export_events, thin
 from stoker.engine.store.sqlfiles import sql
 from stoker.engine.store.store import Store
+from stoker.policies import registry
 from waiting import patient
 
 
@@ -239,6 +241,23 @@ def test_stored_jobs_and_slowdowns_outlive_the_priority_of_a_share_and_a_key_wit
         ("a", "b", "cpu", "packed", 1.5, 3)
     ]
     assert con.execute("SELECT spec FROM schedules").fetchall() == [(f'{{"jobs":[{plain},{plain}]}}',)]
+
+
+def test_what_was_set_with_a_key_of_tiresias_that_is_gone_goes_on_without_it(home):
+    Store.open(home.database).close()
+    con = duckdb.connect(str(home.database))
+    sets, found = "INSERT INTO policy_settings BY NAME SELECT", "INSERT INTO tunings BY NAME SELECT"
+    con.execute(f"""{sets} 1 AS id, 'default' AS pool, 'tiresias' AS policy, 30 AS interval, now()::TIMESTAMP AS ts, 'ann' AS set_by,
+        '{{"within": "submitted", "queues": 2}}' AS config""")
+    con.execute(f"{sets} 2 AS id, config, pool, 'own:Own' AS policy, interval, ts, set_by FROM policy_settings")
+    con.execute(f"""{found} 1 AS id, pool, policy, 'jct' AS objective, ts, config AS before, '{{"queues": 4}}' AS after,
+        1 AS predicted_gain, 60 AS period, 1 AS expected, 1 AS trials, 1 AS simulated, 0 AS rejected, 0 AS failed, 1 AS seconds,
+        'applied' AS outcome, '' AS why, 'ann' AS asked_by FROM policy_settings WHERE id = 1""")
+    con.execute(next(one.text for one in migrate.available() if one.name == "tiresias_lists"))
+    settings = [json.loads(config) for (config,) in con.execute("SELECT config FROM policy_settings ORDER BY id").fetchall()]
+    assert settings == [{"queues": 2}, {"within": "submitted", "queues": 2}]
+    assert con.execute("SELECT before->>'queues', before->>'within', after->>'queues' FROM tunings").fetchall() == [("2", None, "4")]
+    registry.create("tiresias", settings[0])
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(home, monkeypatch):
