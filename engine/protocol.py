@@ -296,6 +296,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
         None  #: of all jobs in its home; None: as told before
     )
+    now: Time | None = None  #: when it is sent, by the clock that all its times are of; None: that of the daemon
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ async def status(call: Call) -> dict[str, Any]:
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
-        "now": time.time(),
+        "now": daemon.clock(),
         "disk": await _disk(call),
         **told,
         "jobs": daemon.counts.by_state(),
@@ -92,6 +91,7 @@ def _standing(call: Call) -> dict[str, Any]:
     return {
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
         "runners": objects(store, "api/runners"),
+        "notices": objects(store, "api/notices"),
         "pools": {row["pool"]: row for row in objects(store, "api/pool_use")},
     }
 
@@ -107,12 +107,13 @@ async def top(call: Call) -> Encoded:
     def read() -> dict[str, Any]:
         store = call.daemon.store
         return {
-            "now": time.time(),
+            "now": call.daemon.clock(),
             "gpus": objects(store, "api/top_gpus"),
             "running": objects(store, "api/top_running"),
             "queue": objects(store, "api/top_queue"),
             "counts": dict(store.rows("api/job_counts")),
             "warm": objects(store, "api/warm_now"),
+            "notices": objects(store, "api/notices"),
         }
 
     return await call.snapshot(Kind.LISTING, "top", read)

@@ -128,6 +128,7 @@ class Scheduling:
         self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
         self._overheads = Overheads()
+        self._set = 0  #: times that the clock was set
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -234,9 +235,20 @@ class Scheduling:
         state = self._pools.get(pool)
         return () if state is None else state.spared
 
+    def clock_set(self, by: float) -> None:
+        """The clock was set by so many seconds, and what the tables have was moved: so is what is kept of times."""
+        self._set += 1
+        for state in list(self._pools.values()):
+            state.asked_at += by
+            state.written += by
+            state.evictions = Evictions({pair: ts + by for pair, ts in state.evictions.gave_way.items()})
+            if state.failing is not None:
+                state.failing = replace(state.failing, since=state.failing.since + by)
+            state.foretelling.clock_set()
+
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
-        state = self._pools[pool]
+        state, times_set = self._pools[pool], self._set
         self._take_up(state)
         start = time.perf_counter()
         seen = self.look(pool)
@@ -266,6 +278,9 @@ class Scheduling:
         )
         if plan.memory != state.memory:
             decision = replace(decision, memory=json.dumps(plan.memory))
+        if times_set != self._set:  # meanwhile: ends of leases by the old one would be enacted by the new
+            self._tasks.wake(f"policy {pool}")
+            return
         self._carry_out(state, replace(enactment, decision=decision))
         state.memory, state.failing = plan.memory, None
         state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it

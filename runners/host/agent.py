@@ -398,7 +398,7 @@ class Agent:
     def _sample(self, outbox: Outbox, now: float) -> None:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
-        samples, quiet = self._telemetry.sample(workers, time.time(), now)
+        samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         outbox.samples += samples
         for run, _ in live:
             with run.isolated():

@@ -32,11 +32,11 @@ MAY_IMPORT = {
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
-    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home"),
+    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
     "engine.jobs": (
         "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
-        "engine.protocol", "engine.tasks",
+        "engine.identity", "engine.protocol", "engine.tasks",
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
