@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine import identity
-from ...engine.identity import Process
+from ...engine.identity import Process, steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
 from ..worker import loaded_state, server_names
@@ -114,7 +114,7 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
         self.process, self._control, self.code = process, control, code
         control.setblocking(False)
-        self.since = time.time()
+        self.since = steady_time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
         self.why = LOADING  #: not ready because
@@ -151,7 +151,7 @@ class Server:
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
-        self.used_at, self.until = time.monotonic(), time.time() + IDLE
+        self.used_at, self.until = time.monotonic(), steady_time() + IDLE
 
     @property
     def ready(self) -> bool:
@@ -174,7 +174,7 @@ class Server:
             self._said += heard
         words, _, told = self._said.decode(errors="replace").partition(" ")
         if heard and words == "ready":
-            self.why, self.since, self._told = "", time.time(), json.loads(told)
+            self.why, self.since, self._told = "", steady_time(), json.loads(told)
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
@@ -449,7 +449,7 @@ class WarmStarts:
             self._drop(kind)
 
     def _give_up(self, kind: Kind, why: str) -> None:
-        self._broken[kind] = (time.time(), why)
+        self._broken[kind] = (steady_time(), why)
         log.warning("no warm starts of %s: %s", kind.words, why, extra={"action": "warm"})
 
     def _drop(self, kind: Kind) -> None:

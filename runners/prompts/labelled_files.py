@@ -1,26 +1,56 @@
-"""Labelled texts in a file of one's own, CSV or JSON lines: read as they were meant, or refused with the line."""
+"""Labelled texts of a packaged set or a file, and what they must have to be tuned on. No torch: the command line looks at them too.
+
+A file is read as it was meant, or refused with the line.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import logging
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...engine.errors import UsageError
-from ..recipes.texts import Labelled
+from ...engine.errors import UsageError, nearest
+from ..recipes import TEXT_DATASETS
+from ..recipes.texts import Labelled, Texts, load, split_by_class
 
-SUFFIXES = (".csv", ".jsonl")
+log = logging.getLogger(__name__)
+
 _SHAPE = 'each sample is {"text": …, "label": …}'
 
 _Read = tuple[int, object, object, str]  #: line that a sample begins in, its text, its label, or what is wrong with it
 
 
-def read_labelled(path: Path) -> list[Labelled]:
+def read_labelled(data: str, folder: str = "") -> Texts:
+    """A packaged set, or a file, whose path may count from a folder. UsageError says in one line why nothing can be tuned on it."""
+    texts = load(data) if data in TEXT_DATASETS else _read_file(data, folder)
+    _require_classes(data, texts)
+    return texts
+
+
+def _read_file(data: str, folder: str) -> Texts:
+    path = Path(folder, Path(data).expanduser())
+    if path.suffix.lower() not in (".csv", ".jsonl"):
+        known = ", ".join(TEXT_DATASETS)
+        raise UsageError(
+            f"params.data: there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or give FILE.csv or FILE.jsonl"
+        )
+    try:
+        rows = samples_of(path)
+    except OSError as error:
+        raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
+    if again := len(rows) - len(set(rows)):
+        log.info("%s has %d samples more than once; each counts once", path.name, again)
+    return split_by_class(rows)
+
+
+def samples_of(path: Path) -> list[Labelled]:
     """All samples, in order, without blanks around texts and labels. OSError: the file cannot be read.
 
     UsageError names the first line that cannot be used, and how many there are; or says which labels are at odds. A text that has two
@@ -145,3 +175,18 @@ def _require_one_label(path: Path, rows: list[Labelled], lines: list[int]) -> No
     if torn:
         texts = "1 text has" if len(torn) == 1 else f"{len(torn)} texts have"
         raise UsageError(f"params.data: {path.name}, {next(iter(torn.values()))}; {texts} two labels or more: keep one of each")
+
+
+def _require_classes(data: str, texts: Texts) -> None:
+    if len(texts.train) + len(texts.held_out) < 2:
+        raise UsageError(f"params.data: {data} has no samples, or one; there must be some of each label")
+    if len(texts.classes) < 2:
+        raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
+    if len(texts.classes) > len(string.ascii_uppercase):
+        raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {len(string.ascii_uppercase)} can be told apart at most")
+    there = {label for _, label in texts.held_out} & {label for _, label in texts.train}
+    if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
+        raise UsageError(
+            f"params.data: {data} has one sample of {lacking[0]!r}{f' and of {len(lacking) - 1} more labels' if lacking[1:] else ''}; "
+            "bring two or more of each label: one is held out"
+        )

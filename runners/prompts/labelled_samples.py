@@ -7,16 +7,13 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from ...engine.errors import UsageError, nearest
+from ...engine.errors import UsageError
 from ..backbones.pretrained import Llm, ids_of
-from ..recipes import TEXT_DATASETS
-from ..recipes.texts import Texts, load, split_by_class
-from .labelled_files import SUFFIXES, read_labelled
+from .labelled_files import read_labelled
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +85,7 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
     longest, context = prompt_tokens + max_tokens + len(cue), llm.model.shape.context
     if longest > context:
         raise UsageError(f"params.max_tokens: {longest} tokens with prompt and question are more than the context of {llm.name}, {context}")
-    texts = _texts(data)
-    _require_classes(data, texts)
+    texts = read_labelled(data)
     words = tuple(_SPELLED.get(name, name.strip().lower()) for name in texts.classes)
     answers = tuple(llm.ids(f" {word}")[0] for word in words)
     if len(set(answers)) < len(answers):
@@ -110,39 +106,6 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
         tokens[row, : len(ids)] = torch.tensor(ids)
     last = torch.tensor([len(ids) - 1 for ids, _ in samples])
     return tokens, last, torch.tensor([label for _, label in samples])
-
-
-def _texts(data: str) -> Texts:
-    if data in TEXT_DATASETS:
-        return load(data)
-    path = Path(data).expanduser()
-    if path.suffix.lower() not in SUFFIXES:
-        known = ", ".join(TEXT_DATASETS)
-        raise UsageError(
-            f"params.data: there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or give FILE.csv or FILE.jsonl"
-        )
-    try:
-        rows = read_labelled(path)
-    except OSError as error:
-        raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
-    if again := len(rows) - len(set(rows)):
-        log.info("%s has %d samples more than once; each counts once", path.name, again)
-    return split_by_class(rows)
-
-
-def _require_classes(data: str, texts: Texts) -> None:
-    if len(texts.train) + len(texts.held_out) < 2:
-        raise UsageError(f"params.data: {data} has no samples, or one; there must be some of each label")
-    if len(texts.classes) < 2:
-        raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
-    if len(texts.classes) > len(string.ascii_uppercase):
-        raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {len(string.ascii_uppercase)} can be told apart at most")
-    there = {label for _, label in texts.held_out} & {label for _, label in texts.train}
-    if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
-        raise UsageError(
-            f"params.data: {data} has one sample of {lacking[0]!r}{f' and of {len(lacking) - 1} more labels' if lacking[1:] else ''}; "
-            "bring two or more of each label: one is held out"
-        )
 
 
 def _balanced(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:

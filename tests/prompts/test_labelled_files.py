@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from stoker.engine.errors import UsageError
 from stoker.runners.backbones.pretrained import load_llm
-from stoker.runners.prompts.labelled_files import read_labelled
+from stoker.runners.prompts.labelled_files import samples_of
 from stoker.runners.prompts.labelled_samples import load_samples
 from stoker.runners.recipes.texts import split_by_class
 
@@ -50,7 +50,7 @@ PAIR = [("one", "a"), ("two", "b")]
     ],
 )  # fmt: skip
 def test_a_file_is_read_as_it_is_meant(tmp_path, name, content, rows):
-    assert read_labelled(written(tmp_path, name, content)) == rows
+    assert samples_of(written(tmp_path, name, content)) == rows
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_file_is_read_as_it_is_meant(tmp_path, name, content, rows):
 )  # fmt: skip
 def test_what_would_be_trained_as_something_else_is_refused_with_its_line(tmp_path, name, content, message):
     with pytest.raises(UsageError, match=message) as raised:
-        read_labelled(written(tmp_path, name, content))
+        samples_of(written(tmp_path, name, content))
     assert str(raised.value).startswith("params.data: ") and "\n" not in str(raised.value)
     str(raised.value).encode()
 
