@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ... import __version__
 from .. import format as fmt
+from ..disk_room import largest, room, told
 from ..errors import StokerError, Unreachable
 from .command import App
 
@@ -25,7 +26,6 @@ Status = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 11)
 GIB = 1024**3
-LOW_SPACE, NO_SPACE = 10 * GIB, 1 * GIB
 LONGEST_SOCKET = 100  #: bytes that the daemon takes; the system takes 107
 FEW_FILES = 1024
 SMALL_SHM = 1 * GIB
@@ -163,12 +163,13 @@ def home(app: App) -> Iterator[Finding]:
 
 def disk(path: Path) -> Iterator[Finding]:
     existing = path if path.exists() else next(folder for folder in path.parents if folder.exists())
-    usage = shutil.disk_usage(existing)
-    found = f"{fmt.size(usage.free)} free of {fmt.size(usage.total)} at {existing}"
-    remedy = "make room, or move the home: checkpoints and logs are written there"
-    if usage.free < NO_SPACE:
-        yield Finding("disk", "fail", found, remedy)
-    elif usage.free < LOW_SPACE:
+    now = room(existing)
+    takers = [{**taker._asdict(), "job": taker.job, "name": None} for taker in largest(path)]
+    found = "; ".join(filter(None, (f"{now.words} at {existing}", told(takers))))
+    remedy = "make room, or move the home: checkpoints and logs are written there; 'stoker cancel' stops a job that fills it"
+    if now.state == "full":
+        yield Finding("disk", "fail", f"{found}; commits are refused", remedy)
+    elif now.state == "low":
         yield Finding("disk", "warn", found, remedy)
     else:
         yield Finding("disk", "ok", found)
@@ -227,7 +228,10 @@ def daemon(app: App) -> Iterator[Finding]:
 
 
 def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the daemon says is wrong with its tasks, policies and runners."""
+    """What the daemon says is wrong with its disk, tasks, policies and runners."""
+    disk = status.get("disk") or {}  # an older daemon does not tell
+    if disk.get("refused"):
+        yield Finding("commits", "fail", f"they are refused: {disk['refused']}", "make room; 'stoker status' names what takes the most")
     for task in status["tasks"]:
         if task["stuck"]:
             yield Finding("task", "fail", f"{task['name']} hangs", "report it with the daemon's log; a restart loses no job")

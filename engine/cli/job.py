@@ -77,6 +77,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
+        ("weights", f"job:{job['begin_from']}" if job["begin_from"] is not None else spec.get("weights") or ""),
         ("progress", _progress(answer["progress"], spec.get("stop") or {})),
         ("silent", silence(answer["silent"], now)),
         ("expected", fmt.expectation(answer["expected"]) if answer.get("expected") else ""),

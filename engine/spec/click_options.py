@@ -139,6 +139,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("-p/--param", "params", "Parameter of the recipe or command.", "NAME=VALUE", _value, keyed=True),
     Option("--kind", "kind", "train, finetune or prompt."),
     Option("--backbone", "backbone", "Pre-trained model that it starts from, by name."),
+    Option("--weights", "weights", "What it begins with: the newest checkpoint of a job, or a file of weights.", "job:JOB|FILE"),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),
     Option("--priority", "priority", "Larger is more urgent.", "N", _scalar),

@@ -32,11 +32,11 @@ MAY_IMPORT = {
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
-    "engine.store": ("engine.store", "engine.errors", "engine.home"),
+    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
     "engine.jobs": (
         "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
-        "engine.protocol", "engine.tasks",
+        "engine.identity", "engine.protocol", "engine.tasks",
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
@@ -56,8 +56,8 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.jobs.states", "engine.store.sqlfiles",
-        "engine.spec", "engine.streams",
+        "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
+        "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
         "engine.autosched.learning", "engine.autosched.simulated_tuning", "engine.autosched.situation",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",

@@ -124,13 +124,17 @@ def listed(nodes: Sequence[Node], field: str, read: Reader[T]) -> list[T]:
     return values
 
 
+#: fields that there were, and what is to be written now
+GONE = {"share.priority": "is no longer a field: the job's own priority counts; write 'priority' beside 'share'"}
+
+
 def known(node: Node, field: str, names: Collection[str], wanted: str, errors: Gathered | None = None) -> dict[str, Node]:
     """Fields of a mapping whose names are ours; those left empty count as not given. With ``errors`` the others are noted there."""
     found, wrong = entries(node, field, wanted), Gathered() if errors is None else errors
     for key, item in found.items():
         if key not in names:
             path = f"{field}.{key}" if field else key
-            wrong.add(item.mark.error(path, f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}"))
+            wrong.add(item.mark.error(path, GONE.get(path) or f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}"))
     if errors is None:
         wrong.tell()
     return {key: item for key, item in found.items() if item.value is not None and key in names}

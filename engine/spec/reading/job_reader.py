@@ -208,6 +208,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "array": _array,
     "cron": _cron,
     "warm": fields.choice(("auto", "off")),
+    "weights": fields.text,
     **blocks.READERS,
 }
 NAMES = (*FIELDS, *DEMANDS)
