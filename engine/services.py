@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,14 +23,15 @@ from .api.thread_pools import MOST_LARGE, Kind, Pools
 from .api.uploads import Uploads
 from .autosched.pool_tuning import PoolTuning
 from .config import Config
-from .disk_room import LOOKS, DiskWatch
-from .errors import StokerError
+from .errors import NoRoom, StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
 from .fleet.prices import keep_prices
+from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
 from .fleet.silence import Fleet
+from .fleet.unstored_stops import UnstoredStops, Write
 from .fleet.watch import StopAll, look_at_leases, stop_all
 from .forecast.admission import Admission
 from .forecast.deadline_watch import DeadlineWatch
@@ -42,8 +44,10 @@ from .jobs.recurring import Recurring
 from .prompts.bank_files import BankFiles
 from .scheduling.ticks import Scheduling
 from .store.clock import Clock, ClockSet, set_clock, set_since
+from .store.disk_watch import LOOKS, DiskWatch
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
+from .store.reserve import Reserve
 from .store.store import Committed, Store
 from .tasks import Tasks
 
@@ -66,6 +70,7 @@ class Services:
         for directory in directories:
             directory.mkdir(exist_ok=True, mode=0o700)
         clear_unfinished(home)
+        self.reserve = Reserve(home.path)
         self.store = Store.open(
             home.database,
             backups=home.backups,
@@ -73,6 +78,7 @@ class Services:
             prepare=lambda con: lock_down(con, directories, [home.database]),
             accept_loss=accept_loss,
             clock=self.clock,
+            reserve=self.reserve,
         )
         self._begin_to_count(killed)
         # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
@@ -80,13 +86,14 @@ class Services:
             self.store.skip_numbers(table, used)
         if self.store.lost:
             log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
-            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost))
-        self.store.write(keep_prices, config.prices.listed())
+            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost), urgent=True)
+        self.store.write(keep_prices, config.prices.listed(), urgent=True)
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
         self.board = Board(self.store)
         self.board.refresh()
+        self.unstored = UnstoredStops(self.store, self.board)
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)
@@ -131,7 +138,8 @@ class Services:
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
-        self.tasks.every("disk watch", LOOKS, DiskWatch(self.home.path, self._tell).look, soon=True)
+        disk = DiskWatch(self.home.path, self.store, self.reserve, partial(self._tell, urgent=True))
+        self.tasks.every("disk watch", LOOKS, disk.look, soon=True)
         self.tasks.every("retention", 3600.0, self._retain)
         self.tasks.every("prompt banks", 3600.0, self.bank_files.refresh, soon=True)
         if self.config.backup.cron:
@@ -149,6 +157,9 @@ class Services:
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
             self.tasks.wake(f"policy {pool}")
         self._looked = now
+        if self.unstored:
+            with contextlib.suppress(NoRoom):
+                self.unstored.look()
         if self.board.stale:  # a refresh failed: what it would have said is still owed
             self.board.refresh()
 
@@ -212,19 +223,31 @@ class Services:
     def _on_task(self, kind: str, task: str, words: str) -> None:
         self._tell(kind, f"{task}: {words}", {"task": task})
 
-    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None) -> None:
+    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None, *, urgent: bool = False) -> None:
         """Put an event of the daemon's own on record."""
         with contextlib.suppress(StokerError):
-            self.store.submit(note, Note(kind, "daemon", words, detail or {}))
+            self.store.submit(note, Note(kind, "daemon", words, detail or {}), urgent=urgent)
 
     def dismiss(self, *, workers: bool, actor: str) -> list[str]:
         """Tell all runners to leave, with ``workers`` after they have stopped their jobs; those that were told."""
         nodes = [str(row[0]) for row in self.store.rows("api/live_nodes")]
-        for node in nodes:
-            self.fleet.change(node, "draining", actor, "stoker is going down", leaving=True)
-        if workers:
-            self.store.write(stop_all, StopAll("drain", actor))
+        self.drain(nodes, actor, "stoker is going down", leaving=True, stops=StopAll("drain", actor) if workers else None)
         return nodes
+
+    def drain(self, nodes: Sequence[str], actor: str, why: str, *, leaving: bool, stops: StopAll | None) -> None:
+        """Drain runners, and if they are ``leaving`` let them go; what ``stops`` is stopped, where no room is left to store it, too."""
+        try:
+            for node in nodes:
+                self.fleet.change(node, "draining", actor, why, leaving=leaving)
+            if stops is not None:
+                self.store.write(stop_all, stops, urgent=True)
+        except NoRoom as refused:
+            if stops is None:
+                raise
+            live = self.store.rows("store/node_leases", stops.node) if stops.node else self.store.rows("store/all_live_leases")
+            drained: list[Write] = [(change_node, NodeChange(node, "draining", actor, why, leaving)) for node in nodes]
+            leases = {lease: stops.reason for (lease,) in live}
+            raise self.unstored.take([*drained, (stop_all, stops)], leases, refused) from None
 
     async def stop_when_left(self, nodes: list[str]) -> None:
         """Stop serving once the answer has gone out and these runners have reported that they leave; at the latest after the longest

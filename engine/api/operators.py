@@ -19,15 +19,16 @@ from ...policies.autosched.search_space import space_of
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
-from ..disk_room import room
+from ..disk_room import largest, room
 from ..errors import NotFound, UsageError, nearest
-from ..fleet.watch import StopAll, stop_all
+from ..fleet.watch import StopAll
 from ..format import duration
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
 from ..json_rows import objects
 from ..scheduling.policy_settings import Auto, PolicySetting, set_policy
 from ..spec.check import NAME
 from ..spec.reading.tree import shown
+from ..store.disk_watch import named
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import check_target, move
 from ..store.maintenance import compact as compact_database
@@ -53,14 +54,13 @@ async def metrics(call: Call) -> Response:
 async def status(call: Call) -> dict[str, Any]:
     daemon = call.daemon
     told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
-    disk = room(daemon.home.path)
     return {
         "version": __version__,
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
         "now": daemon.clock(),
-        "disk": {"free": disk.free, "total": disk.total, "low": disk.low},
+        "disk": await _disk(call),
         **told,
         "jobs": daemon.counts.by_state(),
         "pools": _pools(call, told["pools"]),
@@ -70,6 +70,19 @@ async def status(call: Call) -> dict[str, Any]:
             for t in daemon.tasks.states()
         ],
     }  # fmt: skip
+
+
+async def _disk(call: Call) -> dict[str, Any]:
+    """Room for the home; what takes it is measured once it runs low."""
+    daemon = call.daemon
+    found, refused = room(daemon.home.path), daemon.store.refused
+
+    def measure() -> list[dict[str, Any]]:
+        return named(daemon.store, largest(daemon.home.path))
+
+    low = found.state != "enough" or refused is not None
+    takers = await daemon.snapshots.ask(Kind.REPORT, "disk", measure, topics=()) if low else []
+    return {"free": found.free, "total": found.total, "low": low, "refused": refused, "reserve": daemon.reserve.size, "largest": takers}
 
 
 def _standing(call: Call) -> dict[str, Any]:
@@ -123,9 +136,8 @@ async def drain(call: Call) -> dict[str, Any]:
 def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
     words = "stopped" if leaving else "drained"
-    call.daemon.fleet.change(node, "draining", call.who.user, f"{words} by {call.who.user}", leaving=leaving)
-    if now:
-        call.daemon.store.write(stop_all, StopAll("drain", call.who.user, node))
+    user = call.who.user
+    call.daemon.drain([node], user, f"{words} by {user}", leaving=leaving, stops=StopAll("drain", user, node) if now else None)
 
 
 async def resume(call: Call) -> dict[str, Any]:
@@ -246,7 +258,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
             given = {key: getattr(config, key) for key in asked.config}
             auto = Auto(asked.auto, asked.every, asked.objective)
             notes += _about_tuning(call, asked, config)
-            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto))
+            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto), urgent=True)
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
     row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)
@@ -311,7 +323,7 @@ async def schedules(call: Call) -> dict[str, Any]:
 async def remove_schedule(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
     change = ScheduleChange(_number(call, "id"), call.who.user, only=call.only)
-    await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change))
+    await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change, urgent=True))
     return {"ok": True}
 
 
@@ -345,7 +357,7 @@ async def list_tokens(call: Call) -> dict[str, Any]:
 
 async def remove_token(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
-    await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user)))
+    await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user), urgent=True))
     return {"ok": True}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .. import format as fmt
+from ..disk_room import Room, told
 from ..errors import UsageError, nearest
 from ..jobs.states import State
 from . import job_columns, runner
@@ -85,8 +86,11 @@ def _notice_columns(now: float) -> list[Column]:
 def _disk(room: dict[str, Any] | None) -> str:
     if room is None:  # of an older daemon
         return "not known"
-    left = f"{fmt.size(room['free'])} of {fmt.size(room['total'])} are free"
-    return f"{left}: free some space before commits are refused" if room["low"] else left
+    left = Room(room["free"], room["total"]).words
+    if not room["low"]:
+        return left
+    refused = f"commits are refused: {room['refused']}" if room.get("refused") else "free some space before commits are refused"
+    return "; ".join(filter(None, (f"{left}: {refused}", told(room.get("largest", [])))))
 
 
 @click.command(cls=Command)

@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
+from ..jobs.begin_from import first_saved
 from ..jobs.leases import EXCLUSIVE, Stop, end, stop
 from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
@@ -249,6 +250,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
     """Bring `progress` up to date with the newest records of each job."""
     known = {row["job_id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
     rows = []
+    saved = [job for job, new in latest.items() if new.checkpoint is not None and known.get(job, _NO_PROGRESS)["checkpoint_step"] is None]
     for job, new in latest.items():
         old = known.get(job, _NO_PROGRESS)
         watched = new.lease.metric
@@ -270,6 +272,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
         if _is_news(old, row):
             tx.touch("estimates")
     tx.put("progress", ["job_id"], rows, {(job,) for job in known})
+    first_saved(tx, saved)
 
 
 _NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(

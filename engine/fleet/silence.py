@@ -87,7 +87,7 @@ class Fleet:
         self._require(node)
         if leaving is None:
             leaving = state in ("draining", "drained") and self._leaving.get(node, False)
-        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving))
+        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving), urgent=True)
 
     def forget(self, node: str, actor: str) -> None:
         """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""
