@@ -20,7 +20,7 @@ from stoker.engine.fleet import registration as runners
 from stoker.engine.forecast import foretelling
 from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.forecast.explain import explain
-from stoker.engine.forecast.foretelling import REFRESH, Foretelling
+from stoker.engine.forecast.foretelling import REFRESH, SLACK, Foretelling
 from stoker.engine.home import Home
 from stoker.engine.hooks import Hooks
 from stoker.engine.jobs.control import Control, control
@@ -75,7 +75,8 @@ def replace_tables(tx: Transaction, batch: Sequence[tuple[float, list[dict[str, 
             holds = state in HOLDING
             row = {
                 "id": number, "name": f"job{number}", "kind": "train", "pool": "default", "owner": "ann", "state": state,
-                "state_since": now - job.get("since", 100.0), "state_reason": "so", "priority": 0, "held": False, "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0,
+                "state_since": now - job.get("since", 100.0),
+                "state_reason": "so", "priority": 0, "held": False, "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0,
                 "model": "m",
                 "demand": "best-effort" if job["deadline"] is None else job["demand"], "submitted_at": now - 9000, "attempts": 0,
                 "failures": 0, "preemptions": 0, "cancel_requested": False, "run_time": 0.0, "attained": 0.0, "labels": "{}", "spec": "{}",
@@ -273,13 +274,13 @@ class Clock:
 class Host:
     """A daemon's scheduling of one node with one slot, each step of it by hand."""
 
-    def __init__(self, store: Store, policy: str = "fifo") -> None:
+    def __init__(self, store: Store, policy: str = "fifo", min_run_time: float = 0.0) -> None:
         self.store, self.clock = store, Clock()
         gpus = [GpuInfo(id="n1/cpu0", index=0, kind="cpu", name="cpu")]
         greeting = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h",
                          address="localhost", pool="default", gpus=gpus, leases=[])  # fmt: skip
         self.session = store.write(runners.hello, greeting)
-        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=0.0))
+        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=min_run_time))
         self.scheduling = Scheduling(store, Tasks(lambda *_: None), config, self.clock)
         self.scheduling.start()
 
@@ -329,6 +330,20 @@ def strict(after: float, **fields: Any) -> JobSpec:
     return JobSpec(
         **{"name": "timed", "recipe": "toy", "demand": Demand("strict", (Tier(time.time() + after),)), "estimate": 60.0, **fields}
     )
+
+
+def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: Store) -> None:
+    """The end of the guard, where it is not known how long the victim would run."""
+    host = Host(store, "priority", min_run_time=60.0)
+    host.submit(JobSpec(name="victim", recipe="toy"))
+    host.start(1)
+    (job,) = host.submit(JobSpec(name="urgent", recipe="toy", priority=9))
+    host.pass_time()
+    (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1)
+    held = host.scheduling.held_back("default", job)
+    said = explain(store, job, held_back=host.scheduling.held_back)
+    assert held is not None and listed["id"] == job
+    assert said["waiting"]["est_start"] == listed["est_start"] == pytest.approx(held.until, abs=SLACK)
 
 
 def test_a_pace_that_becomes_known_or_changes_tells_the_start(host: Host) -> None:
