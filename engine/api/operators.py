@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,9 @@ async def status(call: Call) -> dict[str, Any]:
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
-        "now": time.time(),
+        "now": daemon.clock(),
         "disk": await _disk(call),
-        **{name: told[name] for name in ("database", "runners")},
+        **{name: value for name, value in told.items() if name != "tuned"},
         "jobs": daemon.counts.by_state(),
         "pools": _pools(call, told["pools"], told["tuned"]),
         "tasks": [
@@ -93,6 +92,7 @@ def _standing(call: Call) -> dict[str, Any]:
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
         "runners": objects(store, "api/runners"),
         "tuned": call.daemon.tuning.standing(),
+        "notices": objects(store, "api/notices"),
         "pools": {row["pool"]: row for row in objects(store, "api/pool_use")},
     }
 
@@ -111,12 +111,13 @@ async def top(call: Call) -> Encoded:
     def read() -> dict[str, Any]:
         store = call.daemon.store
         return {
-            "now": time.time(),
+            "now": call.daemon.clock(),
             "gpus": objects(store, "api/top_gpus"),
             "running": objects(store, "api/top_running"),
             "queue": objects(store, "api/top_queue"),
             "counts": dict(store.rows("api/job_counts")),
             "warm": objects(store, "api/warm_now"),
+            "notices": objects(store, "api/notices"),
         }
 
     return await call.snapshot(Kind.LISTING, "top", read)

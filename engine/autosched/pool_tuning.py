@@ -87,6 +87,12 @@ class PoolTuning:
         self._unlearnt: dict[str, str] = {}  #: of pools, why no causal model could be learnt at the last try
         self._predictors: dict[str, tuple[DurationRanges, float]] = {}  #: of durations, and when each was learnt
 
+    def clock_set(self, by: float) -> None:
+        """The clock was set by so many seconds: when it searched last moves with it."""
+        self._searched = {pool: at + by for pool, at in self._searched.items()}
+        self._due = {pool: at + by for pool, at in self._due.items()}
+        self._predictors = {pool: (predictor, at + by) for pool, (predictor, at) in self._predictors.items()}
+
     # Searches
 
     def begin(self, asked: Asked) -> dict[str, Any]:

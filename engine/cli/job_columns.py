@@ -8,6 +8,7 @@ from .. import format as fmt
 from .output import STATE_STYLE, Column, Row, state_style
 
 _IDLE = 0.05  #: utilisation of a GPU below which nobody uses it
+MOST_SPANS = 8
 RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}
 
 
@@ -66,9 +67,9 @@ def done(row: Row) -> float | None:
 
 
 def gpus(row: Row) -> str:
-    """What it holds, or what it asks for."""
-    if row.get("gpus"):
-        return str(row["gpus"])
+    """What it holds, or what it asks for; an array: what its tasks hold together, or what each asks for."""
+    if held := row.get("array_gpus" if collapsed(row) else "gpus"):
+        return str(held)
     return str(row["gpus_min"]) if row["gpus_min"] == row["gpus_max"] else f"{row['gpus_min']}-{row['gpus_max']}"
 
 
@@ -146,6 +147,43 @@ def listed(now: float) -> list[Column]:
         Column("PRIO", "priority", right=True, rank=8),
         Column("REASON", lambda row: _reason(row, now), flexible=True, least=24, rank=4),
     ]
+
+
+def tasks(now: float) -> list[Column]:
+    """Columns of the tasks of one array."""
+    return [
+        Column("TASK", "array_index", right=True),
+        Column("ID", "id", right=True),
+        Column("STATE", state, style=_state_style),
+        Column("GPUS", gpus, right=True, rank=2),
+        Column("PROGRESS", progress, rank=3, share=done),
+        Column("RAN", _ran, right=True, rank=5),
+        Column("WHEN", lambda row: _ends(row, now), rank=1),
+        Column("REASON", lambda row: _reason(row, now), flexible=True, least=24, rank=4),
+    ]
+
+
+def groups() -> list[Column]:
+    """Columns of the tasks of one array, those in one state for one reason together."""
+    return [
+        Column("TASKS", "tasks", right=True),
+        Column("STATE", lambda row: f"{row['state']} (held)" if row["held"] else str(row["state"]), style=_state_style),
+        Column("GPUS", lambda row: str(row["gpus"] or ""), right=True),
+        Column("WHICH", lambda row: spans(row["indices"]), flexible=True),
+        Column("WHY", lambda row: row["why"] or "", flexible=True, least=24),
+    ]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Rising numbers in short: 0-3, 7; the first few of many."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    told = [str(low) if low == high else f"{low}-{high}" for low, high in found[:MOST_SPANS]]
+    return ", ".join(told + ["…"] * (len(found) > MOST_SPANS))
 
 
 def running(now: float) -> list[Column]:

@@ -93,6 +93,10 @@ def _task_columns(now: float) -> list[Column]:
     ]
 
 
+def _notice_columns(now: float) -> list[Column]:
+    return [Column("WHEN", lambda row: fmt.relative(row["ts"], now)), Column("WHAT", "reason", flexible=True)]
+
+
 def _disk(room: dict[str, Any] | None) -> str:
     if room is None:  # of an older daemon
         return "not known"
@@ -135,5 +139,8 @@ def status(app: App) -> Answer:
         if wrong := _trouble(answer["tasks"]):
             section("Trouble")
             print_table(wrong, _task_columns(now), "")
+        if notices := answer.get("notices"):
+            section("In the last day")
+            print_table(notices, _notice_columns(now), "")
 
     return Answer(answer, show)

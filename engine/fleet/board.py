@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -80,9 +81,12 @@ class Board:
                 row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source in self._store.rows("policy/lease_specs", fresh) if fresh else ():
             spec = json.loads(text)
-            self._terms[lease] = {"spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE)}
+            begin_from = source and str(Path(source).parent / "checkpoints")
+            self._terms[lease] = {
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from
+            }  # fmt: skip
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
             for node, part in _parts(held, self._terms[lease]):

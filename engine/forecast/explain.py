@@ -123,7 +123,7 @@ def _partners(partners: list[dict[str, Any]]) -> str:
 
 def _bank(store: Store, row: dict[str, Any]) -> str:
     """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
-    found = objects(store, "api/bank_use", row["id"]) if row["kind"] == "prompt" else []
+    found = objects(store, "api/bank_use", row["id"])
     if not found:
         return ""
     (use,) = found

@@ -48,6 +48,10 @@ class Foretelling:
         """Something has come that starts may depend on."""
         self._news = True
 
+    def clock_set(self) -> None:
+        """The clock was set: when the next forecast is due is not known any more."""
+        self._news, self._again = True, -math.inf
+
     def refresh(self, order: Sequence[int]) -> None:
         """Bring what is told up to date if it may be wrong; ``order``: who waits (ids), in the order of service."""
         now = self._clock()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..contract import EXCLUSIVE, Bools, Floats, Ints, View
+from ..contract import PACKED, Bools, Floats, Ints, View
 from .victims import occupants
 
 
@@ -58,7 +58,7 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
 def may_share(view: View) -> Bools:
     """Jobs whose submitters do not forbid it."""
     jobs = view.jobs
-    return np.ones(len(jobs), dtype=bool) if jobs.share is None else (jobs.share != EXCLUSIVE).astype(bool)
+    return np.ones(len(jobs), dtype=bool) if jobs.share is None else np.isin(jobs.share, ("", PACKED))
 
 
 class Sharing:

@@ -26,10 +26,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from ... import __version__
 from ...engine import identity
@@ -326,14 +326,11 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        spec = run.assignment.spec
-        field = "gpu_memory" if spec.get("gpu_memory") else "memory.cap"
-        asked = int(spec.get("gpu_memory") or (spec.get("memory") or {}).get("cap") or 0)
-        needed = _needed(run)
+        needed, field = run.assignment.gpu_memory, _field(run.assignment.spec)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if asked > known.memory and (known.memory or known.kind == "cuda"):
-                words = f"{field}: {_size(asked)} is more than GPU {known.index} ({known.name}) has, {_size(known.memory)}"
+            if needed > known.memory and (known.memory or known.kind == "cuda"):
+                words = f"{field}: {_size(needed)} is more than GPU {known.index} ({known.name}) has, {_size(known.memory)}"
                 less = "lower it" if field == "memory.cap" else f"lower it, or {SMALLER}"
                 return "start-failed", f"{words}; {less}"
             if gpu not in shared:
@@ -341,13 +338,13 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            taken = sum(map(_needed, beside))  # theirs, though they may not have it yet
+            taken = sum(other.assignment.gpu_memory for other in beside)  # theirs, though they may not have it yet
             if beside and 0 < known.memory < taken + needed:
-                words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} (gpu_memory)"
+                words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
             if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} (gpu_memory)"
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} ({field})"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------
@@ -401,7 +398,7 @@ class Agent:
     def _sample(self, outbox: Outbox, now: float) -> None:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
-        samples, quiet = self._telemetry.sample(workers, time.time(), now)
+        samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         outbox.samples += samples
         for run, _ in live:
             with run.isolated():
@@ -471,10 +468,13 @@ def _remove_empty(directory: RunDir) -> None:
         job.rmdir()
 
 
-def _needed(run: Run) -> int:
-    """Bytes of each GPU: as asked for, what it keeps to, or what earlier jobs of the model were measured to need; 0: not known."""
-    spec = run.assignment.spec
-    return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
+def _field(spec: Mapping[str, Any]) -> str:
+    """What its need of memory goes by, for a person."""
+    if (spec.get("share") or {}).get("memory"):
+        return "share.memory"
+    if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
+        return "memory.cap"
+    return "gpu_memory"
 
 
 def _size(count: int) -> str:

@@ -22,7 +22,7 @@ from ..worker.ranks import Ranks, any_rank
 from . import rng
 from .batch_feeds import Feed, Part, ReuseFeed, Source, State
 from .batches import Interrupted, Order
-from .checkpoint import CheckpointError, Checkpoints
+from .checkpoint import CheckpointError, Checkpoints, weights_of
 from .feed_choice import Loading
 from .reusing import Reusing
 from .speed import Watch
@@ -39,7 +39,8 @@ _RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.rep
 class Trainer:
     """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
-    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights.
+    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights;
+    ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Trainer:
         reuse: Reuse | None = None,
         pipeline: PipelineOptions | None = None,
         work: Step | None = None,
+        begin_from: Path | None = None,
     ) -> None:
         self.task, self.stop, self.ranks = task, stop, ranks
         self.work = work or PlainStep(task, ranks)
@@ -70,13 +72,17 @@ class Trainer:
         self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
-        self.saved = 0  #: the step of the newest checkpoint
+        self.saved: int | None = None  #: the step of the newest checkpoint
+        self.begun = False  #: with the weights of another training
+        self.kept: set[str] = set()  #: frozen parameters that are not as the task builds them, so that checkpoints have them
         self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
             self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.part, len(task.train) // parts)
         feeds = self._resume()
+        if self.saved is None and begin_from is not None:
+            self._begin(begin_from)
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
         self.watch = Watch(self.parallel, ranks)
@@ -99,9 +105,11 @@ class Trainer:
     def _run(self) -> bool:
         if any_rank(script.should_stop()):
             return self._leave(rng.get_state())
-        if self.step:
+        if self.saved is not None:
             log.info("resumed at step %d of %d", self.step, self.total)
             self._report(checkpoint=self.saved)
+        elif self.begun:
+            self._save(rng.get_state())  # whatever comes, it goes on from these weights: that job's newest may be others by then
         while True:
             if self._evaluation_due() and not self._evaluate():
                 return self._leave(rng.get_state())
@@ -265,7 +273,7 @@ class Trainer:
 
     def _leave(self, generators: Mapping[str, Any]) -> bool:
         self.watch.tell()
-        if self.step > self.saved:
+        if self.step > (self.saved or 0):
             self._save(generators)
         log.info("asked to stop: leaving at step %d of %d, all of it in a checkpoint", self.step, self.total)
         return False
@@ -273,7 +281,7 @@ class Trainer:
     def _checkpoint_due(self) -> bool:
         if self.step == self.saved:
             return False
-        return self._done() or bool(self.task.checkpoint_every and self.step % self.task.checkpoint_every == 0)
+        return self._done() or bool(self.task.checkpoint_every and self.step and self.step % self.task.checkpoint_every == 0)
 
     def _save(self, generators: Mapping[str, Any]) -> None:
         """Rank 0 writes, the others wait: all go on only when it is durable."""
@@ -293,7 +301,7 @@ class Trainer:
     def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
         model = self.model.state_dict()
         if not self.task.save_frozen:
-            for name in self._frozen():
+            for name in self._frozen() - self.kept:
                 del model[name]
         return {
             "step": self.step,
@@ -324,6 +332,7 @@ class Trainer:
         if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
             names = ", ".join([*missing, *unexpected][:3])
             raise UsageError(f"the checkpoint in {self.checkpoints.path} is of another model (it differs in {names}); submit a new job")
+        self.kept = self._frozen() & state["model"].keys()
         self._resume_reuse(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -336,6 +345,33 @@ class Trainer:
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
         feeds: list[State] = state.get("feeds", [])
         return feeds
+
+    def _begin(self, source: Path) -> None:
+        """Take over the weights of another training by name and shape, but for what the task calls its own."""
+        given, where = weights_of(source, self.ranks)
+        now = {name: value for name, value in self.model.state_dict().items() if isinstance(value, torch.Tensor)}
+        taken = {name: value for name, value in given.items() if not self.task.owns(name)}
+        # Who leaves out frozen parameters has them as they are built.
+        missing = [name for name in now if name not in given and not self.task.owns(name)] if self.task.save_frozen else []
+        wrong = [f"it lacks {name}" for name in missing]
+        wrong += [f"this one has no {name}" for name in taken if name not in now]
+        wrong += [
+            f"{name} is {_shape(value)}, here {_shape(now[name])}"
+            for name, value in taken.items()
+            if name in now and value.shape != now[name].shape
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise UsageError(f"weights: {where} is of another model: {', '.join(wrong[:3])}{more}; see 'own' in docs/writing-a-job.md")
+        if not taken:
+            raise UsageError(f"weights: {where} holds nothing but what this task calls its own ({', '.join(self.task.own)})")
+        self.model.load_state_dict(taken, strict=False)
+        self.begun, self.kept = True, self._frozen() & taken.keys()
+        log.info("begins with %d tensors of %s", len(taken), where)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "one number"
 
 
 def _metrics(returned: Any) -> dict[str, float]:

@@ -8,6 +8,9 @@ WITH chosen AS (
     FROM jobs j
     WHERE ($jobs IS NULL OR list_contains($jobs, j.id)) AND (j.finished_at IS NULL OR epoch(j.finished_at) >= $since)
 ),
+turned AS (  -- by how much the clock was set up to an event, in all
+    SELECT seq, sum((detail ->> '$.seconds')::DOUBLE) OVER (ORDER BY seq) AS seconds FROM events WHERE kind = 'clock.set'
+),
 entered AS (
     SELECT e.seq, e.job_id, e.lease_id, e.after, e.reason, lag(e.after) OVER (PARTITION BY e.job_id ORDER BY e.seq) AS before
     FROM events e JOIN chosen c ON c.id = e.job_id
@@ -15,8 +18,9 @@ entered AS (
 ),
 stays AS (
     SELECT s.job_id, s.lease_id, s.after, s.reason, s.before, e.kind = 'job.waiting' AND e.after = 'cap' AS capped,
-           coalesce(lead(epoch(e.ts)) OVER (PARTITION BY e.job_id ORDER BY e.seq), $now) - epoch(e.ts) AS seconds
-    FROM events e ASOF JOIN entered s ON s.job_id = e.job_id AND s.seq <= e.seq
+           coalesce(lead(epoch(e.ts) - coalesce(t.seconds, 0)) OVER (PARTITION BY e.job_id ORDER BY e.seq),
+                    $now - coalesce((SELECT max_by(seconds, seq) FROM turned), 0)) - epoch(e.ts) + coalesce(t.seconds, 0) AS seconds
+    FROM events e ASOF JOIN entered s ON s.job_id = e.job_id AND s.seq <= e.seq ASOF LEFT JOIN turned t ON e.seq >= t.seq
     WHERE e.kind IN ('job.state', 'job.waiting')
 ),
 reasons AS (

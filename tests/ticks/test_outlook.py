@@ -75,9 +75,8 @@ def replace_tables(tx: Transaction, batch: Sequence[tuple[float, list[dict[str, 
             holds = state in HOLDING
             row = {
                 "id": number, "name": f"job{number}", "kind": "train", "pool": "default", "owner": "ann", "state": state,
-                "state_since": now - job.get("since", 100.0),
-                "state_reason": "so", "priority": 0, "held": False, "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0,
-                "model": "m",
+                "state_since": now - job.get("since", 100.0), "state_reason": "so", "priority": 0, "held": False,
+                "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0, "model": "m",
                 "demand": "best-effort" if job["deadline"] is None else job["demand"], "submitted_at": now - 9000, "attempts": 0,
                 "failures": 0, "preemptions": 0, "cancel_requested": False, "run_time": 0.0, "attained": 0.0, "labels": "{}", "spec": "{}",
                 "deadline": None if job["deadline"] is None else now + job["deadline"], "est_duration": job["takes"],

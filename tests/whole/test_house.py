@@ -32,11 +32,11 @@ MAY_IMPORT = {
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
-    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home"),
+    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
     "engine.jobs": (
         "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
-        "engine.protocol", "engine.tasks",
+        "engine.identity", "engine.protocol", "engine.tasks",
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
@@ -64,7 +64,9 @@ MAY_IMPORT = {
         "engine.prompts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    # So are samples to tune on.
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
+    "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 

@@ -1,0 +1,133 @@
+"""The list of each queue, as the program published with Tiresias keeps it: in what order the jobs of a queue are served.
+
+Who comes to a queue goes to the end of its list, and after each decision those that run stand before those that wait. So a job that was
+displaced goes before all that waited in its queue, and who runs gives way to nobody of its own queue; but who has just sunk stands behind
+all that wait there.
+
+The lists go out with a plan in `Plan.memory` and come back with the next view, so simulations, forecasts and a daemon that was started
+again decide alike. A policy is not asked while nobody waits; when jobs sank meanwhile follows from the service of their present leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..contract import Bools, Floats, Ints, Jobs, Memory, Phase
+from .levels import AT_ONCE, Standing, ranks_of
+
+MOST = 50_000  #: jobs that are kept, the first of the highest queues: of the longest numbers they are less than 1 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Lists as they were kept, one behind the other. Of a job that stands in them twice the first place counts."""
+
+    job: Ints
+    queue: Ints
+    _ascending: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ascending", np.argsort(self.job, kind="stable"))
+
+    def place(self, jobs: Ints) -> Ints:
+        """Where each of ``jobs`` stands, -1: nowhere."""
+        if not len(self.job):
+            return np.full(len(jobs), -1, dtype=np.int64)
+        found = self._ascending[np.minimum(np.searchsorted(self.job, jobs, sorter=self._ascending), len(self.job) - 1)]
+        return np.where(self.job[found] == jobs, found, -1)
+
+
+NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The lists of a view, a row a job."""
+
+    at: Ints  #: place among all, from 0: of a higher queue before, in a queue in the order of its list
+    settled: Bools  #: runs, and gives way to nobody of its queue; False: it waits, or has just sunk to where others wait
+
+
+class QueueLists:
+    """``rule``: what decides in which queue a job stands. Where that has changed, nobody has sunk."""
+
+    def __init__(self, rule: list[float]) -> None:
+        self._rule = rule
+        self._read: tuple[Any, Kept] = None, NOTHING  #: the texts that were read or written last, and what they say
+
+    def order(self, jobs: Jobs, now: float, standing: Standing, floor: Floats, memory: Memory) -> Order:
+        """``floor``: the level at which each queue begins. ``memory``: what the decision before has kept."""
+        kept, same_rule = self._kept(memory)
+        at = kept.place(jobs.id)
+        new = at < 0
+        came = new.copy()
+        if same_rule and len(kept.job):
+            came |= kept.queue[at] != standing.queue
+        rows = came.nonzero()[0]
+        if len(rows):
+            at[rows] = len(kept.job) + _in_turn(_entered(jobs, now, standing, floor, new, rows), new[rows])
+        return Order(ranks_of(np.lexsort((at, standing.queue))), (jobs.phase == Phase.ACTIVE) & (new | ~came))
+
+    def memory(self, jobs: Jobs, standing: Standing, order: Order, runs: Bools, before: Memory) -> Memory:
+        """What is to be kept where ``runs`` run after the decision; ``before`` itself where nothing is new."""
+        rows = np.lexsort((order.at, ~runs, standing.queue))[:MOST]
+        job, queue = jobs.id[rows], standing.queue[rows]
+        kept, same_rule = self._kept(before)
+        if same_rule and np.array_equal(job, kept.job) and np.array_equal(queue, kept.queue):
+            return before
+        texts = [_written(job[queue == one]) for one in range(int(queue.max(initial=0)) + 1)]
+        self._read = texts, Kept(job, queue)
+        return {"lists": texts, "rule": self._rule}
+
+    def _kept(self, memory: Memory) -> tuple[Kept, bool]:
+        """The lists, and whether they are by the same rule. Nothing where it is something else, as an earlier version kept."""
+        if not isinstance(memory, Mapping):
+            return NOTHING, False
+        texts = memory.get("lists")
+        if texts != self._read[0]:
+            self._read = texts, _read(texts)
+        return self._read[1], memory.get("rule") == self._rule
+
+
+def _entered(jobs: Jobs, now: float, standing: Standing, floor: Floats, new: Bools, rows: Ints) -> Floats:
+    """When each of ``rows`` came to its queue: a new one when it was submitted, one that waits now, as it is lifted, and one that holds
+    GPUs within its lease."""
+    since = (standing.level[rows] - np.maximum(floor[standing.queue[rows]], 0.0)) / standing.rate[rows]
+    sank = np.clip(now - since, now - jobs.lease_time[rows], now)
+    return np.where(jobs.held[rows] > 0, sank, np.where(new[rows], jobs.submitted_at[rows], now))
+
+
+def _in_turn(moments: Floats, new: Bools) -> Ints:
+    """Places by moment; at one moment new jobs go first, then those that were submitted earlier."""
+    order = np.argsort(moments, kind="stable")
+    moment = np.cumsum(np.diff(moments[order], prepend=-np.inf) > AT_ONCE)[ranks_of(order)]
+    return ranks_of(np.lexsort((~new, moment)))
+
+
+def _written(jobs: Ints) -> str:
+    """Numbers in their order, those that follow each other as one range: ``7 3-5``."""
+    begins = np.flatnonzero(np.diff(jobs, prepend=jobs[:1] - 2) != 1)
+    firsts, lasts = jobs[begins].tolist(), jobs[np.append(begins[1:], len(jobs)) - 1].tolist() if len(jobs) else []
+    return " ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in zip(firsts, lasts, strict=True))
+
+
+def _read(texts: Any) -> Kept:
+    """The lists of such texts, one a queue; nothing where they are anything else, or too long."""
+    jobs: list[int] = []
+    queue: list[int] = []
+    try:
+        for number, text in enumerate(texts if isinstance(texts, list) else ()):
+            for part in text.split():
+                first, _, last = part.partition("-")
+                span = range(int(first), int(last or first) + 1)
+                if len(span) + len(jobs) > MOST:
+                    return NOTHING
+                jobs.extend(span)
+            queue.extend([number] * (len(jobs) - len(queue)))
+        return Kept(np.array(jobs, dtype=np.int64), np.array(queue, dtype=np.int64))
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return NOTHING
