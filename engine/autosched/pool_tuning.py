@@ -43,7 +43,7 @@ from .learning import SECONDS, Past
 from .pool_gains import BURST_GAIN, LEAST_GAIN, TRIED_AGAIN, is_burst, newest, tried_before
 from .predicted_work import Untold
 from .rollback import has_harmed, measured_gain
-from .search_process import Answer, Request, SearchFailed, find_apart
+from .search_process import Answer, Idle, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
 from .stored_models import StoredModel, keep_model, stored_model
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
@@ -198,7 +198,7 @@ class PoolTuning:
             self._tell(asked.pool, search, state="done", **self._decide(asked, summary))
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
-            self._tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays")
+            self._tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays", idle=isinstance(error, Idle))
         except Exception as error:
             log.exception("pool %s: tuning failed", asked.pool, extra={"action": "tuning.failed"})
             self._tell(asked.pool, search, state="failed", why=f"{type(error).__name__}: {error}")

@@ -77,6 +77,19 @@ TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "
 
 
 @pytest.mark.slow
+def test_an_idle_pool_is_told_what_to_do_instead(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    start_daemon()
+    start_runner("here", 2)
+    assert command(home, "policy", "set", "tiresias").code == 0
+    dry = command(home, "tune", "--dry-run")
+    assert (dry.code, dry.err) == (0, "") and "no job is there or expected" in dry.out and "stoker tune --trace FILE" in dry.out
+    said = command(home, "tune")
+    assert said.code == 1 and "stoker tune --trace FILE" in said.line
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -113,7 +126,9 @@ def test_a_simulation_that_tunes_itself_says_what_came_of_it(home: Home, tmp_pat
     told = json.loads(command(home, "simulate", str(tmp_path / "many.csv"), *asked, "--json").out)
     plain, tuned = (run["tuned"] for run in told["runs"])
     assert plain is None and tuned["searches"] >= 1 and 0 <= tuned["applied"] <= tuned["searches"]
-    said = command(home, "simulate", str(tmp_path / "ten.csv"), *asked).out
+    told = command(home, "simulate", str(tmp_path / "ten.csv"), *asked)
+    assert "tiresias,auto=true, seed 0: about 1 search of 40 trials each come, one every 1h" in told.err
+    said = told.out
     assert "tiresias,auto=true, seed 0: it never searched: it waits for a history of 30 jobs, and for one at hand" in said
 
 
