@@ -35,7 +35,7 @@ class Foretelling:
         pool: str,
         look: Callable[[], View],
         clock: Callable[[], float] = time.time,
-        guarded: Callable[[str, int], float] = lambda pool, job: math.inf,
+        guarded: Callable[[View, int], float] = lambda view, job: math.inf,
     ) -> None:
         """``guarded``: when a guard lets a job of a pool start that its policy would start, inf: not known."""
         self._store, self._pool, self._look, self._guarded, self._clock = store, pool, look, guarded, clock
@@ -73,7 +73,7 @@ class Foretelling:
         waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
         order = [job for job in order if job in waiting]  # others have left the queue since the order was made
         starts = np.asarray(estimate_starts(view, order)).tolist()
-        if order and math.isnan(starts[0]) and math.isfinite(until := self._guarded(self._pool, order[0])):
+        if order and math.isnan(starts[0]) and math.isfinite(until := self._guarded(view, order[0])):
             starts[0] = max(until, view.now)  # whoever holds its GPUs gives way then, however long it would have run
         places: dict[int, Place] = {
             job: (place, None if math.isnan(start) else start) for place, (job, start) in enumerate(zip(order, starts, strict=True), 1)

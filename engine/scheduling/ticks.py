@@ -445,9 +445,13 @@ class Scheduling:
         """What expected starts rest on: no lease ends before its guard lets it."""
         return protect(self.look(pool).view, self._limits)
 
-    def _guarded(self, pool: str, job: int) -> float:
-        """When a guard lets a job start, inf: not known."""
-        held = self.held_back(pool, job)
+    def _guarded(self, view: View, job: int) -> float:
+        """When a guard lets a job of a view start, inf: not known. The policy is asked only where a guard may be in the way."""
+        state = self._pools[view.pool]
+        protected = view.jobs.protected
+        if not state.evictions.gave_way and (protected is None or not protected.any()):
+            return math.inf
+        held = self._held_back(state, job, view)
         return math.inf if held is None else held.until
 
     def rules(self, pool: str) -> Rules | None:
@@ -463,10 +467,11 @@ class Scheduling:
     def held_back(self, pool: str, job: int) -> HeldBack | None:
         """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
         state = self._pools.get(pool)
-        if state is None:
-            return None
+        return None if state is None else self._held_back(state, job, self.look(pool).view)
+
+    def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
         try:
-            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+            return held_back(job, _create(state.setting), view, self._limits, state.evictions)
         except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
             return None
 
