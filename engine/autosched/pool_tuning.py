@@ -327,6 +327,20 @@ class PoolTuning:
         kept = self._settings().items()
         return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in kept if row["enabled"]}
 
+    def standing(self) -> dict[str, dict[str, Any]]:
+        """The same, with when the next search comes (s since the epoch), and why there may be none then."""
+        return {pool: {**auto, **self._next(pool, auto["period"])} for pool, auto in self.automatic().items()}
+
+    def _next(self, pool: str, period: float) -> dict[str, Any]:
+        """None: one is under way, or it waits."""
+        if self._busy == pool:
+            return {"next": None, "why": "a search is under way"}
+        if why := self.waits_for(pool):
+            return {"next": None, "why": why}
+        now = self._clock()
+        ((last_at, _),) = self._store.rows("policy/last_tuning", pool)
+        return {"next": max(newest(now, self._due.get(pool, last_at)) + period, self._tasks.next_run(f"tuning {pool}") or now), "why": ""}
+
     def _tunes_itself(self, pool: str) -> bool:
         return bool(self._automatic.get(pool, {}).get("enabled"))
 
@@ -360,7 +374,7 @@ class PoolTuning:
 
     def waits_for(self, pool: str) -> str:
         """What a pool that tunes itself waits for; empty: for nothing."""
-        jobs = len(self._history(pool, self._clock()))
+        ((jobs,),) = self._store.rows("policy/tuning_jobs", pool, self._clock() - PAST)
         return f"waits for a history of {LEAST_JOBS} jobs; it has {jobs}" if jobs < LEAST_JOBS else ""
 
     def measure(self) -> None:
