@@ -53,9 +53,8 @@ class Turn:
                 os.close(self._file)
                 raise
         except OSError as error:
-            raise StokerError(
-                f"share: no turns can be taken by {path}: {error.strerror}; the home must allow record locks (fcntl)"
-            ) from None
+            needs = "the home needs room, and a file system with record locks (fcntl)"
+            raise StokerError(f"share: no turns can be taken by {path}: {error.strerror}; {needs}") from None
         self._own = self._slot * _WORDS
         self._others = [slot * _WORDS for slot in range(SLOTS) if slot != self._slot]
         self._words[self._own + _SINCE] = 0
@@ -63,7 +62,7 @@ class Turn:
 
     def _enter(self) -> int:
         if os.fstat(self._file).st_size < _PAGE:
-            os.ftruncate(self._file, _PAGE)
+            os.posix_fallocate(self._file, 0, _PAGE)  # a page without room on the disk would end the process when it is written
         self._map = mmap.mmap(self._file, _PAGE)
         self._words = memoryview(self._map).cast("q")
         for slot in range(SLOTS):
@@ -98,8 +97,9 @@ class Turn:
 
     def wanted(self) -> bool:
         """Whether somebody living of a higher priority waits for the turn that we have. A look, cheap enough for each layer."""
-        words, priority = self._words, self.priority
-        words[self._own + _HEARD] = time.monotonic_ns()
+        words, own = self._words, self._own
+        words[own + _HEARD] = time.monotonic_ns()
+        priority = MOST_URGENT if words[own + _PRIORITY] == MOST_URGENT else self.priority
         return any(words[at] and words[at + _PRIORITY] > priority and self._waits(at) for at in self._others)
 
     def give(self) -> None:

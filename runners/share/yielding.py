@@ -36,7 +36,8 @@ class Yielding:
         run_dir = os.environ.get(ENV_RUN_DIR)
         self._said = Path(run_dir) / TURN if run_dir else None
         self._seen: tuple[int, int] | None = None  #: inode and time of the file that was read
-        self._parameters, self._device = parameters, device
+        self._trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._device = device
         self._turn: Turn | None = None
         self._hooks: list[Any] = []
         self._main = threading.main_thread().ident
@@ -79,8 +80,7 @@ class Yielding:
         if path and self._turn is None:
             self._turn = Turn(path, int(os.environ.get(ENV_LEASE, "0")), leaving=script.should_stop)
             self._hooks = [register_module_forward_pre_hook(self._before_module)]
-            trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-            self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in trained]  # type: ignore[no-untyped-call]
+            self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in self._trained]  # type: ignore[no-untyped-call]
             batches.between = self._look
         if self._turn is not None:
             self._turn.priority = priority

@@ -15,8 +15,14 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from stoker.engine.errors import StokerError
+from stoker.engine.protocol import Assignment
+from stoker.runners.host.gpus import find
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.host.runs import Run
+from stoker.runners.share.slot_turns import SlotTurns
 from stoker.runners.share.turn import Turn, look, path_of
 from waiting import patient, until
 
@@ -146,7 +152,7 @@ def test_who_is_asked_to_leave_goes_before_all(start, tmp_path: Path) -> None:
     began = time.monotonic()
     leaves = Turn(tmp_path / "turn", 3, leaving=lambda: time.monotonic() > began + 0.2)
     leaves.take()
-    assert time.monotonic() < began + patient(5)
+    assert time.monotonic() < began + patient(5) and not leaves.wanted(), "nor does it give way before its step is over"
     leaves.close()
 
 
@@ -178,12 +184,39 @@ def test_a_file_system_without_record_locks_is_said_in_one_line(tmp_path: Path, 
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    with pytest.raises(
-        StokerError, match=r"^share: no turns can be taken by .*/turn: No locks available; the home must allow record locks"
-    ):
+    with pytest.raises(StokerError, match=r"^share: no turns can be taken by .*/turn: No locks available; the home needs room, and a"):
         Turn(tmp_path / "turn", 1)
 
 
 def test_gpus_have_files_of_their_own(tmp_path: Path) -> None:
     assert len({path_of(tmp_path, gpu) for gpu in ("a/cpu0", "a%2Fcpu0", "a-cpu0", "GPU-1")}) == 4
     assert look(tmp_path / "none") == (None, 0.0, {})
+
+
+def test_an_agent_tells_who_takes_turns_and_sees_who_keeps_them_from_others(start, tmp_path: Path) -> None:
+    turns = SlotTurns(find("here", 1, None), tmp_path, "cooperative")
+    runs = []
+    for lease, priority in ((1, 0), (2, 7)):
+        assignment = Assignment(
+            lease=lease, job=lease, attempt=1, spec={}, gpus=["here/cpu0"], world_size=1, share="switched", priority=priority
+        )
+        directory = RunDir(tmp_path, lease, lease)
+        runs.append(Run.take_up(directory, assignment, "here"))
+    turns.tell(runs)
+    told = [run.dir.read("turn.json") for run in runs]
+    assert told == [{"path": str(tmp_path / "turns" / "here%2Fcpu0"), "priority": priority} for priority in (0, 7)]
+    (tmp_path / "turns").mkdir()
+    (tmp_path / "turn").symlink_to(told[0]["path"])
+    start(1, "\nturn.take()\nnote('holds')\ntime.sleep(600)\n")
+    until(lambda: notes(tmp_path))
+    assert turns.waiting() == set() and list(turns.stuck({1: 0.0, 2: 0.0})) == [], "nobody waits for it"
+    start(2, "\nturn.take()\n", 7)
+    until(lambda: turns.waiting() == {2})
+    until(lambda: list(turns.stuck({1: 0.1, 2: 0.1})) == [1])
+    assert list(turns.stuck({1: 600.0, 2: 0.1})) == []
+    runs[0].adjust(msgspec.structs.replace(runs[0].assignment, share="exclusive"))
+    turns.tell(runs)
+    assert runs[0].dir.read("turn.json")["path"] is None
+    again = SlotTurns(find("here", 1, None), tmp_path, "kernel")  # another agent, and other turns
+    again.tell(runs)
+    assert [run.dir.read("turn.json")["path"] for run in runs] == [None, None]

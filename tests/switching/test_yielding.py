@@ -155,6 +155,11 @@ def test_who_is_told_in_the_middle_takes_turns_from_its_next_step_on_and_no_long
     goes_on(trains)
     ours.take()
     goes_on(trains)
+    said.unlink()
+    said.write_text(json.dumps({"path": str(tmp_path / "turn"), "priority": 5}))  # above ours
+    until(lambda: stands_still(trains))
+    ours.give()
+    goes_on(trains)
     ours.close()
     trains.signal(signal.SIGTERM).end()
 
