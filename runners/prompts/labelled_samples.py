@@ -94,6 +94,8 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
         told = ", ".join(f"{word} for {name!r}" for word, name in zip(words, texts.classes, strict=True))
         log.info("some labels begin with the same token, so the LLM is asked for letters: %s", told)
     train, held_out = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
+    if len(train) < len(texts.train):
+        log.info("%d of %d samples are tuned on, as many of each label (balance: false takes all)", len(train), len(texts.train))
     return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, held_out)))
 
 

@@ -70,7 +70,7 @@ class Reading:
 
 def packages() -> list[str]:
     """Loaded packages that are not Python's own: a variable that begins with the name of one is taken to be read by it, in C too."""
-    return sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names)
+    return sorted({name.lower() for name in {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names})
 
 
 # ---- files ----

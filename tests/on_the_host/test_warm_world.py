@@ -126,7 +126,7 @@ def test_a_variable_that_a_server_has_read_starts_cold_and_no_other(server: Serv
     assert server.unlike(env) is None
     warm = {"SEEN_BY_NOBODY": "2", "MY_DATA": "/here", "PATH": "/bin", "TZ": "Asia/Tokyo", "HF_HOME": "/here", "RANDOM_SEED": "1",
             "TERM": "dumb", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_VISIBLE_DEVICES": "GPU-1", "STOKER_RUN_DIR": "/here",
-            "NCCL_DEBUG": "INFO"}  # fmt: skip
+            "NCCL_DEBUG": "INFO", "HTTP_PROXY": "http://here"}  # fmt: skip
     assert server.unlike(env | warm) is None
     cold = {"TMPDIR": "/var/tmp", "TORCH_HOME": "/here", "SYMPY_USE_CACHE": "no", "TQDM_ASCII": "1", "NUMPY_EXPERIMENTAL_X": "1",
             "CXX": "clang", "LOGNAME": "somebody", "CI": "1", "OMP_WAIT_POLICY": "active"}  # fmt: skip

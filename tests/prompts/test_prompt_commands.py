@@ -245,6 +245,9 @@ LINES = [
     ('{"prompt": "x"}', "texts.jsonl:1: text: must be there"),
     ('{"text": "fine"}\n{"text": ""}', "texts.jsonl:2: text: must have 1 to 2000 characters"),
     ('{"text": "fine", "task": 3}', "texts.jsonl:1: task: must be a text"),
+    ('{"text": "fine"}\n{"text": "half \\ud800"}', "texts.jsonl:2: text: has half a character (\\ud800 to \\udfff, a lone surrogate)"),
+    ('\ufeff{"text": "fine\u2028and more"}\n{"text": "fine", "task": "\\udfff"}', "texts.jsonl:2: task: has half a character"),
+    ("[" * 100_000, "texts.jsonl:1: is not JSON"),
     ("\n", "holds no prompts"),
     (b"\xff\xfe", "is not UTF-8 text"),
 ]
