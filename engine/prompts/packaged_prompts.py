@@ -99,7 +99,7 @@ def _line(path: Path, number: int, line: str) -> PromptText:
         raise UsageError(f'{path}:{number}: text: must be there and a text, such as {{"text": "Is this message spam?"}}')
     text, task = given["text"].strip(), given.get("task")
     for name, value in (("text", text), ("task", str(task))):
-        if any("\ud800" <= char <= "\udfff" for char in value):
+        if re.search("[\ud800-\udfff]", value):
             raise UsageError(f"{path}:{number}: {name}: has half a character (\\ud800 to \\udfff, a lone surrogate); write the whole one")
     if not 0 < len(text) <= LONGEST_TEXT or "\0" in text:
         raise UsageError(f"{path}:{number}: text: must have 1 to {LONGEST_TEXT} characters and no NUL, not {len(text)}")

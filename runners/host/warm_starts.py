@@ -30,6 +30,7 @@ from ..worker import loaded_state, server_names
 from ..worker.fork_server import LENGTH, TAG_PLACE
 from ..worker.server_names import ServerName
 from . import processes
+from .launch import handed_on
 from .rundir import ENV_TAG, RunDir
 from .supervisor import Launch
 
@@ -174,7 +175,7 @@ class Server:
             self._said += heard
         words, _, told = self._said.decode(errors="replace").partition(" ")
         if heard and words == "ready":
-            self.why, self.since, self._told = "", steady_time(), json.loads(told)
+            self.why, self.since, self._told, self._said = "", steady_time(), json.loads(told), b""
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
@@ -382,7 +383,8 @@ class WarmStarts:
             self._drop(oldest)
 
     def _servers_environment(self) -> dict[str, str]:
-        env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_") or name in _OURS}
+        handed = handed_on(self._environment).items()
+        env = {name: value for name, value in handed if not name.startswith("STOKER_") or name in _OURS}
         return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")}
 
     def _spare(self) -> list[Kind]:

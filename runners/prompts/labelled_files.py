@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import logging
+import re
 import string
 import unicodedata
 from collections import Counter
@@ -22,6 +23,7 @@ from ..recipes.texts import Labelled, Texts, load, split_by_class
 
 log = logging.getLogger(__name__)
 
+_HALF = re.compile("[\ud800-\udfff]")
 _SHAPE = 'each sample is {"text": …, "label": …}'
 
 _Read = tuple[int, object, object, str]  #: line that a sample begins in, its text, its label, or what is wrong with it
@@ -149,7 +151,7 @@ def _fault(name: str, value: object) -> str:
         return f"has no {name}; {_SHAPE}"
     if "\0" in str(value):
         return f"has a NUL character in its {name}; is the file in UTF-8?"
-    if any("\ud800" <= char <= "\udfff" for char in str(value)):
+    if _HALF.search(str(value)):
         return f"has half a character (\\ud800 to \\udfff, a lone surrogate) in its {name}; write the whole one"
     return ""
 

@@ -1,4 +1,4 @@
-"""What a fork server has taken from the world when it was loaded, and whether the world is still so (docs/warm.md, *What starts cold*).
+"""What a fork server has taken from the world when it was loaded, and whether the world is still so (docs/warm.md).
 
 What is read once and kept cannot be listed. So a server tells the variables that Python code has read while it loaded, and the files that
 it consists of. What a process inherits is compared with the agent's, for a fresh process would have that.
@@ -39,7 +39,7 @@ class _Watched(os._Environ[Any]):
         return super().__getitem__(key)
 
     def items(self) -> ItemsView[Any, Any]:
-        """Who goes through all looks for names that begin with its own (as tqdm does): see `Loaded.packages`."""
+        """Who goes through all looks for names that begin with its own (as tqdm does): see `packages`."""
         return {key: super(_Watched, self).__getitem__(key) for key in self}.items()
 
 

@@ -15,6 +15,8 @@ import pytest
 import typing_extensions
 from stoker.engine.home import Home
 from stoker.runners.host import warm_starts
+from stoker.runners.host.launch import prepare
+from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.warm_starts import Kind, Server, WarmStarts
 from stoker.runners.worker import loaded_state
 from test_agent import until
@@ -180,6 +182,16 @@ def test_a_server_is_not_used_once_what_it_has_read_or_the_runner_is_another(
     assert starts.why_cold(given, launch) == "no process had loaded what entrypoints need yet"
     assert server.process.poll() is not None
     shutil.copy(typing_extensions.__file__, library)
+
+
+def test_the_ranks_of_whoever_started_the_runner_are_no_servers(tmp_path: Path) -> None:
+    """Jobs do not get them: they would all find another environment than their server's."""
+    env = {**os.environ, "RANK": "3", "WORLD_SIZE": "4", "SLURM_PROCID": "3", "STOKER_PARAM_X": "1"}
+    run = RunDir(tmp_path, 1, 1)
+    launch = prepare(run, job(1), [], env)
+    loaded_in = WarmStarts(True, env)._servers_environment()
+    assert not {"RANK", "WORLD_SIZE", "SLURM_PROCID", "STOKER_PARAM_X"} & loaded_in.keys()
+    assert warm_starts._differs(loaded_in, launch["env"], lambda name: True) is None
 
 
 def test_a_path_that_means_another_directory_in_each_job_starts_cold(tmp_path: Path) -> None:
