@@ -125,18 +125,19 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 class Lock:
-    """The home's lock, which holds the pid of its daemon until that has ended as it was told to."""
+    """The home's lock, which holds "PID serves" until its daemon has ended as it was told to."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         file.seek(0)
-        self.killed = file.read().strip()  #: pid of the daemon before this one if that did not end so, else empty
+        pid, _, serves = file.read().partition(" ")
+        self.killed = pid if serves else ""  #: the daemon before this one if that did not end so; an older program leaves its pid alone
         self.note(str(os.getpid()))
 
     def note(self, pid: str) -> None:
         with contextlib.suppress(OSError):  # on a full disk too the lock itself holds
             os.ftruncate(self._file.fileno(), 0)
-            os.write(self._file.fileno(), pid.encode())
+            os.write(self._file.fileno(), f"{pid} serves".encode() if pid else b"")
 
 
 @contextlib.contextmanager
@@ -147,7 +148,8 @@ def only_one(home: Home) -> Iterator[Lock]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise Conflict(f"{home.path}: a daemon is already running here (pid {file.read().strip() or 'unknown'})") from None
+            pid = file.read().partition(" ")[0].strip() or "unknown"
+            raise Conflict(f"{home.path}: a daemon is already running here (pid {pid})") from None
         yield Lock(file)
 
 

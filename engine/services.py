@@ -150,6 +150,9 @@ class Services:
 
     def _look_at_clock(self) -> None:
         """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
+        if self.unstored:
+            with contextlib.suppress(NoRoom):
+                self.unstored.look()
         self._look_at_jump()
         now, before = self.clock(), self._looked
         policies = self.scheduling
@@ -157,9 +160,6 @@ class Services:
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
             self.tasks.wake(f"policy {pool}")
         self._looked = now
-        if self.unstored:
-            with contextlib.suppress(NoRoom):
-                self.unstored.look()
         if self.board.stale:  # a refresh failed: what it would have said is still owed
             self.board.refresh()
 

@@ -94,7 +94,9 @@ def imported(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = module.partition(".")[0]
-        raise StokerError(f"this recipe needs the package {package!r}; install it with: pip install 'stoker[{extra}]'") from None
+        raise StokerError(
+            f"this recipe needs the package {package!r}; install it with: pip install '.[{extra}]' in Stoker's source tree"
+        ) from None
 
 
 def cache_dir() -> Path:

@@ -108,7 +108,7 @@ SELECT id, 'compare' AS study, 'week' AS trace, 1 AS trace_id, 'abc' AS trace_sh
 FROM (VALUES (1, 'srtf'), (2, 'fifo')) v(id, policy);
 INSERT INTO sim_jobs BY NAME
 SELECT run_id, i AS job, 10.0 * i AS started, 10.0 * i + 60 + i * run_id AS ended, 60.0 + i AS run_time, 60.0 + i AS gpu_time, 0.0 AS lost,
-       0 AS preemptions, false AS rejected
+       0 AS preemptions, false AS rejected, 10.0 * i AS submitted, 60.0 + i * run_id AS jct, 1 AS gpus
 FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
 INSERT INTO sim_usage SELECT run_id, 10.0 * i, 8, 8, i FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
 -- The pipelines of the running jobs: a tuner that moved two workers to the stage that limits it, and was refused a third one.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from ..errors import NoRoom, NotFound, StokerError, Unauthorized, UsageError, ne
 from ..fleet.remote_logs import Source, source_of
 from ..forecast.explain import expected
 from ..forecast.explain import explain as explain_job
+from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
 from ..jobs.moves import WAITING
 from ..jobs.owners import require_own
@@ -178,10 +180,18 @@ async def explain(call: Call) -> dict[str, Any]:
     named, store = await _named(call), call.daemon.store
     scheduling = call.daemon.scheduling
     # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
-    answer = await call.run(Kind.REPORT, explain_job, store, named.job, scheduling.deadlines_first, scheduling.held_back)
+    kept = partial(_in_the_way, call.daemon)
+    answer = await call.run(Kind.REPORT, explain_job, store, named.job, scheduling.deadlines_first, scheduling.held_back, kept)
     if not named.array:
         return {**answer, "tasks": None, "array": None}
     return {**answer, "tasks": await call.read(_tasks, store, named.job), "array": await call.read(_array, store, named.job)}
+
+
+def _in_the_way(daemon: Services, pool: str, job: int, code: str) -> InTheWay:
+    rules = daemon.scheduling.rules(pool)
+    if rules is None or code not in (BEHIND, RESOURCES):
+        return InTheWay()
+    return in_the_way(job, code, rules, daemon.scheduling.look(pool).view, daemon.tuning.automatic().get(pool))
 
 
 async def pipeline(call: Call) -> dict[str, Any]:

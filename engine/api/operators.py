@@ -61,9 +61,9 @@ async def status(call: Call) -> dict[str, Any]:
         "started_at": daemon.started_at,
         "now": daemon.clock(),
         "disk": await _disk(call),
-        **told,
+        **{name: value for name, value in told.items() if name != "tuned"},
         "jobs": daemon.counts.by_state(),
-        "pools": _pools(call, told["pools"]),
+        "pools": _pools(call, told["pools"], told["tuned"]),
         "tasks": [
             {"name": t.name, "last_run": t.last_run, "last_seconds": t.last_seconds, "errors": t.errors, "last_error": t.last_error,
              "stuck": t.stuck}
@@ -91,16 +91,20 @@ def _standing(call: Call) -> dict[str, Any]:
     return {
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
         "runners": objects(store, "api/runners"),
+        "tuned": call.daemon.tuning.standing(),
         "notices": objects(store, "api/notices"),
         "pools": {row["pool"]: row for row in objects(store, "api/pool_use")},
     }
 
 
-def _pools(call: Call, use: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _pools(call: Call, use: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Any]) -> list[dict[str, Any]]:
     empty = {"gpus": 0, "busy": 0}
     told = ("pool", "policy", "interval", "error", "failing_since", "remedy")
     pools = call.daemon.scheduling.in_force()
-    return [{name: p[name] for name in told} | {key: use.get(p["pool"], empty)[key] for key in empty} for p in pools]
+    return [
+        {name: p[name] for name in told} | {key: use.get(p["pool"], empty)[key] for key in empty} | {"auto": tuned.get(p["pool"])}
+        for p in pools
+    ]
 
 
 async def top(call: Call) -> Encoded:

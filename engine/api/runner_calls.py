@@ -26,6 +26,7 @@ async def hello(call: Call) -> Welcome:
         heartbeat=call.daemon.fleet.heartbeat,
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
+        turn=config.share.turn,
     )
 
 

@@ -187,6 +187,21 @@ def limits() -> Iterator[Finding]:
         yield Finding("shared memory", "warn", f"/dev/shm has {fmt.size(size)}", remedy)
 
 
+def sharing() -> Iterator[Finding]:
+    """How the kernel puts the lower of two jobs behind on a CPU slot that is switched."""
+    from ...runners.share.kernel_priority import means
+
+    words = {
+        "autogroup": "by autogroup: each job is a scheduling group, whose nice value counts",
+        "idle": "by the scheduling class SCHED_IDLE",
+    }
+    if (found := means()) is not None:
+        yield Finding("sharing", "ok", f"on a switched CPU slot a lower priority goes behind {words[found]}")
+    else:
+        what = "the kernel has no autogroups here, and this user may not leave SCHED_IDLE again"
+        yield Finding("sharing", "warn", what, 'for switched jobs on CPU slots: [share] turn = "cooperative" in config.toml')
+
+
 def cache() -> Iterator[Finding]:
     given, base = os.environ.get("STOKER_CACHE"), os.environ.get("XDG_CACHE_HOME")
     path = Path(given) if given else Path(base or Path.home() / ".cache") / "stoker"
@@ -254,5 +269,6 @@ def everything(app: App) -> Iterator[Finding]:
     yield from torch()
     yield from home(app)
     yield from limits()
+    yield from sharing()
     yield from cache()
     yield from daemon(app)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from .. import format as fmt
 from .output import STATE_STYLE, Column, Row, state_style
 
+_IDLE = 0.05  #: utilisation of a GPU below which nobody uses it
 MOST_SPANS = 8
 RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}
 
@@ -232,15 +233,22 @@ def _held_by(row: Row) -> str:
     if row["job_id"] is not None:
         others = f", {row['shared_with']}" if row.get("shared_with") else ""
         return f"{row['job_id']} {row['job']}{others}"
-    return str(row["note"] or row["state"]) if row["state"] != "free" else "free"
+    if row["state"] != "free":
+        return str(row["note"] or row["state"])
+    return "free" if (row["utilisation"] or 0.0) < _IDLE else f"free, {fmt.percent(row['utilisation'])} by others"
 
 
 def _holder_style(row: Row) -> str:
     return "dim" if row["state"] == "free" else "" if row["job_id"] is not None else "red"
 
 
+def _use(row: Row) -> float | None:
+    """What its jobs make of it; of one that nobody has, what others do is said beside it."""
+    return None if row["state"] == "free" else row["utilisation"]
+
+
 def _use_style(row: Row) -> str:
-    use = row["utilisation"] or 0.0
+    use = _use(row) or 0.0
     return "green" if use >= 0.7 else "yellow" if use >= 0.3 else "dim"
 
 
@@ -275,7 +283,7 @@ def devices() -> list[Column]:
     """Columns of GPUs and CPU slots."""
     return [
         Column("GPU", _gpu_label),
-        Column("BUSY", lambda row: fmt.percent(row["utilisation"]), style=_use_style, share=lambda row: row["utilisation"]),
+        Column("BUSY", lambda row: fmt.percent(_use(row)), style=_use_style, share=_use),
         Column("MEMORY", _memory, right=True, rank=2),
         Column("POWER", lambda row: "" if row["power"] is None else f"{row['power']:.0f} W", right=True, rank=3),
         Column("TEMP", lambda row: "" if row["temperature"] is None else f"{row['temperature']:.0f}°C", right=True, rank=4),

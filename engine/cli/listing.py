@@ -48,13 +48,27 @@ def ps(app: App, everything: bool, arrays: bool, state: str | None, user: str | 
     return Answer(rows, show)
 
 
-_POOLS = [
-    Column("POOL", "pool"),
-    Column("POLICY", "policy"),
-    Column("EVERY", lambda row: fmt.duration(row["interval"]), right=True),
-    Column("GPUS", "gpus", right=True),
-    Column("BUSY", "busy", right=True),
-]
+def _pool_columns(pools: list[dict[str, Any]], now: float) -> list[Column]:
+    return [
+        Column("POOL", "pool"),
+        Column("POLICY", "policy"),
+        Column("EVERY", lambda row: fmt.duration(row["interval"]), right=True),
+        Column("GPUS", "gpus", right=True),
+        Column("BUSY", "busy", right=True),
+        *([Column("TUNES ITSELF", lambda row: _tunes_itself(row.get("auto"), now), flexible=True)] if any(map(_auto, pools)) else []),
+    ]
+
+
+def _auto(pool: dict[str, Any]) -> bool:
+    return bool(pool.get("auto"))  # an older daemon does not tell
+
+
+def _tunes_itself(auto: dict[str, Any] | None, now: float) -> str:
+    """How, and when the next search comes."""
+    if not auto:
+        return ""
+    coming = auto["why"] if auto["next"] is None else f"next search {fmt.expected(auto['next'], now)}"
+    return f"every {fmt.duration(auto['period'])} for {auto['objective']}; {coming}"
 
 
 def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -117,7 +131,7 @@ def status(app: App) -> Answer:
         section("Runners")
         print_table(answer["runners"], runner.columns(now), "none yet; start one with 'stoker runner start'")
         section("Pools")
-        print_table(answer["pools"], _POOLS, "none yet; they come with their runners")
+        print_table(answer["pools"], _pool_columns(answer["pools"], now), "none yet; they come with their runners")
         if failing := [row for row in answer["pools"] if row["error"]]:
             section("Policies that fail: nothing starts in their pools")
             print_table(failing, _policy_columns(now), "")

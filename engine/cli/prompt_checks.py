@@ -18,7 +18,7 @@ def require_llm(name: str) -> None:
     if name not in recipes.LLMS:
         raise NotFound(f"--llm: there is no LLM {name!r}{nearest(name, recipes.LLMS)}; there are {', '.join(recipes.LLMS)}")
     if absent := [module for module in recipes.find(RECIPE).needs if missing(module, ()) is not None]:
-        raise StokerError(f"{name} needs {' and '.join(absent)}, which this Python has not; in Stoker's source tree: pip install '.[llm]'")
+        raise StokerError(f"{name} needs {' and '.join(absent)}, which this Python has not: pip install '.[llm]' in Stoker's source tree")
 
 
 def require_bank(home: Home, llm: str) -> None:

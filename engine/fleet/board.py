@@ -146,6 +146,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
+                priority=lease["priority"],
                 stop=lease["stop"],
                 **terms,
             ),

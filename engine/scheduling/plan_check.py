@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.contract import PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import KINDS, SWITCHED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
-CARRIED_OUT = (PACKED,)  #: kinds of groups
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
 
 
@@ -206,25 +205,36 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
 
-def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
+def _partners(plan: Plan, row_of: RowOf, view: View) -> Mapping[int, set[int]]:
+    """With whom each job of a group shares."""
     partners: dict[int, set[int]] = {}
     kinds: dict[int, str] = {}
     for group in plan.groups:
-        if group.kind not in CARRIED_OUT:
-            raise PlanError(f"groups: kind {group.kind!r} is not known; {' and '.join(map(repr, CARRIED_OUT))} is")
+        if group.kind not in KINDS:
+            raise PlanError(f"groups: kind {group.kind!r} is not known; {' and '.join(map(repr, KINDS))} are")
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
             if kinds.setdefault(job, group.kind) != group.kind:
                 raise PlanError(f"job {job}: is in groups of two kinds, {kinds[job]} and {group.kind}")
             gpus = plan.allocations[job].gpus
-            if view.jobs.share is not None and view.jobs.share[row_of[job]] not in ("", group.kind):
-                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter says share: {view.jobs.share[row_of[job]]}")
+            said = "" if view.jobs.share is None else str(view.jobs.share[row_of[job]])
+            if said not in ("", group.kind):
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter says share: {said}")
+            if group.kind == SWITCHED and not said:  # not every job can take turns
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter does not say share: {group.kind}")
             if len(gpus) < view.jobs.gpus_min[row_of[job]]:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")
             if len(set(view.gpus.node[list(gpus)].tolist())) > 1:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but its GPUs are on several nodes; those are never shared")
+            if group.kind == SWITCHED and len(gpus) != 1:
+                raise PlanError(f"job {job}: is in a group ({group.kind}) on {len(gpus)} GPUs; it would wait for the turns of several")
             partners.setdefault(job, set()).update(group.jobs)
+    return partners
+
+
+def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
+    partners = _partners(plan, row_of, view)
     users: dict[int, list[int]] = {}
     _enter_stayers(plan, view, users)
     for job, allocation in plan.allocations.items():

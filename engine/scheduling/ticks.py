@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,6 +87,7 @@ class Rules:
     limits: Limits
     evictions: Evictions
     memory: PolicyMemory = None  #: what the policy keeps in mind
+    config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Scheduling:
             if state is None:
                 pool = setting.pool
                 waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
-                foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
+                foretells = Foretelling(self._store, pool, partial(self._protected, pool), self._clock, self._guarded)
                 self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._kept(setting).memory, foretells, waiting)
             else:
                 state.coming = setting
@@ -439,6 +441,19 @@ class Scheduling:
         state = self._pools.get(pool)
         return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
 
+    def _protected(self, pool: str) -> View:
+        """What expected starts rest on: no lease ends before its guard lets it."""
+        return protect(self.look(pool).view, self._limits)
+
+    def _guarded(self, view: View, job: int) -> float:
+        """When a guard lets a job of a view start, inf: not known. The policy is asked only where a guard may be in the way."""
+        state = self._pools[view.pool]
+        protected = view.jobs.protected
+        if not state.evictions.gave_way and (protected is None or not protected.any()):
+            return math.inf
+        held = self._held_back(state, job, view)
+        return math.inf if held is None else held.until
+
     def rules(self, pool: str) -> Rules | None:
         """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
         state = self._pools.get(pool)
@@ -447,15 +462,16 @@ class Scheduling:
         with self._lock:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory)
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config)
 
     def held_back(self, pool: str, job: int) -> HeldBack | None:
         """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
         state = self._pools.get(pool)
-        if state is None:
-            return None
+        return None if state is None else self._held_back(state, job, self.look(pool).view)
+
+    def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
         try:
-            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+            return held_back(job, _create(state.setting), view, self._limits, state.evictions)
         except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
             return None
 

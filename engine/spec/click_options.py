@@ -145,7 +145,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("--priority", "priority", "Larger is more urgent.", "N", _scalar),
     Option("-g/--gpus", "gpus", "GPUs wanted: a number, or MIN-MAX.", "N", _gpus),
     Option("--gpu-memory", "gpu_memory", "GPU memory needed on each GPU.", "SIZE", _scalar),
-    Option("--share", "share.gpu", "packed: other jobs may be on its GPUs; exclusive: never.", "packed|exclusive"),
+    Option(
+        "--share",
+        "share.gpu",
+        "packed: other jobs may be on its GPUs; switched: they take turns; exclusive: never.",
+        "packed|switched|exclusive",
+    ),
     Option("--best-effort", "demand", "No deadline, also when the file has one.", read=_best_effort, flag=True),
     Option("--deadline", "deadline", "Strict deadline: a duration, or a time; 18:30 is the next one, in local time.", "WHEN", _scalar),
     Option("--soft", "soft", "Step of a soft deadline, such as 2h=80 or 18:30=80; at most 100.", "WHEN=REWARD", _step, many=True),

@@ -154,6 +154,8 @@ class Store:
         self._catalog = Catalog(con)
         self._acknowledged = acknowledged
         self._reserve = reserve
+        ((self._checkpoints_at,),) = con.execute("SELECT current_setting('checkpoint_threshold')").fetchall()
+        self._sparing = False  #: no checkpoints are made
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._listeners: list[Callable[[Committed], None]] = []
         self._readers = _Readers()
@@ -187,6 +189,8 @@ class Store:
         con, lost = _opened(path, known, backups, config, prepare, reserve, accept_loss=accept_loss)
         store = cls(con, path, config=config, prepare=prepare, acknowledged=acknowledged, reserve=reserve, **options)
         store.lost = lost
+        if reserve is not None and room(path.parent).state == "full":
+            store._spare(True)
         for table, used in (known.used if known else {}).items():
             store.skip_numbers(table, used)
         store._acknowledge(sync=True)
@@ -280,6 +284,11 @@ class Store:
                     raise
 
         self.exclusive(work)
+
+    def spare_checkpoints(self, sparing: bool) -> None:
+        """Whether the log grows without being folded into the database: a checkpoint that finds no room costs the connection."""
+        if sparing != self._sparing:
+            self.exclusive(lambda _: self._spare(sparing))
 
     def close(self, until: float | None = None) -> bool:
         """Finish what has queued, checkpoint, close the file.
@@ -378,6 +387,14 @@ class Store:
             else:
                 request.answer.set_result(result)
 
+    def _spare(self, sparing: bool) -> None:
+        import duckdb
+
+        if sparing != self._sparing:
+            with contextlib.suppress(duckdb.Error):
+                self._con.execute(f"SET GLOBAL checkpoint_threshold = '{'1 TB' if sparing else self._checkpoints_at}'")
+            self._sparing = sparing
+
     def _acknowledge(self, *, sync: bool = False) -> None:
         """Note beside the database up to where it has come. Before anybody is answered."""
         if self._acknowledged is not None:
@@ -435,6 +452,7 @@ class Store:
             return
         if _is_of_room(error) and not isinstance(error, StokerError):
             if batch[0].urgent and self._reserve is not None and self._reserve.give(self._log):
+                self._spare(True)
                 self._commit(batch)
                 return
             self.refused = explain(error)

@@ -2,7 +2,7 @@
 
 Who comes to a queue goes to the end of its list, and after each decision those that run stand before those that wait. So a job that was
 displaced goes before all that waited in its queue, and who runs gives way to nobody of its own queue; but who has just sunk stands behind
-all that wait there.
+all that wait there. Where a guard of the engine keeps it running nevertheless, it stays there until it may be stopped.
 
 The lists go out with a plan in `Plan.memory` and come back with the next view, so simulations, forecasts and a daemon that was started
 again decide alike. A policy is not asked while nobody waits; when jobs sank meanwhile follows from the service of their present leases.
@@ -28,6 +28,7 @@ class Kept:
 
     job: Ints
     queue: Ints
+    runs: Bools  #: stands with those that run
     _ascending: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,8 +41,16 @@ class Kept:
         found = self._ascending[np.minimum(np.searchsorted(self.job, jobs, sorter=self._ascending), len(self.job) - 1)]
         return np.where(self.job[found] == jobs, found, -1)
 
+    def same(self, other: Kept) -> bool:
+        return all(map(np.array_equal, (self.job, self.queue, self.runs), (other.job, other.queue, other.runs)))
 
-NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    def written(self) -> list[str]:
+        """A text for each queue: those that run, a bar, those that wait; numbers that follow each other are one range: ``7|1 3-5``."""
+        queues = [self.queue == one for one in range(int(self.queue.max(initial=0)) + 1)]
+        return [f"{_ranges(self.job[one & self.runs])}|{_ranges(self.job[one & ~self.runs])}" for one in queues]
+
+
+NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Order:
     """The lists of a view, a row a job."""
 
     at: Ints  #: place among all, from 0: of a higher queue before, in a queue in the order of its list
-    settled: Bools  #: runs, and gives way to nobody of its queue; False: it waits, or has just sunk to where others wait
+    settled: Bools  #: runs, and gives way to nobody of its queue; False: it waits, or has sunk and was to give way since
 
 
 class QueueLists:
@@ -64,23 +73,26 @@ class QueueLists:
         kept, same_rule = self._kept(memory)
         at = kept.place(jobs.id)
         new = at < 0
-        came = new.copy()
-        if same_rule and len(kept.job):
-            came |= kept.queue[at] != standing.queue
+        came, settled = new.copy(), new.copy()
+        if len(kept.job):
+            came |= same_rule & (kept.queue[at] != standing.queue)
+            settled |= kept.runs[at] & ~came
         rows = came.nonzero()[0]
         if len(rows):
             at[rows] = len(kept.job) + _in_turn(_entered(jobs, now, standing, floor, new, rows), new[rows])
-        return Order(ranks_of(np.lexsort((at, standing.queue))), (jobs.phase == Phase.ACTIVE) & (new | ~came))
+        return Order(ranks_of(np.lexsort((at, standing.queue))), settled & (jobs.phase == Phase.ACTIVE))
 
     def memory(self, jobs: Jobs, standing: Standing, order: Order, runs: Bools, before: Memory) -> Memory:
         """What is to be kept where ``runs`` run after the decision; ``before`` itself where nothing is new."""
+        if jobs.protected is not None:
+            runs = runs & ~(jobs.protected & ~order.settled & (jobs.phase == Phase.ACTIVE))
         rows = np.lexsort((order.at, ~runs, standing.queue))[:MOST]
-        job, queue = jobs.id[rows], standing.queue[rows]
+        now = Kept(jobs.id[rows], standing.queue[rows], runs[rows])
         kept, same_rule = self._kept(before)
-        if same_rule and np.array_equal(job, kept.job) and np.array_equal(queue, kept.queue):
+        if same_rule and now.same(kept):
             return before
-        texts = [_written(job[queue == one]) for one in range(int(queue.max(initial=0)) + 1)]
-        self._read = texts, Kept(job, queue)
+        texts = now.written()
+        self._read = texts, now
         return {"lists": texts, "rule": self._rule}
 
     def _kept(self, memory: Memory) -> tuple[Kept, bool]:
@@ -108,26 +120,39 @@ def _in_turn(moments: Floats, new: Bools) -> Ints:
     return ranks_of(np.lexsort((~new, moment)))
 
 
-def _written(jobs: Ints) -> str:
-    """Numbers in their order, those that follow each other as one range: ``7 3-5``."""
-    begins = np.flatnonzero(np.diff(jobs, prepend=jobs[:1] - 2) != 1)
-    firsts, lasts = jobs[begins].tolist(), jobs[np.append(begins[1:], len(jobs)) - 1].tolist() if len(jobs) else []
+def _ranges(jobs: Ints) -> str:
+    if not len(jobs):
+        return ""
+    begins = np.flatnonzero(np.diff(jobs, prepend=jobs[0] - 2) != 1)
+    firsts, lasts = jobs[begins].tolist(), jobs[np.append(begins[1:], len(jobs)) - 1].tolist()
     return " ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in zip(firsts, lasts, strict=True))
 
 
+def _numbers(text: str) -> list[int]:
+    jobs: list[int] = []
+    for part in text.split():
+        first, _, last = part.partition("-")
+        span = range(int(first), int(last or first) + 1)
+        if len(jobs) + len(span) > MOST:
+            raise ValueError
+        jobs.extend(span)
+    return jobs
+
+
 def _read(texts: Any) -> Kept:
-    """The lists of such texts, one a queue; nothing where they are anything else, or too long."""
+    """The lists of such texts, one a queue; nothing where they are anything else."""
     jobs: list[int] = []
     queue: list[int] = []
+    runs: list[bool] = []
     try:
         for number, text in enumerate(texts if isinstance(texts, list) else ()):
-            for part in text.split():
-                first, _, last = part.partition("-")
-                span = range(int(first), int(last or first) + 1)
-                if len(span) + len(jobs) > MOST:
+            for which, part in zip((True, False), text.split("|"), strict=True):
+                found = _numbers(part)
+                if len(jobs) + len(found) > MOST:
                     return NOTHING
-                jobs.extend(span)
-            queue.extend([number] * (len(jobs) - len(queue)))
-        return Kept(np.array(jobs, dtype=np.int64), np.array(queue, dtype=np.int64))
+                jobs += found
+                queue += [number] * len(found)
+                runs += [which] * len(found)
+        return Kept(np.array(jobs, dtype=np.int64), np.array(queue, dtype=np.int64), np.array(runs, dtype=bool))
     except (AttributeError, TypeError, ValueError, OverflowError):
         return NOTHING

@@ -39,6 +39,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
+from ..share.slot_turns import SlotTurns
 from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
@@ -89,6 +90,7 @@ class Agent:
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
+        self._turns = SlotTurns(devices, options.home)
         self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
@@ -107,6 +109,7 @@ class Agent:
             if welcome is None:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            self._turns.kind = welcome.turn
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
@@ -273,6 +276,8 @@ class Agent:
         self._cores.tell(self._running())
         if self.desired is not None:  # before the first answer nobody knows who shares
             self._pins.hold(self._running())
+            self._turns.tell(self._running())
+            self._turns.rank(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -307,6 +312,7 @@ class Agent:
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            self._turns.tell([*self._running(), run])
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
@@ -400,10 +406,14 @@ class Agent:
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
         samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         outbox.samples += samples
+        waiting, stuck = self._turns.waiting(), set(self._turns.stuck({run.lease: run.assignment.grace for run, _ in live}))
         for run, _ in live:
             with run.isolated():
                 run.note_reports(now)
-                if run.lease not in quiet:
+                if run.lease in stuck and run.stopping is None:
+                    log.warning("lease %d keeps the turn without a sign and is stopped", run.lease, extra={"action": "hang"})
+                    run.stop("hang", run.assignment.grace)
+                elif run.lease not in quiet or run.lease in waiting:
                     run.active_at = now
                 elif run.hangs(now):
                     log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})

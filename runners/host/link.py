@@ -212,7 +212,7 @@ class Outbox:
                 if batch.offset != run.acked.offsets.get(rank, 0):
                     offsets[run.lease, rank] = batch.offset
                 if batch.records:
-                    records.append(Records(lease=run.lease, rank=rank, records=_by_steady_time(batch.records)))
+                    records.append(Records(lease=run.lease, rank=rank, records=_by_steady_time(run, batch.records)))
                     room -= len(batch.records)
             workers += updates(run, ended=ended and complete and run.settled)
         report = Report(
@@ -283,11 +283,15 @@ def _since_set() -> float:
     return seconds if abs(seconds) > 1.0 else 0.0
 
 
-def _by_steady_time(records: list[Record]) -> list[Record]:
-    """Jobs write the time of day. What they wrote just before it was set, and is not sent yet, is told as of another moment."""
-    if not (seconds := _since_set()):
-        return records
-    return [msgspec.structs.replace(record, ts=max(record.ts + seconds, 0.0)) for record in records]
+def _by_steady_time(run: Run, records: list[Record]) -> list[Record]:
+    """Jobs write the time of day, and what the boot clock says, which is worth nothing after another boot."""
+    seconds, same = _since_set(), run.boot_id == boot_id()
+    return [
+        msgspec.structs.replace(
+            record, ts=max(steady_time(record.at) if same and record.at is not None else record.ts + seconds, 0.0), at=None
+        )
+        for record in records
+    ]
 
 
 def _say(run: Run, words: str) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.spec.model import PipelineOptions, Reuse, Stop
+from ..share.yielding import Yielding
 from ..worker import script
 from ..worker.ranks import Ranks, any_rank
 from . import rng
@@ -68,6 +69,7 @@ class Trainer:
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
         self.model, self.parallel = task.model, self.work.place(task.model)
         self.optimizer = self.work.optimizer
+        self.sharing = Yielding(self.model.parameters(), ranks.device)
         self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
         self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0
@@ -101,6 +103,7 @@ class Trainer:
         """End what loads and what computes."""
         self.feed.close()
         self.work.close()
+        self.sharing.close()
 
     def _run(self) -> bool:
         if any_rank(script.should_stop()):
@@ -151,11 +154,12 @@ class Trainer:
         part = parts[-1]  #: the only one where samples are reused
         weight = self.weight(part)
         values: dict[str, float] = {}
-        if self.reusing is not None and self.reusing.probes(self.step):
-            values |= self.reusing.probe(self.step, self.model, part)
-        if self.reusing is not None:
-            self.reusing.before(self.optimizer)
-        loss = self.update([part.data for part in parts], weight)
+        with self.sharing:
+            if self.reusing is not None and self.reusing.probes(self.step):
+                values |= self.reusing.probe(self.step, self.model, part)
+            if self.reusing is not None:
+                self.reusing.before(self.optimizer)
+            loss = self.update([part.data for part in parts], weight)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -197,7 +201,7 @@ class Trainer:
             assert self.task.evaluate is not None
             self.model.eval()
             try:
-                with rng.preserved(), torch.no_grad():  # whether and when one evaluates must not change the training
+                with rng.preserved(), torch.no_grad(), self.sharing:  # whether and when one evaluates must not change the training
                     metrics = _metrics(self.task.evaluate(self.model))
             except Interrupted:
                 interrupted = True
@@ -250,7 +254,8 @@ class Trainer:
         assert self.reusing is not None and isinstance(self.feed, ReuseFeed)
         positions, reusing = self.feed.rest(), self.reusing
         try:
-            reusing.choose_peak(Trials(self, positions).loss)
+            with self.sharing:
+                reusing.choose_peak(Trials(self, positions).loss)
         except Interrupted:
             return False
         self.scheduler = reusing.schedule(self.optimizer, self.total - self.step, reusing.peaks)

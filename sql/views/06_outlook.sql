@@ -1,6 +1,6 @@
 -- When jobs that have not ended should start and end, and what becomes of their deadlines: what every listing, explanation and alarm says.
 -- A start that is not known is no start at once, so nothing follows from it; but who would be late even so is at risk, and so is who was
--- told to be in time. For the first 10 s of a stay in the queue nobody has worked its start out yet.
+-- told to be in time. For the first 10 s of a stay in the queue, and of the time after a pause, nobody has worked its start out yet.
 CREATE OR REPLACE VIEW outlook AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 starts AS (  -- who is being stopped, or trains only to be measured, has to wait for its start yet
@@ -9,7 +9,7 @@ starts AS (  -- who is being stopped, or trains only to be measured, has to wait
                 WHEN w.est_start < c.moment THEN c.moment
                 ELSE w.est_start END AS goes_on,
            d.job_id IS NOT NULL AND j.state <> 'suspending' AND l.profile IS DISTINCT FROM true
-               AND epoch(c.moment - j.state_since) >= 10 AS promised,
+               AND epoch(c.moment - greatest(j.state_since, j.not_before)) >= 10 AS promised,
            j.lease_id IS NULL AND coalesce(w.code IN ('crowded', 'late', 'outweighed', 'rejected'), false) AS given_up
     FROM jobs j
     CROSS JOIN clock c

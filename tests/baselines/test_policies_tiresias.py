@@ -120,19 +120,27 @@ def test_thresholds_in_use_are_sorted_and_as_many_as_the_queues_need():
 
 
 def lists(*of_queues, **config):
-    """What Tiresias keeps under a configuration, its lists written as ``"3-5 1"``."""
+    """What Tiresias keeps under a configuration, its lists written as ``"3-5|1"``: those that run, then those that wait."""
     settings = Tiresias.Config(**config)
     return {"lists": list(of_queues), "rule": [float(settings.priority == "time"), settings.starve_limit, *settings.thresholds]}
 
 
-@pytest.mark.parametrize(("before", "displaced"), [(lists("1", "2"), True), (lists("", "1-2"), False), (lists("", "2 1"), False)])
-def test_only_who_has_just_sunk_gives_way_within_its_queue(before, displaced):
+@pytest.mark.parametrize(
+    ("before", "displaced"),
+    [
+        (lists("1|", "|2"), True),  # it has just sunk
+        (lists("|", "1|2"), False),
+        (lists("|", "2 1|"), False),  # 2 was to run, or has failed
+        (lists("|", "|2 1"), True),  # it was to give way, but a guard kept it
+    ],
+)
+def test_only_who_has_sunk_gives_way_within_its_queue(before, displaced):
     """1 runs in the second queue, where 2 waits: has it sunk since the decision before, it stands behind 2."""
     jobs = [Job(1, run_time=3300, lease_time=3300, held=(0,)), Job(2, run_time=4000, submitted=5)]
     view = dataclasses.replace(make_view([1], jobs), memory=before)
     answer = plan("tiresias", view)
     assert given_gpus(answer) == ({2: (0,)} if displaced else {1: (0,)})
-    assert answer.memory == (lists("", "2 1") if displaced else lists("", "1-2"))
+    assert answer.memory == lists("|", "2|1" if displaced else "1|2")
     if displaced:  # and once it has stopped, the GPU still goes to 2
         jobs[0] = dataclasses.replace(jobs[0], held=(), lease_time=0.0)
         stopped = dataclasses.replace(make_view([1], jobs), memory=answer.memory)
@@ -144,10 +152,10 @@ def test_who_was_displaced_goes_before_all_that_wait_in_its_queue():
     ran = {"run_time": 4000.0, "lease_time": 4000.0}
     jobs = [Job(1, held=(0,), **ran), Job(2, submitted=1, held=(1,), **ran), Job(4, submitted=2, run_time=4000.0)]
     view = make_view([2], [*jobs, Job(5, gpus=2, submitted=3)])
-    answer = plan("tiresias", dataclasses.replace(view, memory=lists("", "2 1 4")))
+    answer = plan("tiresias", dataclasses.replace(view, memory=lists("|", "2 1|4")))
     assert sorted(answer.preempt) == [1, 2]
     assert list(answer.order) == [2, 1, 4]
-    assert answer.memory == lists("5", "2 1 4")
+    assert answer.memory == lists("5|", "|2 1 4")
     waits = make_view([2], [dataclasses.replace(job, held=(), lease_time=0.0) for job in jobs])
     assert given_gpus(plan("tiresias", dataclasses.replace(waits, memory=answer.memory))) == {2: (0,), 1: (1,)}
 

@@ -19,6 +19,7 @@ from expected import peer_workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Row, run, workload
+from stoker.engine.scheduling.guards import Limits, protect
 from stoker.engine.scheduling.plan_check import LARGEST_MEMORY, check
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry
@@ -97,7 +98,7 @@ def written(memory: Memory) -> Lists:
     assert memory is not None
     lists: Lists = []
     for text in memory["lists"]:
-        spans = [part.split("-") for part in text.split()]
+        spans = [part.split("-") for part in text.replace("|", " ").split()]
         lists.append([job for span in spans for job in range(int(span[0]), int(span[-1]) + 1)])
     return lists
 
@@ -192,33 +193,45 @@ def ran(number: int, seconds: float, **facts: Any) -> Job:
 def test_jobs_that_sank_while_nobody_waited_stand_in_the_order_in_which_they_did() -> None:
     """3 sank before 1, and 2 at the moment at which 1 did; nobody was asked then, as all ran."""
     jobs = [ran(1, 3300.0, held=(0,)), ran(2, 3300.0, held=(1,)), ran(3, 3400.0, held=(2,)), Job(4, gpus=2, submitted=NOW)]
-    answer = decide(jobs, kept("1-3"), gpus=3)
-    assert answer.memory == kept("4", "3 1-2")
+    answer = decide(jobs, kept("1-3|"), gpus=3)
+    assert answer.memory == kept("4|", "3|1-2")
     assert sorted(answer.preempt) == [1, 2]
+
+
+def test_who_may_not_be_stopped_as_it_sinks_gives_way_once_it_may() -> None:
+    """1 sinks to where 2 waits, within its first minute; 3 comes then, and 1 is not put before 2 by any of that."""
+    jobs = [ran(1, 40.0, held=(0,)), ran(2, 4000.0)]
+    protected = protect(dataclasses.replace(make_view([1], jobs), memory=kept("1|", "|2", threshold_1=30.0)), Limits(min_run_time=60.0))
+    policy = registry.create("tiresias", {"threshold_1": 30.0})
+    first = policy.plan(protected)
+    assert (list(first.preempt), first.memory) == ([], kept("|", "|2 1", threshold_1=30.0))
+    later = [ran(1, 60.0, held=(0,)), jobs[1], Job(3, gpus=2, submitted=NOW)]
+    second = policy.plan(dataclasses.replace(make_view([1], later), memory=first.memory))
+    assert (list(second.preempt), second.memory) == ([1], kept("|3", "2|1", threshold_1=30.0))
 
 
 def test_a_job_that_starves_goes_to_the_end_of_the_highest_queue() -> None:
     """2 has waited twice as long as it has run; 3 came before that moment, 4 at it, and who comes goes first."""
     starving = ran(2, 4000.0, submitted=NOW - 12_000)
     jobs = [ran(1, 100.0, held=(0,)), starving, Job(3, submitted=NOW - 1), Job(4, submitted=NOW)]
-    assert decide(jobs, kept("1 3", "2", starve_limit=2.0), starve_limit=2.0).memory == kept("1 3-4 2", starve_limit=2.0)
+    assert decide(jobs, kept("1|3", "|2", starve_limit=2.0), starve_limit=2.0).memory == kept("1|3-4 2", starve_limit=2.0)
 
 
 def test_a_job_that_was_away_comes_to_the_end_and_one_that_has_gone_leaves_its_place() -> None:
     jobs = [ran(1, 4000.0, held=(0,)), ran(2, 4000.0), ran(4, 4000.0)]
-    assert decide(jobs, kept("", "1 4 3")).memory == kept("", "1 4 2")
+    assert decide(jobs, kept("|", "1|4 3")).memory == kept("|", "1|4 2")
 
 
 def test_other_thresholds_displace_nobody_within_a_queue() -> None:
     """1 to 4 stood in three queues and now stand in one; the one that runs goes first, the others as they stood."""
     jobs = [ran(1, 8000.0, held=(0,)), ran(2, 10.0, gpus=2), ran(3, 4000.0), ran(4, 4000.0)]
-    before = decide(jobs, kept("2", "4 3", "1"), queues=3)
+    before = decide(jobs, kept("|2", "|4 3", "1|"), queues=3)
     assert list(before.preempt) == [1]
-    merged = decide(jobs, kept("2", "4 3", "1"), queues=1)
+    merged = decide(jobs, kept("|2", "|4 3", "1|"), queues=1)
     assert not merged.preempt
-    assert merged.memory == kept("1-2 4 3", queues=1)
+    assert merged.memory == kept("1|2 4 3", queues=1)
     # And the other way: what one queue held is dealt to three. 3 and 4 keep their order.
-    assert decide(jobs, kept("1-2 4 3", queues=1), queues=3).memory == kept("2", "4 3", "1")
+    assert decide(jobs, kept("1|2 4 3", queues=1), queues=3).memory == kept("|2", "4|3", "|1")
 
 
 @pytest.mark.parametrize(
@@ -226,12 +239,14 @@ def test_other_thresholds_displace_nobody_within_a_queue() -> None:
     [
         None,
         {"entered": {"2": [1, NOW - 900.0], "3": [1, NOW]}},  # of a version that kept moments
-        {"lists": "1-9", "rule": 3},
-        {"lists": {"0": "1"}},
-        {"lists": ["1-99999999999999999999999 2"], "rule": [0.0, 0.0, 3250.0, 7200.0]},
+        {"lists": "1-9|", "rule": 3},
+        {"lists": {"0": "1|"}},
+        {"lists": ["1-99999999999999999999999|2"], "rule": [0.0, 0.0, 3250.0, 7200.0]},
+        {"lists": ["1-40000|", "1-40000|"]},
         {"lists": [["1"], None], "rule": [0.0, 0.0, 3250.0, 7200.0]},
-        {"lists": ["x-y", "1--2"]},
-        {"lists": ["9-1", "-5", "1e3"]},
+        {"lists": ["x-y|", "1--2|"]},
+        {"lists": ["1", "|3|2|"]},
+        {"lists": ["9-1|", "|-5", "1e3|"]},
         ["1"],
     ],
     ids=str,
@@ -240,31 +255,31 @@ def test_what_is_not_lists_is_as_nothing_at_first_who_runs_stands_before_who_wai
     jobs = [ran(1, 4000.0, submitted=2), ran(2, 4000.0, held=(0,), submitted=3), ran(3, 4000.0, submitted=1), Job(5, gpus=2)]
     answer = decide(jobs, memory)
     assert not answer.preempt
-    assert answer.memory == kept("5", "2-3 1")
+    assert answer.memory == kept("|5", "2|3 1")
 
 
 def test_a_job_that_stands_twice_or_in_a_queue_that_there_is_no_more_has_one_place() -> None:
     jobs = [ran(1, 4000.0, held=(0,)), ran(2, 4000.0), ran(3, 4000.0)]
-    assert decide(jobs, kept("", "1 3 1-3", "", "", "2 3")).memory == kept("", "1 3 2")
+    assert decide(jobs, kept("|", "1|3 1-3", "|", "|", "2|3")).memory == kept("|", "1|3 2")
 
 
 def test_ten_thousand_jobs_are_kept_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     order = np.random.default_rng(0).permutation(np.arange(10_000_000, 10_010_000)).tolist()
     jobs = [ran(1, 4000.0, held=(0,)), *(ran(job, 4000.0) for job in sorted(order)), Job(10_020_000, gpus=2)]
     texts = " ".join(map(str, order))
-    answer = decide(jobs, kept("", f"1 {texts}"))
-    assert answer.memory == kept("10020000", f"1 {texts}")
+    answer = decide(jobs, kept("|", f"1|{texts}"))
+    assert answer.memory == kept("|10020000", f"1|{texts}")
     assert len(answer.memory["lists"][1]) < LARGEST_MEMORY / 10
     monkeypatch.setattr(queue_lists, "MOST", 3)  # and never more than a plan may keep: the last of the lowest queue come anew
-    assert decide(jobs, None).memory == kept("10020000", "1 10000000")
+    assert decide(jobs, None).memory == kept("|10020000", "1|10000000")
 
 
 def test_jobs_that_came_one_after_the_other_are_one_range() -> None:
     jobs = [ran(1, 10.0, held=(0,)), *(Job(job) for job in range(2, 5000))]
-    assert decide(jobs, kept("1-4000")).memory == kept("1-4999")
+    assert decide(jobs, kept("1|2-4000")).memory == kept("1|2-4999")
 
 
 def test_what_has_not_changed_is_not_written_anew() -> None:
     jobs = [ran(1, 10.0, held=(0,)), Job(2)]
-    view = dataclasses.replace(make_view([1], jobs), memory=kept("1-2"))
+    view = dataclasses.replace(make_view([1], jobs), memory=kept("1|2"))
     assert registry.create("tiresias", {}).plan(view).memory is view.memory

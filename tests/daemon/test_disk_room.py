@@ -80,3 +80,21 @@ def test_what_takes_the_most_is_named_by_job(home: Home) -> None:
     assert largest(home.path)[0].path == "jobs/3"
     (finding,) = checks.disk(home.path)
     assert "the most below it: job 3 5.0 MiB, stoker.duckdb 3.0 MiB, backups 2.0 MiB" in finding.found
+
+
+def test_the_reserve_is_given_up_in_steps_to_the_log_and_made_again(tmp_path: Path) -> None:
+    reserve, log = Reserve(tmp_path), tmp_path / "stoker.duckdb.wal"
+    log.write_bytes(b"x" * 1000)
+    assert not reserve.give(log), "there is none yet"
+    reserve.make()
+    assert reserve.whole and reserve.size == reserve.wanted <= shutil.disk_usage(tmp_path).total // 16
+    assert reserve.path.stat().st_blocks * 512 >= reserve.size, "real blocks"
+    for step in (64, 128, 256):
+        before = reserve.size
+        assert reserve.give(log) and before - reserve.size == step << 10
+    assert log.stat().st_size == 1000
+    reserve.enough()
+    before = reserve.size
+    assert reserve.give(log) and before - reserve.size == 64 << 10, "a commit went through: the next one begins with little"
+    reserve.make()
+    assert reserve.whole

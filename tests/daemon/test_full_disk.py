@@ -8,8 +8,12 @@ from collections.abc import Callable
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from small_disk import Quota, SmallDisk
-from stoker.engine.errors import StoreError
+from stoker.engine.errors import NoRoom, StoreError
 from stoker.engine.home import Home
+from stoker.engine.jobs.notes import Note, note
+from stoker.engine.store.disk_watch import DiskWatch
+from stoker.engine.store.reserve import Reserve
+from stoker.engine.store.store import Store
 
 #: Fills its disk to the last byte, and again whatever is freed.
 FILLS = """
@@ -57,6 +61,31 @@ def test_the_job_that_fills_the_disk_is_cancelled(home: Home, disk: SmallDisk | 
         assert any("filling" in reason for reason in reasons), reasons
     finally:
         daemon.end()
+
+
+def test_the_log_is_not_folded_in_while_the_disk_is_full(disk: SmallDisk | Quota, home: Home) -> None:
+    """A checkpoint that finds no room costs the connection, and the daemon its life; it comes once there is room."""
+    if isinstance(disk, Quota):
+        pytest.skip("needs a disk that can be filled: a mount")
+    store = Store.open(home.database, reserve=Reserve(home.path), config={"checkpoint_threshold": "128KB"})
+    watch = DiskWatch(home.path, store, Reserve(home.path), lambda kind, words: None)
+    watch.look()
+    disk.fill(0)
+    watch.look()
+    words = Note("test", "t", "x" * 20_000)
+    with pytest.raises(NoRoom, match="the disk is full"):
+        for _ in range(9):
+            store.write(note, words)
+    for _ in range(15):
+        store.write(note, words, urgent=True)
+    log = home.database.with_name("stoker.duckdb.wal")
+    assert log.stat().st_size > 300_000 and store.failed is None and store.refused
+    disk.free(0)
+    watch.look()
+    for _ in range(9):
+        store.write(note, words)
+    assert store.refused is None and (not log.exists() or log.stat().st_size < 128_000), "as before"
+    store.close()
 
 
 @pytest.mark.slow

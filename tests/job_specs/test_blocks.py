@@ -67,7 +67,11 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
                 "f.yaml:6: share.memry: unknown field (did you mean 'memory'?)",
             ],
         ),
-        ("share:\n  gpu: switched", (), ["f.yaml:3: share.gpu: switched is carried out by nothing yet; write packed or exclusive"]),
+        ("share:\n  gpu: switched", (),
+         ["f.yaml:3: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
+        ("gpus: 2\nshare:\n  gpu: switched", (),
+         ["f.yaml:4: share.gpu: switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1",
+          "f.yaml:4: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
         ("share:\n  gpu: packed\n  memory: 0", (), ["f.yaml:4: share.memory: must be a whole number >= 1, not 0"]),
         ("share: {memory: 2GiB}", (),
          ["f.yaml:2: share.memory: is for a job that shares its GPUs; write gpu: packed beside it, or remove it"]),
@@ -112,7 +116,7 @@ def test_set_is_an_option_of_submit() -> None:
 
 
 def test_a_posted_block_is_checked_as_well() -> None:
-    with pytest.raises(UsageError, match=r"^a: share\.gpu: switched is carried out by nothing yet"):
+    with pytest.raises(UsageError, match=r"^a: share\.gpu: switched is for a recipe or an entrypoint"):
         require(JobSpec(name="a", command=("x",), share=Share(gpu="switched")))
 
 

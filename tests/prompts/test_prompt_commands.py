@@ -198,7 +198,11 @@ SAMPLES = [
     ("mails.tsv", "text\tlabel\n", "or give FILE.csv or FILE.jsonl"),
     ("mails.csv", "text,kind\nwin,spam\n", "--data: mails.csv has no column 'label'; its first line names text, kind"),
     ("mails.jsonl", '{"text": "win", "label": "spam"}\nwin\n', "--data: mails.jsonl, line 2 is not JSON"),
-    ("mails.jsonl", '{"text": "win", "label": "spam"}\n' * 30, "all samples of mails.jsonl have the label 'spam'"),
+    (
+        "mails.jsonl",
+        "".join(f'{{"text": "win {n}", "label": "spam"}}\n' for n in range(9)),
+        "all samples of mails.jsonl have the label 'spam'",
+    ),
 ]
 
 

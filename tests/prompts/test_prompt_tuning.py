@@ -257,5 +257,5 @@ def test_a_missing_library_names_the_extra(monkeypatch, tmp_path, mails):
     trainer = train(tmp_path, mails, 1)
     for name in [name for name in __import__("sys").modules if name.partition(".")[0] == "safetensors"]:
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(StokerError, match=r"needs the package 'safetensors'; install it with: pip install 'stoker\[llm\]'"):
+    with pytest.raises(StokerError, match=r"needs the package 'safetensors'; install it with: pip install '.\[llm\]'"):
         trainer.run()

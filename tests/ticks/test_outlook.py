@@ -20,7 +20,7 @@ from stoker.engine.fleet import registration as runners
 from stoker.engine.forecast import foretelling
 from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.forecast.explain import explain
-from stoker.engine.forecast.foretelling import REFRESH, Foretelling
+from stoker.engine.forecast.foretelling import REFRESH, SLACK, Foretelling
 from stoker.engine.home import Home
 from stoker.engine.hooks import Hooks
 from stoker.engine.jobs.control import Control, control
@@ -273,13 +273,13 @@ class Clock:
 class Host:
     """A daemon's scheduling of one node with one slot, each step of it by hand."""
 
-    def __init__(self, store: Store, policy: str = "fifo") -> None:
+    def __init__(self, store: Store, policy: str = "fifo", min_run_time: float = 0.0) -> None:
         self.store, self.clock = store, Clock()
         gpus = [GpuInfo(id="n1/cpu0", index=0, kind="cpu", name="cpu")]
         greeting = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h",
                          address="localhost", pool="default", gpus=gpus, leases=[])  # fmt: skip
         self.session = store.write(runners.hello, greeting)
-        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=0.0))
+        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=min_run_time))
         self.scheduling = Scheduling(store, Tasks(lambda *_: None), config, self.clock)
         self.scheduling.start()
 
@@ -329,6 +329,20 @@ def strict(after: float, **fields: Any) -> JobSpec:
     return JobSpec(
         **{"name": "timed", "recipe": "toy", "demand": Demand("strict", (Tier(time.time() + after),)), "estimate": 60.0, **fields}
     )
+
+
+def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: Store) -> None:
+    """The end of the guard, where it is not known how long the victim would run."""
+    host = Host(store, "priority", min_run_time=60.0)
+    host.submit(JobSpec(name="victim", recipe="toy"))
+    host.start(1)
+    (job,) = host.submit(JobSpec(name="urgent", recipe="toy", priority=9))
+    host.pass_time()
+    (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1)
+    held = host.scheduling.held_back("default", job)
+    said = explain(store, job, held_back=host.scheduling.held_back)
+    assert held is not None and listed["id"] == job
+    assert said["waiting"]["est_start"] == listed["est_start"] == pytest.approx(held.until, abs=SLACK)
 
 
 def test_a_pace_that_becomes_known_or_changes_tells_the_start(host: Host) -> None:

@@ -103,7 +103,7 @@ class Job:
 
     def start(self, ranks=1, largest_file=0, **env):
         self.lease += 1
-        self.run_dir.mkdir()
+        self.run_dir.mkdir(exist_ok=True)
         assignment = {"lease": self.lease, "job": 1, "attempt": self.lease, "spec": self.spec, "gpus": ["n/cpu0"], "world_size": ranks}
         (self.run_dir / "assignment.json").write_text(json.dumps(assignment | self.assigned))
         env |= {"STOKER_RUN_DIR": str(self.run_dir), "STOKER_CHECKPOINT_DIR": str(self.path / "checkpoints"), "CUDA_VISIBLE_DEVICES": ""}

@@ -65,6 +65,11 @@ MAY_IMPORT = {
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
     # So are samples to tune on.
+    # What the kernel of this host can do is found out where runners do it.
+    "engine.cli.checks": (
+        "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home",
+        "runners.share.kernel_priority",
+    ),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
