@@ -180,8 +180,8 @@ def _require_one_label(path: Path, rows: list[Labelled], lines: list[int]) -> No
 
 
 def _require_classes(data: str, texts: Texts) -> None:
-    if len(texts.train) + len(texts.held_out) < 2:
-        raise UsageError(f"params.data: {data} has no samples, or one; there must be some of each label")
+    if not texts.classes:
+        raise UsageError(f"params.data: {data} has no samples; there must be some of each label")
     if len(texts.classes) < 2:
         raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
     if len(texts.classes) > len(string.ascii_uppercase):

@@ -189,7 +189,7 @@ ROWS = "\n".join(f"text {number},{'a' if number % 2 else 'b'}" for number in ran
         ("x.jsonl", "[1]\n", r"params.data: x.jsonl, line 1 has no text"),
         ("x.csv", "words,label\nhello,a\n", r"params.data: x.csv has no column 'text'; its first line names words, label"),
         ("x.csv", "", r"params.data: x.csv has no column 'text'; its first line names nothing"),
-        ("x.csv", "text,label\n", r"x.csv has no samples, or one; there must be some of each label"),
+        ("x.csv", "text,label\n", r"x.csv has no samples; there must be some of each label"),
         ("x.csv", "text,label\n" + ROWS.replace("b", "a"), r"all samples of .*x.csv have the label 'a'; a tuning needs two labels or more"),
         (
             "x.csv",
