@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .contract import Floats, Ints, Phase, Plan, View, tunable
+from .contract import Floats, Phase, Plan, View, tunable
 from .placement.skew import spreadable
 from .queues.levels import Queues, Standing, after, ranks_of, waking
 from .queues.queue_lists import Order, QueueLists
@@ -67,7 +67,7 @@ class Tiresias:
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
         order = self._lists.order(jobs, view.now, standing, self.queues.floor, view.memory)
         # Of a queue's width the upper half is for those who run there and are not displaced by their equals.
-        rank = self._rank(view, standing, order) / (2 * len(jobs))
+        rank = 0.5 * self._rank(view, standing, order)
         place = standing.queue + 0.5 + rank
         ranking = Ranking(
             key=place,
@@ -81,12 +81,12 @@ class Tiresias:
         plan = replace(plan, memory=self._lists.memory(jobs, standing, order, after(jobs, plan)[0], view.memory))
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
-    def _rank(self, view: View, standing: Standing, order: Order) -> Ints:
-        """Position of each job among all, by which those of one queue are ordered."""
+    def _rank(self, view: View, standing: Standing, order: Order) -> Floats:
+        """From 0 to 1, by which the jobs of one queue are ordered."""
         if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
             return order.at
         index = gittins_index(view.finished_service, standing.level, self.queues.room(standing))
-        return ranks_of(np.lexsort((order.at, -index)))
+        return ranks_of(np.lexsort((order.at, -index))) / len(view.jobs)
 
 
 def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:

@@ -46,8 +46,16 @@ class Kept:
 
     def written(self) -> list[str]:
         """A text for each queue: those that run, a bar, those that wait; numbers that follow each other are one range: ``7|1 3-5``."""
-        queues = [self.queue == one for one in range(int(self.queue.max(initial=0)) + 1)]
-        return [f"{_ranges(self.job[one & self.runs])}|{_ranges(self.job[one & ~self.runs])}" for one in queues]
+        part = 2 * self.queue + ~self.runs
+        begins = np.ones(len(part), dtype=bool)
+        begins[1:] = (part[1:] != part[:-1]) | (self.job[1:] != self.job[:-1] + 1)
+        ends = np.ones(len(part), dtype=bool)
+        ends[:-1] = begins[1:]
+        firsts, lasts = self.job[begins].tolist(), self.job[ends].tolist()
+        parts: list[list[str]] = [[] for _ in range(2 * int(self.queue.max(initial=0)) + 2)]
+        for which, first, last in zip(part[begins].tolist(), firsts, lasts, strict=True):
+            parts[which].append(f"{first}-{last}" if first < last else f"{first}")
+        return [f"{' '.join(runs)}|{' '.join(waits)}" for runs, waits in zip(parts[::2], parts[1::2], strict=True)]
 
 
 NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
@@ -57,7 +65,7 @@ NOTHING = Kept(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zero
 class Order:
     """The lists of a view, a row a job."""
 
-    at: Ints  #: place among all, from 0: of a higher queue before, in a queue in the order of its list
+    at: Floats  #: from 0 to 1, in the order of the lists: those of one queue compare
     settled: Bools  #: runs, and gives way to nobody of its queue; False: it waits, or has sunk and was to give way since
 
 
@@ -78,15 +86,16 @@ class QueueLists:
             came |= same_rule & (kept.queue[at] != standing.queue)
             settled |= kept.runs[at] & ~came
         rows = came.nonzero()[0]
-        if len(rows):
-            at[rows] = len(kept.job) + _in_turn(_entered(jobs, now, standing, floor, new, rows), new[rows])
-        return Order(ranks_of(np.lexsort((at, standing.queue))), settled & (jobs.phase == Phase.ACTIVE))
+        at[rows] = len(kept.job)
+        if len(rows) > 1:
+            at[rows] += _in_turn(_entered(jobs, now, standing, floor, new, rows), new[rows])
+        return Order(at / (len(kept.job) + len(jobs)), settled & (jobs.phase == Phase.ACTIVE))
 
     def memory(self, jobs: Jobs, standing: Standing, order: Order, runs: Bools, before: Memory) -> Memory:
         """What is to be kept where ``runs`` run after the decision; ``before`` itself where nothing is new."""
         if jobs.protected is not None:
             runs = runs & ~(jobs.protected & ~order.settled & (jobs.phase == Phase.ACTIVE))
-        rows = np.lexsort((order.at, ~runs, standing.queue))[:MOST]
+        rows = np.argsort(standing.queue + 0.5 * (~runs + order.at))[:MOST]
         now = Kept(jobs.id[rows], standing.queue[rows], runs[rows])
         kept, same_rule = self._kept(before)
         if same_rule and now.same(kept):
@@ -118,14 +127,6 @@ def _in_turn(moments: Floats, new: Bools) -> Ints:
     order = np.argsort(moments, kind="stable")
     moment = np.cumsum(np.diff(moments[order], prepend=-np.inf) > AT_ONCE)[ranks_of(order)]
     return ranks_of(np.lexsort((~new, moment)))
-
-
-def _ranges(jobs: Ints) -> str:
-    if not len(jobs):
-        return ""
-    begins = np.flatnonzero(np.diff(jobs, prepend=jobs[0] - 2) != 1)
-    firsts, lasts = jobs[begins].tolist(), jobs[np.append(begins[1:], len(jobs)) - 1].tolist()
-    return " ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in zip(firsts, lasts, strict=True))
 
 
 def _numbers(text: str) -> list[int]:
