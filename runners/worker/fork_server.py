@@ -73,10 +73,10 @@ def main() -> int:
         return 1
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy every page
-    show_name(READY)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     while True:
         _say(control, f"ready {told}")
+        show_name(READY)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
         serve(control, listener)
         if listener is None or not succeeded(control, listener):
             return 0
