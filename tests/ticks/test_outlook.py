@@ -270,6 +270,11 @@ class Clock:
         return self.now
 
 
+def grant_ago(tx: Transaction, batch: Sequence[tuple[int, float]]) -> list[None]:
+    tx.update("leases", ["id"], [{"id": lease, "granted_at": time.time() - ago} for lease, ago in batch])
+    return [None] * len(batch)
+
+
 class Host:
     """A daemon's scheduling of one node with one slot, each step of it by hand."""
 
@@ -304,9 +309,10 @@ class Host:
         (row,) = objects(self.store, "api/job", job)
         return row
 
-    def start(self, job: int) -> int:
-        """Its worker runs from now on; its lease."""
+    def start(self, job: int, granted: float = 200.0) -> int:
+        """Its worker has run for 100 s, or since its lease was granted so many seconds ago; its lease."""
         ((lease,),) = [(row["id"],) for row in objects(self.store, "api/leases", job)]
+        self.store.write(grant_ago, (lease, granted))
         update = WorkerUpdate(lease=lease, state="running", ts=time.time() - 100, pid=9, pid_started=1.0, boot_id="b", run_dir="/tmp")
         self.report(workers=[update])
         return int(lease)
@@ -335,7 +341,7 @@ def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: 
     """The end of the guard, where it is not known how long the victim would run."""
     host = Host(store, "priority", min_run_time=60.0)
     host.submit(JobSpec(name="victim", recipe="toy"))
-    host.start(1)
+    host.start(1, granted=0.0)
     (job,) = host.submit(JobSpec(name="urgent", recipe="toy", priority=9))
     host.pass_time()
     (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1)
