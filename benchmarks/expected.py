@@ -76,7 +76,7 @@ class Peer:
     options: Options = Options()
 
 
-_ITP, _PHILLY = ("itp06", "1x128"), ("philly_11cb48_2w", "1x8")
+_ITP, _ITP01, _PHILLY = ("itp06", "1x128"), ("itp01", "1x64"), ("philly_11cb48_2w", "1x8")
 _TIRESIAS, _LUCID, _REFERENCE = "Tiresias' simulator", "Lucid's simulator", "independent reference"
 _AS_LUCID = Options(Costs(resume=40.0))  #: what a preempted job of up to 8 GPUs has to do more
 _TITAN, _ROUNDS = "Titan's simulator", Options(interval=300.0)
@@ -89,6 +89,8 @@ PEERS = (
     Peer(*_ITP, "srtf,hysteresis=1,measure=service", 29_251.87, _TIRESIAS),
     Peer(*_ITP, "tiresias,priority=time", 34_575.90, _TIRESIAS),
     Peer(*_ITP, "tiresias", 37_540.11, _TIRESIAS + ", demotions on time"),  # docs/accuracy.md
+    Peer(*_ITP01, "tiresias,priority=time", 36_983.36, _TIRESIAS),
+    Peer(*_ITP01, "tiresias", 29_712.13, _TIRESIAS + ", demotions on time"),
     Peer(*_PHILLY, "fifo", 46_086.23, _TIRESIAS),
     Peer(*_PHILLY, "fifo,backfill=true", 3_837.07, _TIRESIAS),
     Peer(*_PHILLY, "sjf", 14_400.65, _LUCID),
@@ -107,7 +109,18 @@ PEERS = (
 
 
 def peer_workload(traces: Path, name: str) -> Workload:
-    return fine_tuning(traces, name) if name.startswith("FM-") else side_by_side(traces, name)
+    if name.startswith("FM-"):
+        return fine_tuning(traces, name)
+    return itp(traces, f"cluster{name[3:]}") if name == "itp01" else side_by_side(traces, name)
+
+
+def itp(traces: Path, cluster: str) -> Workload:
+    """One of the clusters of the trace published as ITP; of jobs that were submitted in one second the least number goes first."""
+    with gzip.open(traces / "itp" / "itp_raw_69351.csv.gz", "rt") as file:
+        rows = [(int(row["submission_time"]), row["job_id"], row) for row in csv.DictReader(file) if row["cluster"] == cluster]
+    rows.sort(key=lambda row: row[:2])
+    submitted, duration = [float(at - rows[0][0]) for at, _, _ in rows], [float(row["duration"]) for _, _, row in rows]
+    return make_workload(cluster, submitted, duration, [int(row["num_gpu"]) for _, _, row in rows])
 
 
 def side_by_side(traces: Path, name: str) -> Workload:

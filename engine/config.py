@@ -60,6 +60,12 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs that are switched (docs/sharing.md)."""
+
+    turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides on CPU slots: the kernel by priority, or the jobs, as on GPUs
+
+
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the view `costs` asks for GPU-time and storage, in any currency. A change holds from the next start of the daemon on."""
 
@@ -111,6 +117,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention: RetentionDays = RetentionDays()
     runners: Runners = Runners()
     warm: Warm = Warm()
+    share: Turns = Turns()
     prices: Prices = Prices()
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()

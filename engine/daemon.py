@@ -124,30 +124,50 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         raise Conflict(f"--tcp {host}:{port}: {error.strerror or error}; choose another port, or end what holds it") from None
 
 
+class Lock:
+    """The home's lock, which holds "PID serves" until its daemon has ended as it was told to."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        file.seek(0)
+        pid, _, serves = file.read().partition(" ")
+        self.killed = pid if serves else ""  #: the daemon before this one if that did not end so; an older program leaves its pid alone
+        self.note(str(os.getpid()))
+
+    def note(self, pid: str) -> None:
+        with contextlib.suppress(OSError):  # on a full disk too the lock itself holds
+            os.ftruncate(self._file.fileno(), 0)
+            os.write(self._file.fileno(), f"{pid} serves".encode() if pid else b"")
+
+
 @contextlib.contextmanager
-def only_one(home: Home) -> Iterator[IO[str]]:
+def only_one(home: Home) -> Iterator[Lock]:
     """Hold the home's lock; the kernel releases it whatever happens to this process."""
     with open(home.path / "daemon.lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise Conflict(f"{home.path}: a daemon is already running here (pid {file.read().strip() or 'unknown'})") from None
-        with contextlib.suppress(OSError):  # for people only: the lock itself holds, on a full disk too
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), str(os.getpid()).encode())
-        yield file
+            pid = file.read().partition(" ")[0].strip() or "unknown"
+            raise Conflict(f"{home.path}: a daemon is already running here (pid {pid})") from None
+        yield Lock(file)
 
 
 def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = False) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
     home.create()
-    with only_one(home):
-        services = Services(home, load_config(home), accept_loss=accept_loss)
+    with only_one(home) as lock:
+        try:
+            services = Services(home, load_config(home), accept_loss=accept_loss, killed=lock.killed)
+        except BaseException:
+            lock.note(lock.killed)  # the next one that starts has it to tell
+            raise
         try:
             asyncio.run(serve(services, tcp))
         finally:
             services.close()
+        if services.exit_code == 0:
+            lock.note("")
         if left := [*services.hanging, *_threads_left()]:
             leave_behind(left, services.exit_code)
         services.end_quietly()

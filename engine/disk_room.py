@@ -1,17 +1,24 @@
-"""Room on the disk of the home: that it runs low is told while it can still be stored, before commits are refused."""
+"""Room on the disk of the home, and what takes it. The same threshold holds for the status, the event and its hook, and `stoker doctor`."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from . import format as fmt
 
-LOOKS = 10.0  #: seconds between looks
-LEAST = 1 << 30  #: bytes free, below which it runs low; of a small disk a twentieth of all
+LEAST = 10 << 30  #: bytes free, below which it runs low; of a small disk a twentieth of all
 SMALL = 20
+NEEDED = 256 * 1024  #: bytes of a block of the database, which its next checkpoint takes at least: with less free commits are refused
+MOST_SECONDS = 5.0  #: for which the home is measured; what was not looked at by then is left out
+
+State = Literal["enough", "low", "full"]
 
 
 class Room(NamedTuple):
@@ -19,8 +26,12 @@ class Room(NamedTuple):
     total: int
 
     @property
-    def low(self) -> bool:
-        return self.free < min(LEAST, self.total // SMALL)
+    def state(self) -> State:
+        return "full" if self.free < NEEDED else "low" if self.free < min(LEAST, self.total // SMALL) else "enough"
+
+    @property
+    def words(self) -> str:
+        return f"{fmt.size(self.free)} of {fmt.size(self.total)} are free"
 
 
 def room(home: Path) -> Room:
@@ -29,19 +40,58 @@ def room(home: Path) -> Room:
     return Room(usage.free, usage.total)
 
 
-class DiskWatch:
-    """Tells when it begins to run low, and when there is room again: once each."""
+class Taker(NamedTuple):
+    """What takes room under a home: the directory of a job, another one, or the database."""
 
-    def __init__(self, home: Path, tell: Callable[[str, str], None]) -> None:
-        self._home, self._tell, self._low = home, tell, False
+    path: str  #: below the home
+    bytes: int  #: on the disk
 
-    def look(self) -> None:
-        now = room(self._home)
-        if now.low == self._low:
-            return
-        self._low = now.low
-        left = f"{fmt.size(now.free)} of {fmt.size(now.total)} are free on the disk of {self._home}"
-        if now.low:
-            self._tell("disk.low", f"{left}; free some space before commits are refused: old checkpoints under jobs/, backups/, archive/")
-        else:
-            self._tell("disk.enough", f"there is room again: {left}")
+    @property
+    def job(self) -> int | None:
+        folder, _, number = self.path.partition("/")
+        return int(number) if folder == "jobs" and number.isdecimal() else None
+
+
+def largest(home: Path, most: int = 3, seconds: float = MOST_SECONDS) -> list[Taker]:
+    """What takes the most room under a home, measured now, the directories of jobs one by one."""
+    takes: Counter[str] = Counter()
+    seen: set[tuple[int, int]] = set()  # files with several names count once
+    end = time.monotonic() + seconds
+    for entry in _entries(home):
+        if entry.is_dir(follow_symlinks=False):
+            for part in _entries(entry.path) if entry.name == "jobs" else [entry]:
+                takes[part.path] += _size(part, seen, end)
+        elif entry.name != "reserve":  # the database with its log
+            takes[entry.path.removesuffix(".wal")] += _size(entry, seen, end)
+    return [Taker(os.path.relpath(path, home), size) for path, size in takes.most_common(most) if size]
+
+
+def _size(entry: os.DirEntry[str], seen: set[tuple[int, int]], end: float) -> int:
+    """Bytes that it takes with all below it."""
+    total, left = 0, [entry]
+    while left and time.monotonic() < end:
+        one = left.pop()
+        with contextlib.suppress(OSError):  # has gone meanwhile
+            if one.is_dir(follow_symlinks=False):
+                left += _entries(one.path)
+                continue
+            found = one.stat(follow_symlinks=False)
+            if (known := (found.st_dev, found.st_ino)) not in seen:
+                total += found.st_blocks * 512
+            if found.st_nlink > 1:
+                seen.add(known)
+    return total
+
+
+def _entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        yield from found
+
+
+def told(takers: Sequence[Mapping[str, Any]]) -> str:
+    """What takes room, as the API tells it, in words."""
+    parts = [
+        f"{row['path'] if row['job'] is None else ' '.join(filter(None, ('job', str(row['job']), row['name'])))} {fmt.size(row['bytes'])}"
+        for row in takers
+    ]
+    return f"the most below it: {', '.join(parts)}" if parts else ""

@@ -110,6 +110,10 @@ class StoreError(StokerError):
     code, exit_code, http_status = "store", 8, 503
 
 
+class NoRoom(StoreError):
+    """The disk, or a limit of the file size, has no room for a commit."""
+
+
 class Stale(StokerError):
     """The fencing number or session is not the current one: stop, what you report is not taken."""
 

@@ -20,7 +20,7 @@ from .store.store import Committed, Store
 RECORD_WITHIN = 0.3  #: seconds to put on record that a hook was killed
 _KINDS = {
     "job.deadline-at-risk": "deadline-at-risk", "policy.error": "policy-error", "task.error": "task-error", "task.stuck": "task-error",
-    "disk.low": "disk-low",
+    "disk.low": "disk-low", "disk.full": "disk-low",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Standard library only: every supervisor imports this too.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,30 @@ class Stat(NamedTuple):
 def boot_id() -> str:
     """Changes with every boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def boot_clock() -> float:
+    """Seconds since boot, as `Process.started` has them: nobody sets this clock, and it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def ahead_of_boot() -> float:
+    """The time of day (s since the epoch) less `boot_clock`: another figure only once somebody has set the time of day.
+
+    Both are read at one moment, also where this process is stopped between the two.
+    """
+    while True:
+        before, now, after = boot_clock(), time.time(), boot_clock()
+        if after - before < 0.05:
+            return now - before
+
+
+_AHEAD = ahead_of_boot()
+
+
+def steady_time(at: float | None = None) -> float:
+    """The time of day as this process saw it first, and on by the boot clock (s since the epoch), now or ``at`` a reading of that."""
+    return _AHEAD + (boot_clock() if at is None else at)
 
 
 def stat(pid: int) -> Stat | None:

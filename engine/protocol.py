@@ -68,6 +68,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_interval: float  #: seconds between GPU samples
     heartbeat: float  #: longest wait of a poll, seconds
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
+    turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
 
 
@@ -94,10 +95,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
-    gpu_memory: int = 0  #: bytes that it is expected to need on each GPU: as asked for, or as measured of its model; 0: not known
-    share: str = "exclusive"  #: or packed: other leases may be on its GPUs
+    gpu_memory: int = 0  #: bytes that it needs of each GPU, by which all judge: as its spec says, or as measured of its model; 0: not known
+    share: str = "exclusive"  #: or packed or switched: other leases may be on its GPUs
     stop: str | None = None
     grace: float = 30.0
+    priority: int = 0  #: of the job, now; among those that share, larger goes first
+    begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +241,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speed: Speed | None = None  #: a measurement; such a record tells nothing else
     pipeline: Pipeline | None = None  #: a step of a tuner; such a record tells nothing else
     part_times: PartTimes | None = None  #: a profile for swapping; such a record tells nothing else
+    at: Figure | None = None  #: when, by the boot clock of its host (s): what its runner goes by
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +299,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
         None  #: of all jobs in its home; None: as told before
     )
+    now: Time | None = None  #: when it is sent, by the clock that all its times are of; None: that of the daemon
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

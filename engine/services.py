@@ -8,11 +8,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
 
+from . import format as fmt
 from .adhoc.desk import Desk
 from .api.auth import Tokens
 from .api.run_uploads import RunUploads
@@ -21,26 +23,31 @@ from .api.thread_pools import MOST_LARGE, Kind, Pools
 from .api.uploads import Uploads
 from .autosched.pool_tuning import PoolTuning
 from .config import Config
-from .disk_room import LOOKS, DiskWatch
-from .errors import StokerError
+from .errors import NoRoom, StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
 from .fleet.prices import keep_prices
+from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
 from .fleet.silence import Fleet
+from .fleet.unstored_stops import UnstoredStops, Write
 from .fleet.watch import StopAll, look_at_leases, stop_all
 from .forecast.admission import Admission
 from .forecast.deadline_watch import DeadlineWatch
 from .home import Home
 from .hooks import Hooks
+from .identity import boot_clock, boot_id
 from .jobs.counts import Counts
 from .jobs.notes import Note, note
 from .jobs.recurring import Recurring
 from .prompts.bank_files import BankFiles
 from .scheduling.ticks import Scheduling
+from .store.clock import Clock, ClockSet, set_clock, set_since
+from .store.disk_watch import LOOKS, DiskWatch
 from .store.lockdown import lock_down
 from .store.maintenance import Retention, clear_unfinished, export_events, nightly_backup, thin
+from .store.reserve import Reserve
 from .store.store import Committed, Store
 from .tasks import Tasks
 
@@ -54,43 +61,49 @@ log = logging.getLogger(__name__)
 class Services:
     """Everything that lives in the daemon's process, but for the listeners: these end by what stands in ``at_end``."""
 
-    def __init__(self, home: Home, config: Config, *, accept_loss: bool = False) -> None:
+    def __init__(self, home: Home, config: Config, *, accept_loss: bool = False, killed: str = "") -> None:
         self.home = home
         self.config = config
-        self.started_at = time.time()
+        self._began = boot_clock()
+        self.clock = Clock()
         directories = [home.backups, home.archive, home.scratch]
         for directory in directories:
             directory.mkdir(exist_ok=True, mode=0o700)
         clear_unfinished(home)
+        self.reserve = Reserve(home.path)
         self.store = Store.open(
             home.database,
             backups=home.backups,
             config={"memory_limit": config.limits.memory},
             prepare=lambda con: lock_down(con, directories, [home.database]),
             accept_loss=accept_loss,
+            clock=self.clock,
+            reserve=self.reserve,
         )
+        self._begin_to_count(killed)
         # A restored backup, or a new database, must not give a job the number, and so the checkpoints, of another one.
         for table, used in zip(("jobs", "leases"), home.used_numbers(), strict=True):
             self.store.skip_numbers(table, used)
         if self.store.lost:
             log.warning("accepted as lost: %s", self.store.lost, extra={"action": "store.loss"})
-            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost))
-        self.store.write(keep_prices, config.prices.listed())
+            self.store.write(note, Note("loss.accepted", "daemon", self.store.lost), urgent=True)
+        self.store.write(keep_prices, config.prices.listed(), urgent=True)
         self.tokens = Tokens(self.store)
         self.tokens.refresh()
         self.fleet = Fleet(self.store, silent_after=config.runners.silent_after)
         self.board = Board(self.store)
         self.board.refresh()
+        self.unstored = UnstoredStops(self.store, self.board)
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
         self.counts = Counts(self.store)
-        self.tasks = Tasks(self._on_task)
-        self.recurring = Recurring(self.store, self.tasks)
+        self.tasks = Tasks(self._on_task, self.clock)
+        self.recurring = Recurring(self.store, self.tasks, self.clock)
         self.hooks = Hooks(self.store, config.hooks)
-        self.scheduling = Scheduling(self.store, self.tasks, config)
+        self.scheduling = Scheduling(self.store, self.tasks, config, self.clock)
         self.deadlines = DeadlineWatch(self.store)
-        self.estimating = Estimating(self.store, self.scheduling.know_overheads)
+        self.estimating = Estimating(self.store, self.scheduling.know_overheads, self.clock)
         self.admission = Admission(self.store, self.scheduling)
-        self.tuning = PoolTuning(self.store, self.scheduling, self.tasks)
+        self.tuning = PoolTuning(self.store, self.scheduling, self.tasks, self.clock)
         self.bank_files = BankFiles(self.store, home)
         limits = config.limits
         self.desk = Desk(
@@ -106,7 +119,8 @@ class Services:
         self._last_resort: threading.Thread | None = None
         self._ended = threading.Event()
         self.exit_code = 0
-        self._looked = self.started_at
+        self._looked = self.clock()
+        self._reading: ClockSet | None = None  #: that is being taken
         self.hanging: list[str] = []  #: what would not end, once closed
         self.at_end: list[Callable[[], None]] = []  #: what ends the listeners
 
@@ -124,7 +138,8 @@ class Services:
         self.tasks.every("runner watch", self.fleet.heartbeat / 2, self.fleet.watch)
         self.tasks.every("deadline watch", 5.0, self.deadlines.look)
         self.tasks.every("estimates", ESTIMATING, self.estimating.look)
-        self.tasks.every("disk watch", LOOKS, DiskWatch(self.home.path, self._tell).look, soon=True)
+        disk = DiskWatch(self.home.path, self.store, self.reserve, partial(self._tell, urgent=True))
+        self.tasks.every("disk watch", LOOKS, disk.look, soon=True)
         self.tasks.every("retention", 3600.0, self._retain)
         self.tasks.every("prompt banks", 3600.0, self.bank_files.refresh, soon=True)
         if self.config.backup.cron:
@@ -135,7 +150,11 @@ class Services:
 
     def _look_at_clock(self) -> None:
         """What time brings: leases that expire, attempts out of time, jobs whose back-off is over."""
-        now, before = time.time(), self._looked
+        if self.unstored:
+            with contextlib.suppress(NoRoom):
+                self.unstored.look()
+        self._look_at_jump()
+        now, before = self.clock(), self._looked
         policies = self.scheduling
         look_at_leases(self.store, now, policies.asked_at, policies.spared, lambda pool: self.tasks.wake(f"policy {pool}"))
         for (pool,) in self.store.rows("policy/backoffs_over", before, now):
@@ -143,6 +162,41 @@ class Services:
         self._looked = now
         if self.board.stale:  # a refresh failed: what it would have said is still owed
             self.board.refresh()
+
+    @property
+    def started_at(self) -> float:
+        """By the clock as it is now (s since the epoch)."""
+        return self.clock() - (boot_clock() - self._began)
+
+    def _begin_to_count(self, killed: str) -> None:
+        """Take a reading of the clock, before anything looks at the tables: it may have been set while no daemon ran.
+
+        ``killed``: pid of the daemon before, if that was not told to end.
+        """
+        reading = self.store.rows("store/clock_reading")
+        ((_, last, _),) = self.store.rows("store/counted")
+        by = set_since(reading[0] if reading else None, last, boot_id(), self.clock)
+        if by or not reading or reading[0][0] != boot_id() or abs(reading[0][1] - self.clock.ahead) > 0.5:
+            self.store.write(set_clock, ClockSet(boot_id(), self.clock.ahead, by, self.clock(), _was_set(by)))
+        if killed:
+            silent = fmt.duration(max(self.clock() - last - by, 0.0))
+            why = f"the daemon (pid {killed}) was killed, or failed, and came back {silent} after its last commit"
+            self.store.write(note, Note("daemon.back", "daemon", why))
+
+    def _look_at_jump(self) -> None:
+        """Where somebody has set the clock, take a new reading. Until it is durable, nothing goes by the new time."""
+        if by := self.clock.jump():
+            self._reading = ClockSet(boot_id(), self.clock.ahead + by, by, self.clock() + by, _was_set(by))
+            self.store.write(set_clock, self._reading)
+            log.warning(_was_set(by), extra={"action": "clock.set"})
+
+    def _clock_set(self) -> None:
+        """After the commit of a new reading, on the writer's thread: what is kept in memory moves as the tables have."""
+        assert self._reading is not None
+        self.clock.ahead = self._reading.ahead
+        self._looked += self._reading.by
+        for keeper in (self.scheduling, self.estimating, self.tuning):
+            keeper.clock_set(self._reading.by)
 
     def _retain(self) -> None:
         keep = Retention(**msgspec.structs.asdict(self.config.retention))
@@ -155,6 +209,8 @@ class Services:
             self.exit_code = FAILED_EXIT
             self.stop_serving()
             return
+        if "clock" in commit.topics:
+            self._clock_set()
         if commit.topics & {"leases", "nodes"}:
             self.board.refresh()
         if "nodes" in commit.topics:
@@ -167,19 +223,31 @@ class Services:
     def _on_task(self, kind: str, task: str, words: str) -> None:
         self._tell(kind, f"{task}: {words}", {"task": task})
 
-    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None) -> None:
+    def _tell(self, kind: str, words: str, detail: dict[str, Any] | None = None, *, urgent: bool = False) -> None:
         """Put an event of the daemon's own on record."""
         with contextlib.suppress(StokerError):
-            self.store.submit(note, Note(kind, "daemon", words, detail or {}))
+            self.store.submit(note, Note(kind, "daemon", words, detail or {}), urgent=urgent)
 
     def dismiss(self, *, workers: bool, actor: str) -> list[str]:
         """Tell all runners to leave, with ``workers`` after they have stopped their jobs; those that were told."""
         nodes = [str(row[0]) for row in self.store.rows("api/live_nodes")]
-        for node in nodes:
-            self.fleet.change(node, "draining", actor, "stoker is going down", leaving=True)
-        if workers:
-            self.store.write(stop_all, StopAll("drain", actor))
+        self.drain(nodes, actor, "stoker is going down", leaving=True, stops=StopAll("drain", actor) if workers else None)
         return nodes
+
+    def drain(self, nodes: Sequence[str], actor: str, why: str, *, leaving: bool, stops: StopAll | None) -> None:
+        """Drain runners, and if they are ``leaving`` let them go; what ``stops`` is stopped, where no room is left to store it, too."""
+        try:
+            for node in nodes:
+                self.fleet.change(node, "draining", actor, why, leaving=leaving)
+            if stops is not None:
+                self.store.write(stop_all, stops, urgent=True)
+        except NoRoom as refused:
+            if stops is None:
+                raise
+            live = self.store.rows("store/node_leases", stops.node) if stops.node else self.store.rows("store/all_live_leases")
+            drained: list[Write] = [(change_node, NodeChange(node, "draining", actor, why, leaving)) for node in nodes]
+            leases = {lease: stops.reason for (lease,) in live}
+            raise self.unstored.take([*drained, (stop_all, stops)], leases, refused) from None
 
     async def stop_when_left(self, nodes: list[str]) -> None:
         """Stop serving once the answer has gone out and these runners have reported that they leave; at the latest after the longest
@@ -231,6 +299,11 @@ class Services:
             self.scheduling.flush()
         if not self.store.close(ends_at):
             self.hanging.append("the database")
+
+
+def _was_set(by: float) -> str:
+    how = "forward" if by > 0 else "back"
+    return f"the clock was set {how} by {fmt.duration(abs(by))}: what has not ended moves with it, deadlines and schedules stay"
 
 
 def leave_behind(what: list[str], code: int) -> NoReturn:

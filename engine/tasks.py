@@ -2,11 +2,16 @@
 
 APScheduler skips a task whose last run has not ended, for ever and with a log line only (its issues #423, #474);
 so its events are listened to and handed on, and `Tasks.stuck` tells what has been running too long.
+
+It counts by the time of day, and would stand for as long as that is set back. So before each of its looks, which are a second apart at
+most, `Tasks.align` compares the time of day with the boot clock, and moves what is due by as much as it was set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import logging
 import threading
 import time
@@ -15,47 +20,70 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import StokerError
+from .identity import ahead_of_boot, boot_clock
+from .store.clock import JUMP, Clock
 
 if TYPE_CHECKING:
     from apscheduler.schedulers.background import BackgroundScheduler
+    from apscheduler.triggers.base import BaseTrigger
 
 log = logging.getLogger(__name__)
 
 STUCK_AFTER = 60.0  #: seconds of one run after which a task counts as hanging
+LOOKS = 1.0  #: seconds between two looks of the scheduler, at most: what it sees then of a clock that was set, it has not foreseen
+FAR = 1e8  #: seconds ahead, which is further than anything is waited for
+GAPS = 5  #: due times of a schedule that tell how close together they are
 
 
 @dataclass(slots=True)
 class TaskState:
-    """How a task is doing; times are s since the epoch, durations s."""
+    """How a task is doing; ``last_run`` is s since the epoch, what began is on a clock that nobody sets, durations are s."""
 
     name: str
     interval: float | None
     last_run: float | None = None
     last_seconds: float | None = None
-    running_since: float | None = None
+    running_since: float | None = None  #: monotonic time
     errors: int = 0
     last_error: str | None = None
     failing: bool = False  #: its last run raised
     told_stuck: bool = False  #: that this run hangs is on record
     requested: bool = False  #: a wake-up is on its way
     dirty: bool = False  #: something came while it ran: it runs once more
+    trigger: BaseTrigger | None = None  #: of a schedule
+    fired: float | None = None  #: when a schedule last ran, by the boot clock
 
     @property
     def stuck(self) -> bool:
-        return self.running_since is not None and time.time() - self.running_since > STUCK_AFTER
+        return self.running_since is not None and time.monotonic() - self.running_since > STUCK_AFTER
 
 
 class Tasks:
-    """The daemon's periodic tasks. ``on_event(kind, task, words)`` hears of errors and hangs."""
+    """The daemon's periodic tasks. ``on_event(kind, task, words)`` hears of errors and hangs; ``clock`` is that of the daemon."""
 
-    def __init__(self, on_event: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self,
+        on_event: Callable[[str, str, str], None],
+        clock: Callable[[], float] | None = None,
+        ahead: Callable[[], float] = ahead_of_boot,
+    ) -> None:
         from apscheduler.executors.pool import ThreadPoolExecutor as Pool
         from apscheduler.schedulers.background import BackgroundScheduler
 
+        class Aligned(BackgroundScheduler):  # type: ignore[misc]
+            """One that nobody surprises by setting the clock."""
+
+            def _process_jobs(_) -> float:  # noqa: N805 - `self` is that of the tasks
+                self.align()
+                pause = super()._process_jobs()
+                return LOOKS if pause is None else min(pause, LOOKS)
+
         self._on_event = on_event
-        self._lock = threading.Lock()
+        self._clock = clock or Clock()
+        self._read, self._ahead = ahead, ahead()
+        self._lock, self._aligning = threading.Lock(), threading.Lock()
         self._states: dict[str, TaskState] = {}
-        self._scheduler: BackgroundScheduler = BackgroundScheduler(
+        self._scheduler: BackgroundScheduler = Aligned(
             timezone="UTC",
             executors={"default": Pool(8)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -84,7 +112,7 @@ class Tasks:
             if since is None or not state.stuck or state.told_stuck:
                 return
             state.told_stuck = True
-        self._on_event("task.stuck", state.name, f"has been running for {time.time() - since:.0f} s; runs are skipped until it ends")
+        self._on_event("task.stuck", state.name, f"has been running for {time.monotonic() - since:.0f} s; runs are skipped until it ends")
 
     def look(self) -> None:
         """The watchdog: the scheduler itself notices only when the next run of a task is due."""
@@ -109,19 +137,43 @@ class Tasks:
         with self._lock:
             state = self._states.setdefault(name, TaskState(name, interval))
             state.interval = interval
-        first = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=0.0 if soon else interval)
+        first = self._now() + datetime.timedelta(seconds=0.0 if soon else interval)
         self._scheduler.add_job(
             self._run, "interval", args=[state, work], id=name, seconds=interval, next_run_time=first, replace_existing=True
         )
 
-    def cron(self, name: str, expression: str, work: Callable[[], object]) -> None:
-        """Run ``work`` at the times of a cron expression (five fields, UTC)."""
+    def cron(self, name: str, expression: str, work: Callable[[], object], last: float | None = None) -> None:
+        """Run ``work`` at the times of a cron expression (five fields, UTC); ``last``: when it last ran (s since the epoch)."""
         from apscheduler.triggers.cron import CronTrigger
 
         with self._lock:
             state = self._states.setdefault(name, TaskState(name, None))
-        trigger = CronTrigger.from_crontab(expression, timezone="UTC")
-        self._scheduler.add_job(self._run, trigger, args=[state, work], id=name, replace_existing=True)
+            state.trigger = CronTrigger.from_crontab(expression, timezone="UTC")
+            state.fired = None if last is None else boot_clock() - (self._clock() - last)
+        due = _due(state, self._now())
+        self._scheduler.add_job(self._run, state.trigger, args=[state, work], id=name, next_run_time=due, replace_existing=True)
+
+    def _now(self) -> datetime.datetime:
+        """The time of day, by which the scheduler goes: whatever was due by another one has been moved."""
+        self.align()
+        return datetime.datetime.now(datetime.UTC)
+
+    def align(self) -> None:
+        """Move what is due by as much as the time of day was set since the last look; schedules go to their next due time."""
+        with self._aligning:
+            by = self._read() - self._ahead
+            if abs(by) < JUMP:
+                return
+            self._ahead += by
+            for job in self._scheduler.get_jobs():
+                state, due = self._states.get(job.id), getattr(job, "next_run_time", None)
+                if state is None or due is None:
+                    continue
+                if state.last_run is not None:
+                    state.last_run += by
+                moved = due + datetime.timedelta(seconds=by) if state.trigger is None else _due(state, datetime.datetime.now(datetime.UTC))
+                with contextlib.suppress(KeyError):  # it has just been removed
+                    self._scheduler.modify_job(job.id, next_run_time=moved)
 
     def next_run(self, name: str) -> float | None:
         job = self._scheduler.get_job(name)
@@ -144,13 +196,14 @@ class Tasks:
                 return
             state.requested = True
         if self._scheduler.get_job(name) is not None:
-            self._scheduler.modify_job(name, next_run_time=datetime.datetime.now(datetime.UTC))
+            self._scheduler.modify_job(name, next_run_time=self._now())
 
     def wake_at(self, name: str, moment: float) -> None:
-        """Run the task at ``moment`` (s since the epoch) at the latest: earlier when its interval or a wake-up comes first."""
+        """Run the task at ``moment`` (by the daemon's clock) at the latest: earlier when its interval or a wake-up comes first."""
+        wanted = self._now() + datetime.timedelta(seconds=min(max(moment - self._clock(), 0.0), FAR))
         due = self.next_run(name)
-        if due is not None and moment < due:
-            self._scheduler.modify_job(name, next_run_time=datetime.datetime.fromtimestamp(max(moment, time.time()), datetime.UTC))
+        if due is not None and wanted.timestamp() < due:
+            self._scheduler.modify_job(name, next_run_time=wanted)
 
     def states(self) -> list[TaskState]:
         with self._lock:
@@ -158,16 +211,18 @@ class Tasks:
 
     def _run(self, state: TaskState, work: Callable[[], object]) -> None:
         while True:
-            started = time.time()
+            started, began = time.time(), time.monotonic()
+            if state.trigger is not None:
+                state.fired = boot_clock()
             with self._lock:
-                state.running_since, state.requested, state.dirty, state.told_stuck = started, False, False, False
+                state.running_since, state.requested, state.dirty, state.told_stuck = began, False, False, False
             try:
                 work()
                 state.failing = False
             except Exception as error:
                 self._failed(state, error)
             with self._lock:
-                state.last_run, state.last_seconds = started, time.time() - started
+                state.last_run, state.last_seconds = started, time.monotonic() - began
                 state.running_since = None
                 if not state.dirty:
                     return
@@ -182,3 +237,22 @@ class Tasks:
             trace = None if isinstance(error, StokerError) else error
             log.error("task %s failed: %s", state.name, words, exc_info=trace, extra={"action": "task.error"})
             self._on_event("task.error", state.name, words)
+
+
+def _due(state: TaskState, now: datetime.datetime) -> datetime.datetime | None:
+    """When a schedule is due next, None: never.
+
+    A time that comes sooner after its last run than half of what lies between two runs is left out: it is that run once more, as the
+    clock was set back over it.
+    """
+    assert state.trigger is not None
+    due: datetime.datetime | None = state.trigger.get_next_fire_time(None, now)
+    times = [due]
+    while times[-1] is not None and len(times) <= GAPS:
+        times.append(state.trigger.get_next_fire_time(times[-1], times[-1]))
+    gap = min((after - before for before, after in itertools.pairwise(times) if before and after), default=datetime.timedelta())
+    if state.fired is not None and due is not None:
+        ran = now - datetime.timedelta(seconds=boot_clock() - state.fired)
+        while due is not None and due - ran < gap / 2:
+            due = state.trigger.get_next_fire_time(due, due)
+    return due

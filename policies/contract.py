@@ -163,6 +163,9 @@ class Allocation:
     #: What the job is to train with from now on, where it lets the scheduler choose; None: its own. The daemon refuses it.
     batch_size: int | None = None
     profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
+    #: A job (id) with whose newest checkpoint one that has none begins: it has saved one, and trains the same model on the same backbone.
+    #: None: as its submitter, or an earlier plan, has said. A simulation takes the work that is left to be the same.
+    begin_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +190,13 @@ class Waiting:
 EXCLUSIVE = "exclusive"  #: no group: a job has its GPUs alone
 # Kinds of groups, by what decides when each job computes.
 PACKED = "packed"  #: the device: each computes as if it had its GPUs alone
-SWITCHED = "switched"  #: an arbiter on their host, by priority (004 ch. 2)
-JOINED = "joined"  #: the loop of the first job of the group, in which the others train as guests
+SWITCHED = "switched"  #: whose turn it is, by priority (004 ch. 2)
+KINDS = (PACKED, SWITCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that share their GPUs. `PACKED` is carried out live and simulated."""
+    """Jobs that share their GPUs, in one way: a job is in groups of one kind."""
 
     kind: str
     jobs: tuple[int, ...]

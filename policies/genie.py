@@ -60,7 +60,7 @@ class Genie:
         order = pending[np.argsort(ranks(~has_deadline(jobs), slack)[pending], kind="stable")]
         given, blocks = _start(view, order, remaining, slowness, placement, backfill=self.config.backfill)
         loses_place = math.inf if blocks is None else float(slack[blocks]) + AT_ONCE
-        return waking(_plan(view, order, given, placement), view.now, loses_place)
+        return waking(_plan(view, order, given, placement, blocks), view.now, loses_place)
 
     def _slowness(self, view: View, placement: Placement) -> dict[int, Floats]:
         """Time on gpus_min, gpus_min + 1, … GPUs by that on gpus_min, of waiting jobs with a choice that matters to a deadline."""
@@ -134,11 +134,11 @@ def _preferred(jobs: Jobs, row: int, times: Floats, now: float) -> Sequence[int]
     return (least + np.lexsort((np.where(late, times, np.arange(len(times))), late))).tolist()  # type: ignore[no-any-return]
 
 
-def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement) -> Plan:
+def _plan(view: View, order: Ints, given: dict[int, tuple[int, ...]], placement: Placement, blocks: int | None) -> Plan:
     jobs = view.jobs
     unserved = order[~np.isin(order, list(given))]
     return Plan(
         allocations={int(jobs.id[row]): Allocation(gpus) for row, gpus in given.items()},
-        waiting=Later(lambda: lacking(view, unserved, placement)),
+        waiting=Later(lambda: lacking(view, unserved, placement, blocks)),
         order=jobs.id[unserved],
     )

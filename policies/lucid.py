@@ -12,7 +12,7 @@ from .contract import PACKED, Allocation, Bools, Floats, Group, Ints, Phase, Pla
 from .estimate.lengths import remaining_time
 from .placement.consolidated import Placement
 from .placement.feasible import holdable_in
-from .placement.packing import Sharing, sharing_scores, utilisation_and_memory
+from .placement.packing import Sharing, Unpacked, sharing_scores, utilisation_and_memory
 from .queues.later import Later
 from .queues.reasons import lacking
 
@@ -69,6 +69,18 @@ class Lucid:
         tick.profile()
         tick.serve()
         return tick.plan()
+
+    def unpacked(self, view: View, job: int) -> Unpacked | None:
+        """Why a waiting job (id) shares the GPUs of nobody; None: it does, or has GPUs of its own, or is to be profiled first."""
+        tick = _Tick(view, self.config)
+        tick.profile()
+        tick.serve()
+        row = int(np.flatnonzero(view.jobs.id == job)[0])
+        if row in tick.given or row not in tick.queue:
+            return None
+        if self.config.pack_knob < 0:
+            return Unpacked("pack_knob=-1 lets nobody share")
+        return tick.sharing.refusal(row, MOST_TIMES_LONGER * tick.service >= tick.service[row])
 
 
 class _Tick:

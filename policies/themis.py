@@ -12,12 +12,14 @@ from .contract import Allocation, Bools, Floats, Phase, Plan, View, tunable
 from .estimate.lengths import remaining_time
 from .placement.skew import spreadable
 from .queues.fairness import finish_time_fairness
-from .queues.levels import AT_ONCE, ENTERING, after, ranks
+from .queues.levels import AT_ONCE, after, ranks
 from .queues.serving import Ranking, serve
 
 #: Seconds, the least of ``lease_term``. A gang of 32 GPUs takes 33 s to be suspended and resumed (002 ch. 5.3.2.3): in a lease no longer
 #: than that it gets nothing done, and two of them would take turns for ever.
 SHORTEST_LEASE = 60.0
+
+JUST_ENDED = 1.0  #: seconds after its term in which a lease counts as ending now
 
 
 class Themis:
@@ -118,7 +120,7 @@ def _left_of_lease(view: View, term: Floats) -> Floats:
     """
     jobs = view.jobs
     over = np.fmod(jobs.lease_time + AT_ONCE, term)
-    ends_now = (jobs.lease_time + AT_ONCE >= term) & (over < ENTERING)
+    ends_now = (jobs.lease_time + AT_ONCE >= term) & (over < JUST_ENDED)
     counted = np.where(ends_now, 0.0, np.maximum(term - over + AT_ONCE, AT_ONCE))
     if jobs.lease_end is None:
         return counted

@@ -9,8 +9,8 @@ import numpy as np
 
 from .contract import Floats, Phase, Plan, View, tunable
 from .placement.skew import spreadable
-from .queues.entry import Entry, entry
-from .queues.levels import Queues, Standing, ranks, ranks_of, waking
+from .queues.levels import Queues, Standing, after, ranks_of, waking
+from .queues.queue_lists import Order, QueueLists
 from .queues.serving import Ranking, serve
 
 
@@ -18,11 +18,11 @@ class Tiresias:
     """Jobs start in the highest of a few queues and sink as they are served; a higher queue goes first and displaces a lower one.
 
     What is compared with the thresholds is the job's GPUs times seconds run (``service``: 2D-LAS, and ``gittins``: 2D-Gittins) or its
-    seconds alone (``time``: LAS). Within a queue jobs go in the order in which they came to it, as in the published program, or in
-    that of their submission (``within``), with ``gittins`` in that of their index; no job is displaced, except in one case: a job that
-    sinks takes its place among those that wait in its new queue. A job that does not fit is passed over. A job that has waited
-    ``starve_limit`` times as long as it has run goes to the highest queue. A job is spread over more nodes than it needs only if its
-    model's skew is known and within ``pack_limit``.
+    seconds alone (``time``: LAS). Each queue has a list, as in the published program: a job that comes to a queue goes to its end, and
+    after each decision those that run stand before those that wait. So a job that was displaced goes before all that waited in its queue,
+    and within a queue only a job that has just sunk gives way to those that wait. With ``gittins`` those that wait in a queue go in the
+    order of their index. A job that does not fit is passed over. A job that has waited ``starve_limit`` times as long as it has run goes
+    to the highest queue. A job is spread over more nodes than it needs only if its model's skew is known and within ``pack_limit``.
 
     Gu et al., sec. 3; the three priorities as in 002 ch. 6.6.3. Thresholds, and 3 queues, are those of the simulator published
     with the paper.
@@ -32,8 +32,6 @@ class Tiresias:
     class Config:
         priority: str = tunable("service", "what sinks a job: GPU-time, time, or GPU-time with Gittins indices within a queue",
                                 choices=("service", "time", "gittins"))  # fmt: skip
-        within: str = tunable("entered", "order of the jobs of a queue: as they came to it, or as they were submitted",
-                              choices=("entered", "submitted"))  # fmt: skip
         queues: int = tunable(3, "number of queues; so many thresholds less one are in use, in ascending order", low=1, high=5)
         threshold_1: float = tunable(3250.0, "in use from 2 queues on: (GPU-)seconds after which a job sinks", low=1.0, high=1e7,
                                      log=True, needs=("queues", 2))  # fmt: skip
@@ -60,36 +58,35 @@ class Tiresias:
         self.config = config
         self.uses_history = config.priority == "gittins"
         self.queues = Queues(config.thresholds, config.starve_limit)
+        self._lists = QueueLists([float(config.priority == "time"), config.starve_limit, *self.queues.thresholds.tolist()])
 
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
         if not (jobs.phase == Phase.PENDING).any():
             return Plan({}, memory=view.memory)
         standing = self.queues.standing(jobs, view.now, by_service=self.config.priority != "time")
-        came = entry(jobs, view.now, standing, self.queues.floor, view.memory) if self.config.within == "entered" else None
-        # Of a queue's width the upper half is for those who run there and are not displaced by their equals; the lower half for
-        # those who wait, and for who sinks among them. As in a list: who runs stands before who waits, who comes goes to the end.
-        rank = self._rank(view, standing, came) / (2 * len(jobs))
+        order = self._lists.order(jobs, view.now, standing, self.queues.floor, view.memory)
+        # Of a queue's width the upper half is for those who run there and are not displaced by their equals.
+        rank = 0.5 * self._rank(view, standing, order)
         place = standing.queue + 0.5 + rank
         ranking = Ranking(
             key=place,
             claim=-place,
-            hold=-np.where(standing.entering, place, standing.queue + rank),
+            hold=-np.where(order.settled, standing.queue + rank, place),
             displaceable="jobs of lower queues",
             relaxed=spreadable(view, self.config.pack_limit),
+            weakest=True,
         )
         plan = serve(view, ranking)
-        if came is not None:
-            plan = replace(plan, memory=came.memory(jobs, standing, plan.preempt, view.memory))
+        plan = replace(plan, memory=self._lists.memory(jobs, standing, order, after(jobs, plan)[0], view.memory))
         return waking(plan, view.now, self.queues.next_change(jobs, view.now, standing, plan))
 
-    def _rank(self, view: View, standing: Standing, came: Entry | None) -> Floats:
-        """Position of each job among all, by which those of one queue are ordered."""
-        order = np.arange(len(view.jobs), dtype=np.float64) if came is None else ranks(came.at)
+    def _rank(self, view: View, standing: Standing, order: Order) -> Floats:
+        """From 0 to 1, by which the jobs of one queue are ordered."""
         if self.config.priority != "gittins" or view.finished_service is None or not len(view.finished_service):
-            return order
+            return order.at
         index = gittins_index(view.finished_service, standing.level, self.queues.room(standing))
-        return ranks_of(np.lexsort((order, -index)))
+        return ranks_of(np.lexsort((order.at, -index))) / len(view.jobs)
 
 
 def gittins_index(finished: Floats, attained: Floats, quantum: Floats) -> Floats:

@@ -33,6 +33,8 @@ ENV_CACHE = "STOKER_CACHE"
 
 _MANIFEST = "stoker-manifest.json"
 
+given_out: set[Path] = set()  #: directories whose files this process has asked for
+
 
 @dataclass(frozen=True, slots=True)
 class Package:
@@ -92,7 +94,9 @@ def imported(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = module.partition(".")[0]
-        raise StokerError(f"this recipe needs the package {package!r}; install it with: pip install 'stoker[{extra}]'") from None
+        raise StokerError(
+            f"this recipe needs the package {package!r}; install it with: pip install '.[{extra}]' in Stoker's source tree"
+        ) from None
 
 
 def cache_dir() -> Path:
@@ -104,6 +108,7 @@ def cache_dir() -> Path:
 def fetch(package: Package) -> Path:
     """Directory with the package's wanted files, fetched when they are not there yet. Safe from several processes at once."""
     folder = cache_dir() / "packages" / f"{package.name}-{package.version}"
+    given_out.add(folder)
     if _whole(folder):
         return folder
     try:

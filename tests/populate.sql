@@ -28,7 +28,7 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        CASE WHEN ended THEN state END, CASE WHEN state = 'failed' THEN 1 WHEN ended THEN 0 END,
        CASE WHEN i % 20 < 5 THEN i - i % 20 END, CASE WHEN i % 20 < 5 THEN i % 20 END, NULL, NULL, NULL,
        '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}', NULL, 0,
-       CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END
+       CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
@@ -108,7 +108,7 @@ SELECT id, 'compare' AS study, 'week' AS trace, 1 AS trace_id, 'abc' AS trace_sh
 FROM (VALUES (1, 'srtf'), (2, 'fifo')) v(id, policy);
 INSERT INTO sim_jobs BY NAME
 SELECT run_id, i AS job, 10.0 * i AS started, 10.0 * i + 60 + i * run_id AS ended, 60.0 + i AS run_time, 60.0 + i AS gpu_time, 0.0 AS lost,
-       0 AS preemptions, false AS rejected
+       0 AS preemptions, false AS rejected, 10.0 * i AS submitted, 60.0 + i * run_id AS jct, 1 AS gpus
 FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
 INSERT INTO sim_usage SELECT run_id, 10.0 * i, 8, 8, i FROM range(50) r(i), (VALUES (1), (2)) v(run_id);
 -- The pipelines of the running jobs: a tuner that moved two workers to the stage that limits it, and was refused a third one.

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import NotFound, Unauthorized, UsageError, nearest
+from ..errors import NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
 from ..forecast.explain import expected
 from ..forecast.explain import explain as explain_job
+from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
 from ..jobs.moves import WAITING
+from ..jobs.owners import require_own
 from ..jobs.pipeline_history import describe
 from ..jobs.schedule_rows import NewSchedule, add_schedule
 from ..jobs.states import FINAL, State
@@ -31,7 +35,11 @@ from .answers import Encoded
 from .call import Call, Endpoint, endpoint
 from .thread_pools import Kind
 
+if TYPE_CHECKING:
+    from ..services import Services
+
 MOST_FORETOLD = 4  #: jobs of a dry run whose deadlines are looked at
+MOST_TASKS = 20  #: of an array that are shown one by one
 USUAL = 1000  #: jobs of a listing that does not ask for more
 FEW = 100  #: jobs of a submission that are checked in a moment
 MAX_LOG_WAIT = 25.0  #: seconds
@@ -102,7 +110,7 @@ def _dry_run(call: Call, submission: Submission) -> dict[str, Any]:
     check(submission.jobs, pools_of(store.rows("store/pool_sizes")), time.time())
     jobs = []
     for spec, (start, why) in zip(submission.jobs, call.daemon.scheduling.foresee(submission.jobs), strict=True):
-        state = "submitted" if spec.hold or spec.after else "pending"
+        state = "submitted" if spec.hold or spec.waits_for else "pending"
         jobs.append({"id": None, "name": spec.name, "state": state, "existing": False, "reason": why, "est_start": start, "forecast": None})
     return {"jobs": jobs, "schedule": None, "dry_run": True}
 
@@ -143,7 +151,8 @@ async def show(call: Call) -> dict[str, Any]:
         waiting = objects(store, "api/waiting", job)
         return {
             "job": row,
-            "tasks": [number for (number,) in store.rows("api/array_tasks", job)] if named.array else None,
+            "tasks": _tasks(store, job) if named.array else None,
+            "array": _array(store, job) if named.array else None,
             "tiers": objects(store, "api/tiers", job),
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
@@ -158,11 +167,31 @@ async def show(call: Call) -> dict[str, Any]:
     return await call.read(read)
 
 
+def _tasks(store: Store, job: int) -> list[int]:
+    return [number for (number,) in store.rows("api/array_tasks", job)]
+
+
+def _array(store: Store, job: int) -> dict[str, Any]:
+    """A summary of the array that the job belongs to, and some of its tasks."""
+    return {"groups": objects(store, "api/array_groups", job), "tasks": objects(store, "api/array_rows", job, MOST_TASKS)}
+
+
 async def explain(call: Call) -> dict[str, Any]:
-    job = await _resolve(call)
+    named, store = await _named(call), call.daemon.store
     scheduling = call.daemon.scheduling
     # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
-    return await call.run(Kind.REPORT, explain_job, call.daemon.store, job, scheduling.deadlines_first, scheduling.held_back)
+    kept = partial(_in_the_way, call.daemon)
+    answer = await call.run(Kind.REPORT, explain_job, store, named.job, scheduling.deadlines_first, scheduling.held_back, kept)
+    if not named.array:
+        return {**answer, "tasks": None, "array": None}
+    return {**answer, "tasks": await call.read(_tasks, store, named.job), "array": await call.read(_array, store, named.job)}
+
+
+def _in_the_way(daemon: Services, pool: str, job: int, code: str) -> InTheWay:
+    rules = daemon.scheduling.rules(pool)
+    if rules is None or code not in (BEHIND, RESOURCES):
+        return InTheWay()
+    return in_the_way(job, code, rules, daemon.scheduling.look(pool).view, daemon.tuning.automatic().get(pool))
 
 
 async def pipeline(call: Call) -> dict[str, Any]:
@@ -246,9 +275,27 @@ def _controller(action: Literal["cancel", "hold", "release", "priority"]) -> End
             jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs
         priority = asked.priority if isinstance(asked, Priority) else 0
         request = Control(action, tuple(jobs), call.who.user, priority, call.only)
-        return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request))}
+        if call.daemon.unstored:
+            with contextlib.suppress(NoRoom):
+                await call.control(call.daemon.unstored.look)
+        try:
+            return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request, urgent=True))}
+        except NoRoom as refused:
+            raise await call.control(_unstored, call.daemon, request, refused) from None
 
     return act
+
+
+def _unstored(daemon: Services, request: Control, refused: NoRoom) -> StokerError:
+    """What is said of a request that can't be stored; what it stops is stopped all the same."""
+    if request.action not in ("cancel", "hold"):
+        return refused
+    jobs = objects(daemon.store, "store/controlled_jobs", list(request.jobs))
+    for job in jobs:
+        require_own(f"job {job['id']} {job['name']}", job["owner"], request.only)
+    reason = "cancelled" if request.action == "cancel" else "held"
+    leases = {job["lease_id"]: reason for job in jobs if job["lease_id"] is not None}
+    return daemon.unstored.take([(control, request)], leases, refused)
 
 
 ENDPOINTS = [

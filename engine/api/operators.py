@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,16 @@ from ...policies.autosched.search_space import space_of
 from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
-from ..disk_room import room
+from ..disk_room import largest, room
 from ..errors import NotFound, UsageError, nearest
-from ..fleet.watch import StopAll, stop_all
+from ..fleet.watch import StopAll
 from ..format import duration
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
 from ..json_rows import objects
 from ..scheduling.policy_settings import Auto, PolicySetting, set_policy
 from ..spec.check import NAME
 from ..spec.reading.tree import shown
+from ..store.disk_watch import named
 from ..store.maintenance import backup as back_up
 from ..store.maintenance import check_target, move
 from ..store.maintenance import compact as compact_database
@@ -54,17 +54,16 @@ async def metrics(call: Call) -> Response:
 async def status(call: Call) -> dict[str, Any]:
     daemon = call.daemon
     told = await daemon.snapshots.ask(Kind.STATUS, "status", lambda: _standing(call), topics=("nodes", "leases"))
-    disk = room(daemon.home.path)
     return {
         "version": __version__,
         "pid": os.getpid(),
         "home": str(daemon.home.path),
         "started_at": daemon.started_at,
-        "now": time.time(),
-        "disk": {"free": disk.free, "total": disk.total, "low": disk.low},
-        **told,
+        "now": daemon.clock(),
+        "disk": await _disk(call),
+        **{name: value for name, value in told.items() if name != "tuned"},
         "jobs": daemon.counts.by_state(),
-        "pools": _pools(call, told["pools"]),
+        "pools": _pools(call, told["pools"], told["tuned"]),
         "tasks": [
             {"name": t.name, "last_run": t.last_run, "last_seconds": t.last_seconds, "errors": t.errors, "last_error": t.last_error,
              "stuck": t.stuck}
@@ -73,33 +72,52 @@ async def status(call: Call) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def _disk(call: Call) -> dict[str, Any]:
+    """Room for the home; what takes it is measured once it runs low."""
+    daemon = call.daemon
+    found, refused = room(daemon.home.path), daemon.store.refused
+
+    def measure() -> list[dict[str, Any]]:
+        return named(daemon.store, largest(daemon.home.path))
+
+    low = found.state != "enough" or refused is not None
+    takers = await daemon.snapshots.ask(Kind.REPORT, "disk", measure, topics=()) if low else []
+    return {"free": found.free, "total": found.total, "low": low, "refused": refused, "reserve": daemon.reserve.size, "largest": takers}
+
+
 def _standing(call: Call) -> dict[str, Any]:
     """What of the status stands in the database and is not in memory: only changes of runners and leases change it."""
     store = call.daemon.store
     return {
         "database": {"path": str(store.path), "bytes": store.size, "schema": store.rows("api/schema_version")[0][0]},
         "runners": objects(store, "api/runners"),
+        "tuned": call.daemon.tuning.standing(),
+        "notices": objects(store, "api/notices"),
         "pools": {row["pool"]: row for row in objects(store, "api/pool_use")},
     }
 
 
-def _pools(call: Call, use: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _pools(call: Call, use: Mapping[str, Mapping[str, Any]], tuned: Mapping[str, Any]) -> list[dict[str, Any]]:
     empty = {"gpus": 0, "busy": 0}
     told = ("pool", "policy", "interval", "error", "failing_since", "remedy")
     pools = call.daemon.scheduling.in_force()
-    return [{name: p[name] for name in told} | {key: use.get(p["pool"], empty)[key] for key in empty} for p in pools]
+    return [
+        {name: p[name] for name in told} | {key: use.get(p["pool"], empty)[key] for key in empty} | {"auto": tuned.get(p["pool"])}
+        for p in pools
+    ]
 
 
 async def top(call: Call) -> Encoded:
     def read() -> dict[str, Any]:
         store = call.daemon.store
         return {
-            "now": time.time(),
+            "now": call.daemon.clock(),
             "gpus": objects(store, "api/top_gpus"),
             "running": objects(store, "api/top_running"),
             "queue": objects(store, "api/top_queue"),
             "counts": dict(store.rows("api/job_counts")),
             "warm": objects(store, "api/warm_now"),
+            "notices": objects(store, "api/notices"),
         }
 
     return await call.snapshot(Kind.LISTING, "top", read)
@@ -122,9 +140,8 @@ async def drain(call: Call) -> dict[str, Any]:
 def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
     words = "stopped" if leaving else "drained"
-    call.daemon.fleet.change(node, "draining", call.who.user, f"{words} by {call.who.user}", leaving=leaving)
-    if now:
-        call.daemon.store.write(stop_all, StopAll("drain", call.who.user, node))
+    user = call.who.user
+    call.daemon.drain([node], user, f"{words} by {user}", leaving=leaving, stops=StopAll("drain", user, node) if now else None)
 
 
 async def resume(call: Call) -> dict[str, Any]:
@@ -245,7 +262,7 @@ def _change_policy(call: Call, asked: PolicyChange) -> dict[str, Any]:
             given = {key: getattr(config, key) for key in asked.config}
             auto = Auto(asked.auto, asked.every, asked.objective)
             notes += _about_tuning(call, asked, config)
-            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto))
+            store.write(set_policy, PolicySetting(asked.pool, asked.policy, interval, given, call.who.user, loaded.code, auto), urgent=True)
     except (ValueError, KeyError) as error:
         raise UsageError(str(error.args[0])) from None
     row = next(row for row in objects(store, "api/policies") if row["pool"] == asked.pool)
@@ -310,7 +327,7 @@ async def schedules(call: Call) -> dict[str, Any]:
 async def remove_schedule(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
     change = ScheduleChange(_number(call, "id"), call.who.user, only=call.only)
-    await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change))
+    await asyncio.wrap_future(call.daemon.store.submit(change_schedule, change, urgent=True))
     return {"ok": True}
 
 
@@ -344,7 +361,7 @@ async def list_tokens(call: Call) -> dict[str, Any]:
 
 async def remove_token(call: Call) -> dict[str, Any]:
     await call.options(Nothing)
-    await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user)))
+    await asyncio.wrap_future(call.daemon.store.submit(revoke_token, (_number(call, "id"), call.who.user), urgent=True))
     return {"ok": True}
 
 

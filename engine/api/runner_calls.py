@@ -17,7 +17,7 @@ async def hello(call: Call) -> Welcome:
     message = await call.message(Hello)
     if message.protocol == VERSION:  # of another one nothing counts but that
         offers.require(message)
-    session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message))
+    session = await asyncio.wrap_future(call.daemon.store.submit(runners.hello, message, urgent=True))  # without it nothing can be stopped
     call.daemon.fleet.registered(message.node, session)
     config = call.daemon.config
     return Welcome(
@@ -26,6 +26,7 @@ async def hello(call: Call) -> Welcome:
         heartbeat=call.daemon.fleet.heartbeat,
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
+        turn=config.share.turn,
     )
 
 
@@ -44,7 +45,9 @@ async def poll(call: Call) -> Any:
 async def report(call: Call) -> Any:
     message = await call.message(Report)
     call.daemon.fleet.hear(message.node, message.session)
-    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message))
+    if call.daemon.unstored:  # an end that is not known to have been asked for would be a failure
+        await call.control(call.daemon.unstored.look)
+    return await asyncio.wrap_future(call.daemon.store.submit(runners.report, message, urgent=bool(message.workers)))
 
 
 async def log(call: Call) -> dict[str, Any]:

@@ -72,6 +72,9 @@ class JobColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rho: list[Figure | None] = []
     reward: list[Figure | None] = []
     rejected: list[bool] = []
+    submitted: list[Figure] | None = None  #: of an older client, as the two below
+    jct: list[Figure | None] | None = None
+    gpus: list[Count] | None = None
 
 
 class UsageColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,12 +120,12 @@ def _new_run(message: RunMessage, user: str) -> NewRun:
 
 def _columns(what: str, message: msgspec.Struct) -> dict[str, Any]:
     """The columns as arrays, NaN for null; UsageError when they differ in length."""
-    lists: dict[str, list[Any]] = msgspec.structs.asdict(message)
+    lists: dict[str, list[Any]] = {name: values for name, values in msgspec.structs.asdict(message).items() if values is not None}
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         raise UsageError(f"{what}: its columns differ in length: {', '.join(f'{name} {rows}' for name, rows in lengths.items())}")
     types = {field.name: field.type for field in msgspec.structs.fields(message)}
-    plain = {list[Long]: np.int64, list[Count]: np.int64, list[bool]: np.bool_}
+    plain = {list[Long]: np.int64, list[Count]: np.int64, list[Count] | None: np.int64, list[bool]: np.bool_}
     return {name: np.array(values, dtype=plain.get(types[name], np.float64)) for name, values in lists.items()}
 
 

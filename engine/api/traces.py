@@ -121,7 +121,7 @@ def _jobs(call: Call) -> Response:
 
 
 async def drop(call: Call) -> dict[str, Any]:
-    return await asyncio.wrap_future(call.daemon.store.submit(drop_trace, (call.path("name"), call.who.user, call.only)))
+    return await asyncio.wrap_future(call.daemon.store.submit(drop_trace, (call.path("name"), call.who.user, call.only), urgent=True))
 
 
 ENDPOINTS = [

@@ -43,7 +43,7 @@ from .learning import SECONDS, Past
 from .pool_gains import BURST_GAIN, LEAST_GAIN, TRIED_AGAIN, is_burst, newest, tried_before
 from .predicted_work import Untold
 from .rollback import has_harmed, measured_gain
-from .search_process import Answer, Request, SearchFailed, find_apart
+from .search_process import Answer, Idle, Request, SearchFailed, find_apart
 from .situation import LEAST_JOBS, History, Situation, look_ahead, usual_durations
 from .stored_models import StoredModel, keep_model, stored_model
 from .stored_tunings import Measured, NewTuning, add_tuning, measure_tuning
@@ -86,6 +86,12 @@ class PoolTuning:
         self._due: dict[str, float] = {}  #: and when last as a period was over: a burst puts off none
         self._unlearnt: dict[str, str] = {}  #: of pools, why no causal model could be learnt at the last try
         self._predictors: dict[str, tuple[DurationRanges, float]] = {}  #: of durations, and when each was learnt
+
+    def clock_set(self, by: float) -> None:
+        """The clock was set by so many seconds: when it searched last moves with it."""
+        self._searched = {pool: at + by for pool, at in self._searched.items()}
+        self._due = {pool: at + by for pool, at in self._due.items()}
+        self._predictors = {pool: (predictor, at + by) for pool, (predictor, at) in self._predictors.items()}
 
     # Searches
 
@@ -192,7 +198,7 @@ class PoolTuning:
             self._tell(asked.pool, search, state="done", **self._decide(asked, summary))
         except (SearchFailed, StokerError, ValueError) as error:
             log.warning("pool %s: tuning failed: %s", asked.pool, error, extra={"action": "tuning.failed"})
-            self._tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays")
+            self._tell(asked.pool, search, state="failed", why=f"{error}; the configuration in force stays", idle=isinstance(error, Idle))
         except Exception as error:
             log.exception("pool %s: tuning failed", asked.pool, extra={"action": "tuning.failed"})
             self._tell(asked.pool, search, state="failed", why=f"{type(error).__name__}: {error}")
@@ -321,6 +327,20 @@ class PoolTuning:
         kept = self._settings().items()
         return {pool: {"period": row["period"], "objective": row["objective"]} for pool, row in kept if row["enabled"]}
 
+    def standing(self) -> dict[str, dict[str, Any]]:
+        """The same, with when the next search comes (s since the epoch), and why there may be none then."""
+        return {pool: {**auto, **self._next(pool, auto["period"])} for pool, auto in self.automatic().items()}
+
+    def _next(self, pool: str, period: float) -> dict[str, Any]:
+        """None: one is under way, or it waits."""
+        if self._busy == pool:
+            return {"next": None, "why": "a search is under way"}
+        if why := self.waits_for(pool):
+            return {"next": None, "why": why}
+        now = self._clock()
+        ((last_at, _),) = self._store.rows("policy/last_tuning", pool)
+        return {"next": max(newest(now, self._due.get(pool, last_at)) + period, self._tasks.next_run(f"tuning {pool}") or now), "why": ""}
+
     def _tunes_itself(self, pool: str) -> bool:
         return bool(self._automatic.get(pool, {}).get("enabled"))
 
@@ -354,7 +374,7 @@ class PoolTuning:
 
     def waits_for(self, pool: str) -> str:
         """What a pool that tunes itself waits for; empty: for nothing."""
-        jobs = len(self._history(pool, self._clock()))
+        ((jobs,),) = self._store.rows("policy/tuning_jobs", pool, self._clock() - PAST)
         return f"waits for a history of {LEAST_JOBS} jobs; it has {jobs}" if jobs < LEAST_JOBS else ""
 
     def measure(self) -> None:

@@ -17,7 +17,19 @@ from typing import Any
 from ...policies import registry
 from ...policies.autosched.causal_model import CausalModel, Encoder, NoModel, Samples, samples_of
 from ...policies.autosched.duration_ranges import DurationRanges, NoPredictor
-from ...policies.autosched.search import EPSILON, SPREAD, TRIALS, Figures, Found, NotMeasured, Trial, as_cut_off, checked, search
+from ...policies.autosched.search import (
+    EPSILON,
+    SPREAD,
+    TRIALS,
+    Figures,
+    Found,
+    NotMeasured,
+    Trial,
+    as_cut_off,
+    checked,
+    search,
+    without_idle,
+)
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
 from ..sim.simulation_error import SimulationError
@@ -40,6 +52,10 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 class SearchFailed(Exception):
     """Nothing was found out; one line says why. What is in force stays."""
+
+
+class Idle(SearchFailed):
+    """No job is there, and none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     space = space_of(registry.load(policy).Config, in_force, only=request.only, ranges=request.ranges)
     tried = aggregated(situation) if request.aggregate else situation
     if not tried.jobs:
-        raise SearchFailed("no job is there or expected, so all configurations are alike")
+        raise Idle("no job is there or expected, so all configurations are alike")
     if request.objective == "slo" and not tried.has_deadlines:
         raise SearchFailed("no job at hand has a deadline, so by slo all configurations are alike")
     model, unlearnt = request.model, ""
@@ -121,8 +137,12 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
         )  # fmt: skip
     except NotMeasured as error:
         raise SearchFailed(f"the configuration in force can't be simulated: {error}") from None
+    trials.ends_at = ends_at
     if grouped and found.gain > 1.0:
-        found = _checked(found, Trials(policy, situation, ends_at), request.objective)
+        trials = Trials(policy, situation, ends_at)
+        found = _checked(found, trials, request.objective)
+    if found.best != found.in_force:
+        found = without_idle(found, space, trials.measure)
     return Answer(found, model, samples_of(rows) if len(rows) >= LEAST_NEW else None, str(at_work or unlearnt), predictor, durations)
 
 

@@ -26,6 +26,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
                 for words, so in (
                     ("not in use", not space.in_use(parts[name], found.best)),
                     ("fixed by what-if analysis", name in found.fixed),
+                    (f"as {found.as_counts.get(name)} {name}: more hold nobody", name in found.as_counts),
                 )
                 if so
             ),
@@ -57,6 +58,7 @@ def summary_of(answer: Answer, request: Request) -> dict[str, Any]:
         "durations": answer.durations,
         "stopped": found.stopped,
         "fixed": found.fixed,
+        "as_counts": dict(found.as_counts),
         "model": model,
         "causes": [list(edge) for edge in edges],
         "jobs": len(request.situation.view.jobs),

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ... import __version__
 from .. import format as fmt
+from ..disk_room import largest, room, told
 from ..errors import StokerError, Unreachable
 from .command import App
 
@@ -25,7 +26,6 @@ Status = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 11)
 GIB = 1024**3
-LOW_SPACE, NO_SPACE = 10 * GIB, 1 * GIB
 LONGEST_SOCKET = 100  #: bytes that the daemon takes; the system takes 107
 FEW_FILES = 1024
 SMALL_SHM = 1 * GIB
@@ -163,12 +163,13 @@ def home(app: App) -> Iterator[Finding]:
 
 def disk(path: Path) -> Iterator[Finding]:
     existing = path if path.exists() else next(folder for folder in path.parents if folder.exists())
-    usage = shutil.disk_usage(existing)
-    found = f"{fmt.size(usage.free)} free of {fmt.size(usage.total)} at {existing}"
-    remedy = "make room, or move the home: checkpoints and logs are written there"
-    if usage.free < NO_SPACE:
-        yield Finding("disk", "fail", found, remedy)
-    elif usage.free < LOW_SPACE:
+    now = room(existing)
+    takers = [{**taker._asdict(), "job": taker.job, "name": None} for taker in largest(path)]
+    found = "; ".join(filter(None, (f"{now.words} at {existing}", told(takers))))
+    remedy = "make room, or move the home: checkpoints and logs are written there; 'stoker cancel' stops a job that fills it"
+    if now.state == "full":
+        yield Finding("disk", "fail", f"{found}; commits are refused", remedy)
+    elif now.state == "low":
         yield Finding("disk", "warn", found, remedy)
     else:
         yield Finding("disk", "ok", found)
@@ -184,6 +185,21 @@ def limits() -> Iterator[Finding]:
     if shm.exists() and (size := shutil.disk_usage(shm).total) < SMALL_SHM:
         remedy = "loaders with worker processes need it: in a container, --shm-size 8g or --ipc host"
         yield Finding("shared memory", "warn", f"/dev/shm has {fmt.size(size)}", remedy)
+
+
+def sharing() -> Iterator[Finding]:
+    """How the kernel puts the lower of two jobs behind on a CPU slot that is switched."""
+    from ...runners.share.kernel_priority import means
+
+    words = {
+        "autogroup": "by autogroup: each job is a scheduling group, whose nice value counts",
+        "idle": "by the scheduling class SCHED_IDLE",
+    }
+    if (found := means()) is not None:
+        yield Finding("sharing", "ok", f"on a switched CPU slot a lower priority goes behind {words[found]}")
+    else:
+        what = "the kernel has no autogroups here, and this user may not leave SCHED_IDLE again"
+        yield Finding("sharing", "warn", what, 'for switched jobs on CPU slots: [share] turn = "cooperative" in config.toml')
 
 
 def cache() -> Iterator[Finding]:
@@ -227,7 +243,10 @@ def daemon(app: App) -> Iterator[Finding]:
 
 
 def trouble(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the daemon says is wrong with its tasks, policies and runners."""
+    """What the daemon says is wrong with its disk, tasks, policies and runners."""
+    disk = status.get("disk") or {}  # an older daemon does not tell
+    if disk.get("refused"):
+        yield Finding("commits", "fail", f"they are refused: {disk['refused']}", "make room; 'stoker status' names what takes the most")
     for task in status["tasks"]:
         if task["stuck"]:
             yield Finding("task", "fail", f"{task['name']} hangs", "report it with the daemon's log; a restart loses no job")
@@ -250,5 +269,6 @@ def everything(app: App) -> Iterator[Finding]:
     yield from torch()
     yield from home(app)
     yield from limits()
+    yield from sharing()
     yield from cache()
     yield from daemon(app)

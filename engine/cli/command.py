@@ -147,6 +147,17 @@ class Command(click.Command):
         self.params.extend(global_options(hidden=True))
         self.examples = _examples_of(self.callback)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What is left over is answered with what was probably meant."""
+        strict, ctx.allow_extra_args = not ctx.allow_extra_args, True
+        rest = super().parse_args(ctx, args)
+        if rest and strict and not ctx.resilient_parsing:
+            from .foreign_words import job_hint
+
+            hint = job_hint(ctx.command_path.removeprefix("stoker "), rest)
+            ctx.fail(f"unexpected extra argument {' '.join(rest)!r}{hint and f'; {hint}'}")
+        return rest
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(formatter, self.examples)
         super().format_epilog(ctx, formatter)
@@ -167,9 +178,13 @@ class Group(click.Group):
             from ..errors import nearest
 
             known = self.list_commands(ctx)
-            hint = nearest(args[0], known) or f"; one of: {', '.join(known)}"
+            hint = self.meant(args) or nearest(args[0], known) or f"; one of: {', '.join(known)}"
             ctx.fail(f"no such command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
+
+    def meant(self, args: Sequence[str]) -> str:
+        """What to type in place of a command that does not exist; empty where nobody knows."""
+        return ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What each command says of itself, wrapped: click would cut it to a line."""
@@ -200,6 +215,12 @@ class LazyGroup(Group):
         self.sections = sections
         self.lazy = {name: lazy for section in sections.values() for name, lazy in section.items()}
         self.params.extend(global_options(hidden=False))
+
+    def meant(self, args: Sequence[str]) -> str:
+        from .foreign_words import command_hint
+
+        hint = command_hint(args[0], args[1:])
+        return hint and f"; {hint}"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, lazy in self.lazy.items() if not lazy.hidden]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from ..errors import StokerError
+from ..errors import NotFound, StokerError
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_table, state_style
@@ -72,7 +74,21 @@ def release(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
     return _each(app, jobs, "release", {"array": array})
 
 
-@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
+class PriorityCommand(Command):
+    """Says which comes first where the job does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [word for word in args if not word.startswith("--")]
+        if len(words) > 1 and not _is_number(words[0]) and _is_number(words[-1]):
+            ctx.fail(f"the priority comes first: stoker priority {words[-1]} {shlex.join(words[:-1])}")
+        return super().parse_args(ctx, args)
+
+
+def _is_number(word: str) -> bool:
+    return word.removeprefix("-").isdecimal()
+
+
+@click.command(cls=PriorityCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("number", type=int)
 @_JOBS
 @_ARRAY
@@ -81,4 +97,8 @@ def release(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
 @examples("stoker priority 10 17", "stoker priority -5 nightly sweep")
 def priority(app: App, number: int, jobs: tuple[str, ...], array: bool) -> Answer:
     """Change the priority of jobs to NUMBER; larger is more urgent, 0 is where jobs start."""
-    return _each(app, jobs, "priority", {"priority": number, "array": array})
+    answer = _each(app, jobs, "priority", {"priority": number, "array": array})
+    if len(jobs) == 1 and jobs[0].isdecimal() and answer.errors and isinstance(answer.errors[0], NotFound):
+        first = f"the priority comes first, so 'stoker priority {jobs[0]} {number}' is of job {number}"
+        return replace(answer, errors=[NotFound(f"{answer.errors[0]}; {first}")])
+    return answer

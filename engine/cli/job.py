@@ -11,11 +11,12 @@ import click
 
 from .. import format as fmt
 from ..jobs.states import FINAL, State
+from . import job_columns
 from .command import App, Command, examples, pass_app
 from .forecasting import beside, forecast_of
 from .job_columns import start
-from .jobref import JOB, job_path, note_task, one_job
-from .output import Answer, Column, json_option, print_facts, print_table, section, state_style, write
+from .jobref import JOB, job_path, note_task
+from .output import Answer, Column, json_option, note, print_facts, print_table, section, state_style, write
 
 Row = dict[str, Any]
 
@@ -76,6 +77,7 @@ def _facts(answer: Row, now: float) -> list[tuple[str, str]]:
         ("waits", f"{waiting['reason']}; starts {fmt.expected(waiting['est_start'], now)}" if waiting else fmt.MISSING),
         ("runs", f"{job['kind']}: {_what(spec)}"),
         ("params", json.dumps(spec["params"], ensure_ascii=False) if spec.get("params") else fmt.MISSING),
+        ("weights", f"job:{job['begin_from']}" if job["begin_from"] is not None else spec.get("weights") or ""),
         ("progress", _progress(answer["progress"], spec.get("stop") or {})),
         ("silent", silence(answer["silent"], now)),
         ("expected", fmt.expectation(answer["expected"]) if answer.get("expected") else ""),
@@ -169,7 +171,10 @@ _EVENT_COLUMNS = [
 @pass_app
 @examples("stoker show 17", "stoker show bert-lr --events 50", "stoker show 17 --json")
 def show(app: App, job: str, events: int) -> Answer:
-    """Show everything about a job: state, progress, leases, dependencies, events, and where it came from."""
+    """Show everything about a job: state, progress, leases, dependencies, events, and where it came from.
+
+    Of an array: its tasks, and the first one.
+    """
     answer = app.client.get(job_path(job))
     note_task(job, answer)
 
@@ -177,6 +182,7 @@ def show(app: App, job: str, events: int) -> Answer:
         now = time.time()
         write(f"job {answer['job']['id']}  {fmt.clean(answer['job']['name'])}\n")
         print_facts([(name, fmt.clean(value)) for name, value in _facts(answer, now)], indent=2)
+        _print_tasks(answer, now)
         if answer["dependencies"]:
             section("Dependencies")
             print_table(answer["dependencies"], _NEEDS, "")
@@ -188,6 +194,28 @@ def show(app: App, job: str, events: int) -> Answer:
             print_table(answer["events"][:events][::-1], _EVENT_COLUMNS, "")
 
     return Answer(answer, print_it)
+
+
+def _counts(answer: Row) -> str:
+    """How many tasks of an array are in each state."""
+    states: dict[str, int] = {}
+    for group in answer["array"]["groups"]:
+        states[group["state"]] = states.get(group["state"], 0) + group["tasks"]
+    name = str(answer["job"]["name"]).rpartition("[")[0]
+    held = sum(group["gpus"] for group in answer["array"]["groups"])
+    on = f", on {fmt.counted(held, 'GPU')}" if held else ""
+    told = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"array {fmt.clean(name)}: {fmt.counted(len(answer['tasks']), 'task')}: {told}{on}"
+
+
+def _print_tasks(answer: Row, now: float) -> None:
+    if not answer.get("array"):
+        return
+    section("Tasks")
+    write(f"{_counts(answer)}\n")
+    print_table(answer["array"]["tasks"], job_columns.tasks(now), "")
+    if (left := len(answer["tasks"]) - len(answer["array"]["tasks"])) > 0:
+        note(f"and {fmt.counted(left, 'task')} more; 'stoker ps --all --arrays' lists all")
 
 
 def _decision_columns(now: float) -> list[Column]:
@@ -246,15 +274,20 @@ _KNOWN = ("safe", "at risk")  #: risks of a deadline ahead of which it is known 
 def explain(app: App, job: str) -> Answer:
     """Say why a job waits or how it came to where it is: what the policy decided and why, and who holds the GPUs.
 
-    Of a job with a deadline it is said how likely this is kept.
+    Of a job with a deadline it is said how likely this is kept. Of an array: why its tasks are where they are, and the first one.
     """
-    answer = app.client.get(job_path(one_job(app.client, job), "explain"))
+    answer = app.client.get(job_path(job, "explain"))
+    note_task(job, answer)
     known = answer["deadline"] is not None and answer["deadline"]["risk"] in _KNOWN  # what listings do not know, this does not either
     answer["forecast"] = forecast_of(app.client, answer["job"]["id"]) if known else None
 
     def print_it() -> None:
         now = time.time()
         what, waiting, deadline = answer["job"], answer["waiting"], answer["deadline"]
+        if answer.get("array"):
+            write(f"{_counts(answer)}\n")
+            print_table(answer["array"]["groups"], job_columns.groups(), "")
+            write("\n")
         write(f"job {what['id']} {fmt.clean(what['name'])} {fmt.clean(answer['summary'])}\n")
         if answer["silent"]:
             write(f"  {fmt.clean(silence(answer['silent'], now))}\n")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from .. import format as fmt
 from .output import STATE_STYLE, Column, Row, state_style
 
+_IDLE = 0.05  #: utilisation of a GPU below which nobody uses it
+MOST_SPANS = 8
 RISK_STYLE = {"met": "green", "safe": "green", "at risk": "yellow", "missed": "red"}
 
 
@@ -65,9 +67,9 @@ def done(row: Row) -> float | None:
 
 
 def gpus(row: Row) -> str:
-    """What it holds, or what it asks for."""
-    if row.get("gpus"):
-        return str(row["gpus"])
+    """What it holds, or what it asks for; an array: what its tasks hold together, or what each asks for."""
+    if held := row.get("array_gpus" if collapsed(row) else "gpus"):
+        return str(held)
     return str(row["gpus_min"]) if row["gpus_min"] == row["gpus_max"] else f"{row['gpus_min']}-{row['gpus_max']}"
 
 
@@ -147,6 +149,43 @@ def listed(now: float) -> list[Column]:
     ]
 
 
+def tasks(now: float) -> list[Column]:
+    """Columns of the tasks of one array."""
+    return [
+        Column("TASK", "array_index", right=True),
+        Column("ID", "id", right=True),
+        Column("STATE", state, style=_state_style),
+        Column("GPUS", gpus, right=True, rank=2),
+        Column("PROGRESS", progress, rank=3, share=done),
+        Column("RAN", _ran, right=True, rank=5),
+        Column("WHEN", lambda row: _ends(row, now), rank=1),
+        Column("REASON", lambda row: _reason(row, now), flexible=True, least=24, rank=4),
+    ]
+
+
+def groups() -> list[Column]:
+    """Columns of the tasks of one array, those in one state for one reason together."""
+    return [
+        Column("TASKS", "tasks", right=True),
+        Column("STATE", lambda row: f"{row['state']} (held)" if row["held"] else str(row["state"]), style=_state_style),
+        Column("GPUS", lambda row: str(row["gpus"] or ""), right=True),
+        Column("WHICH", lambda row: spans(row["indices"]), flexible=True),
+        Column("WHY", lambda row: row["why"] or "", flexible=True, least=24),
+    ]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Rising numbers in short: 0-3, 7; the first few of many."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    told = [str(low) if low == high else f"{low}-{high}" for low, high in found[:MOST_SPANS]]
+    return ", ".join(told + ["…"] * (len(found) > MOST_SPANS))
+
+
 def running(now: float) -> list[Column]:
     """Columns of the running jobs in `stoker top`."""
     return [
@@ -194,15 +233,22 @@ def _held_by(row: Row) -> str:
     if row["job_id"] is not None:
         others = f", {row['shared_with']}" if row.get("shared_with") else ""
         return f"{row['job_id']} {row['job']}{others}"
-    return str(row["note"] or row["state"]) if row["state"] != "free" else "free"
+    if row["state"] != "free":
+        return str(row["note"] or row["state"])
+    return "free" if (row["utilisation"] or 0.0) < _IDLE else f"free, {fmt.percent(row['utilisation'])} by others"
 
 
 def _holder_style(row: Row) -> str:
     return "dim" if row["state"] == "free" else "" if row["job_id"] is not None else "red"
 
 
+def _use(row: Row) -> float | None:
+    """What its jobs make of it; of one that nobody has, what others do is said beside it."""
+    return None if row["state"] == "free" else row["utilisation"]
+
+
 def _use_style(row: Row) -> str:
-    use = row["utilisation"] or 0.0
+    use = _use(row) or 0.0
     return "green" if use >= 0.7 else "yellow" if use >= 0.3 else "dim"
 
 
@@ -237,7 +283,7 @@ def devices() -> list[Column]:
     """Columns of GPUs and CPU slots."""
     return [
         Column("GPU", _gpu_label),
-        Column("BUSY", lambda row: fmt.percent(row["utilisation"]), style=_use_style, share=lambda row: row["utilisation"]),
+        Column("BUSY", lambda row: fmt.percent(_use(row)), style=_use_style, share=_use),
         Column("MEMORY", _memory, right=True, rank=2),
         Column("POWER", lambda row: "" if row["power"] is None else f"{row['power']:.0f} W", right=True, rank=3),
         Column("TEMP", lambda row: "" if row["temperature"] is None else f"{row['temperature']:.0f}°C", right=True, rank=4),

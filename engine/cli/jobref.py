@@ -70,7 +70,7 @@ def one_job(client: Client, ref: str) -> str:
 
 def note_task(ref: str, answer: dict[str, Any]) -> None:
     """Say that of an array's tasks only the first is shown, of an answer about a job."""
-    if tasks := answer["tasks"]:
+    if tasks := answer.get("tasks"):
         job = answer["job"]
         note(f"{ref!r} is an array of {len(tasks)} task{'s' * (len(tasks) > 1)}: this is {job['name']}, job {job['id']}")
 

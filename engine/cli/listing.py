@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .. import format as fmt
+from ..disk_room import Room, told
 from ..errors import UsageError, nearest
 from ..jobs.states import State
 from . import job_columns, runner
@@ -47,13 +48,27 @@ def ps(app: App, everything: bool, arrays: bool, state: str | None, user: str | 
     return Answer(rows, show)
 
 
-_POOLS = [
-    Column("POOL", "pool"),
-    Column("POLICY", "policy"),
-    Column("EVERY", lambda row: fmt.duration(row["interval"]), right=True),
-    Column("GPUS", "gpus", right=True),
-    Column("BUSY", "busy", right=True),
-]
+def _pool_columns(pools: list[dict[str, Any]], now: float) -> list[Column]:
+    return [
+        Column("POOL", "pool"),
+        Column("POLICY", "policy"),
+        Column("EVERY", lambda row: fmt.duration(row["interval"]), right=True),
+        Column("GPUS", "gpus", right=True),
+        Column("BUSY", "busy", right=True),
+        *([Column("TUNES ITSELF", lambda row: _tunes_itself(row.get("auto"), now), flexible=True)] if any(map(_auto, pools)) else []),
+    ]
+
+
+def _auto(pool: dict[str, Any]) -> bool:
+    return bool(pool.get("auto"))  # an older daemon does not tell
+
+
+def _tunes_itself(auto: dict[str, Any] | None, now: float) -> str:
+    """How, and when the next search comes."""
+    if not auto:
+        return ""
+    coming = auto["why"] if auto["next"] is None else f"next search {fmt.expected(auto['next'], now)}"
+    return f"every {fmt.duration(auto['period'])} for {auto['objective']}; {coming}"
 
 
 def _trouble(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,11 +93,18 @@ def _task_columns(now: float) -> list[Column]:
     ]
 
 
+def _notice_columns(now: float) -> list[Column]:
+    return [Column("WHEN", lambda row: fmt.relative(row["ts"], now)), Column("WHAT", "reason", flexible=True)]
+
+
 def _disk(room: dict[str, Any] | None) -> str:
     if room is None:  # of an older daemon
         return "not known"
-    left = f"{fmt.size(room['free'])} of {fmt.size(room['total'])} are free"
-    return f"{left}: free some space before commits are refused" if room["low"] else left
+    left = Room(room["free"], room["total"]).words
+    if not room["low"]:
+        return left
+    refused = f"commits are refused: {room['refused']}" if room.get("refused") else "free some space before commits are refused"
+    return "; ".join(filter(None, (f"{left}: {refused}", told(room.get("largest", [])))))
 
 
 @click.command(cls=Command)
@@ -109,7 +131,7 @@ def status(app: App) -> Answer:
         section("Runners")
         print_table(answer["runners"], runner.columns(now), "none yet; start one with 'stoker runner start'")
         section("Pools")
-        print_table(answer["pools"], _POOLS, "none yet; they come with their runners")
+        print_table(answer["pools"], _pool_columns(answer["pools"], now), "none yet; they come with their runners")
         if failing := [row for row in answer["pools"] if row["error"]]:
             section("Policies that fail: nothing starts in their pools")
             print_table(failing, _policy_columns(now), "")
@@ -117,5 +139,8 @@ def status(app: App) -> Answer:
         if wrong := _trouble(answer["tasks"]):
             section("Trouble")
             print_table(wrong, _task_columns(now), "")
+        if notices := answer.get("notices"):
+            section("In the last day")
+            print_table(notices, _notice_columns(now), "")
 
     return Answer(answer, show)

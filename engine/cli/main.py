@@ -121,7 +121,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 1 if isinstance(error.__cause__, EOFError) else 130
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "stoker"
-        return fail(f"{_sentence(error.format_message())}; see '{path} --help'", 2)
+        return fail(f"{_told(error)}; see '{path} --help'", 2)
     except click.ClickException as error:
         return fail(_sentence(error.format_message()), 1)
     except Terminated:
@@ -145,6 +145,15 @@ def _is_nowhere() -> bool:
         return False
     except FileNotFoundError:
         return True
+
+
+def _told(error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption):
+        from .foreign_words import option_hint
+
+        if hint := option_hint(error):
+            return f"no such option {error.option_name!r}; {hint}"
+    return _sentence(error.format_message())
 
 
 def _sentence(message: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ import click
 
 from .. import format as fmt
 from ..errors import StokerError, UsageError
+from ..spec.click_options import spec_options
 from .command import App, Command, Group, examples, pass_app, unless_ended
 from .jobref import job_path
 from .output import Answer, Column, json_option, print_facts, print_table, write
-from .prompt_bank import LLM, bank, progress, ranked
+from .prompt_bank import LLM, bank, one_text, progress, ranked
+from .prompt_checks import RECIPE, require_bank, require_llm, require_samples, require_tuning
 from .prompt_work import answers, has_daemon, here_option
+from .submit import read_jobs, send, submit_options, trial, until_ended
 from .tuned_prompts import tuned_folder, what_was_tuned
-
-RECIPE = "prompt-tune"
 
 
 @click.group(cls=Group)
@@ -49,13 +50,15 @@ def lookup(app: App, llm: str, data: str, texts: tuple[str, ...], samples: int, 
 
     All representatives are scored by the LLM's loss on the samples, then the other prompts of the best one's cluster.
     """
-    from ..prompts.stored_prompts import BankKey
-
-    BankKey(llm=llm, revision="any", tokenizer="any").require_names()
     if app.client.url:
         raise UsageError("--url: a lookup reads the file of the bank, which is on the daemon's host: run it there")
-    there = str(Path(data).absolute()) if Path(data).suffix in (".csv", ".jsonl") else data
-    request = {"work": "lookup", "llm": llm, "texts": list(texts), "data": there, "samples": samples, "seed": seed}
+    require_llm(llm)
+    try:
+        there = str(Path(data).expanduser().absolute()) if require_samples(data) else data
+    except UsageError as error:
+        raise UsageError(str(error).replace("params.data", "--data", 1)) from None  # as jobs name it
+    require_bank(app.home, llm)
+    request = {"work": "lookup", "llm": llm, "texts": [one_text(text) for text in texts], "data": there, "samples": samples, "seed": seed}
     last: Mapping[str, Any] = {}
     bank: Mapping[str, str] = {}
     scored = todo = 0
@@ -95,25 +98,39 @@ _CANDIDATES = [
 
 
 @prompt.command(cls=Command)
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path))
+@spec_options
+@submit_options
 @json_option
 @pass_app
-@examples("stoker prompt tune prompt.yaml", "stoker prompt tune prompt.yaml --json")
-def tune(app: App, file: Path) -> Answer:
-    """Submit a prompt-tuning job from a YAML file, wait for it, and show what it has reached and where its prompt is.
+@click.pass_context
+@examples(
+    "stoker prompt tune prompt.yaml",
+    "stoker prompt tune prompt.yaml --param lr=0.01 --deadline 30m --json",
+    "stoker prompt tune --param data=mails.csv --param init=bank --iterations 50 --follow",
+)
+def tune(
+    context: click.Context, app: App, file: Path | None, dry_run: bool, snapshot: bool, required: bool, following: bool, **options: Any
+) -> Answer:
+    """Submit a prompt-tuning job, wait for it, and show what it has reached and where its prompt is.
 
-    What else the job says stands in its log; 'stoker submit' does the same without waiting.
+    It takes the options of 'stoker submit', which does the same without waiting. With a file, they are laid over it.
     """
-    from .submit import submit_and_wait
-
-    ended, failures = submit_and_wait(app, file, _require_tuning)
-    value = _tuned(app, ended[0])
+    if following and context.params.get("as_json"):
+        raise UsageError("--follow prints the job's output, --json would mix with it; leave one of them out")
+    if file is None:
+        options = {**options, "recipe": options["recipe"] or RECIPE}
+    jobs = read_jobs(app, [] if file is None else [file], options, ())
+    if len(jobs) != 1 or jobs[0].recipe != RECIPE or jobs[0].cron is not None:
+        raise UsageError(f"recipe: 'stoker prompt tune' takes one job of recipe {RECIPE} that does not recur; 'stoker submit' takes any")
+    if not app.client.url:  # else this host cannot tell
+        require_tuning(app.home, jobs[0].params, jobs[0].backbone, jobs[0].workdir)
+    jobs, answer = send(app, jobs, dry_run, snapshot, required)
+    if dry_run:
+        return trial(answer, len(jobs))
+    (ended,), failures = until_ended(app, jobs, answer, following)
+    value = _tuned(app, ended)
     return Answer(value, lambda: _show_tuned(value), failures)
-
-
-def _require_tuning(jobs: Sequence[Any]) -> None:
-    if len(jobs) != 1 or jobs[0].recipe != RECIPE:
-        raise UsageError(f"recipe: a file for 'stoker prompt tune' has one job, of recipe {RECIPE}; 'stoker submit' takes any")
 
 
 def _tuned(app: App, job: Mapping[str, Any]) -> dict[str, Any]:

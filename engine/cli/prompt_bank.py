@@ -15,6 +15,7 @@ from .. import format as fmt
 from ..errors import Conflict, NotFound, StokerError, UsageError
 from .command import App, Command, Group, examples, pass_app, unless_ended
 from .output import Answer, Column, Row, json_option, note, print_facts, print_table, section, write
+from .prompt_checks import require_llm
 from .prompt_work import answers, here_option, put
 from .tuned_prompts import store_tuned
 
@@ -50,7 +51,7 @@ def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: in
     from ..prompts.packaged_prompts import from_file, spread
     from ..prompts.stored_prompts import CAPACITY
 
-    _require_name(llm)
+    require_llm(llm)
     known = _known(app, llm)  # before anything is read: without a daemon there is no bank
     prompts = from_file(file) if file is not None else _from_packages()
     chosen = spread(prompts, min(limit or CAPACITY, CAPACITY))
@@ -93,9 +94,9 @@ def add(app: App, llm: str, texts: tuple[str, ...], task: str | None, file: Path
         with unless_ended("what was stored stays in the bank"):
             which, told = store_tuned(app, jobs, task, here)
         return Answer({"bank": which, **told}, lambda: write(_added(which, told, len(jobs))))
-    _require_name(llm)
+    require_llm(llm)
     known = _known(app, llm)
-    chosen = [PromptText(_text(text), "command line", task) for text in texts] + (from_file(file) if file is not None else [])
+    chosen = [PromptText(one_text(text), "command line", task) for text in texts] + (from_file(file) if file is not None else [])
     if not chosen:
         raise UsageError("nothing to add: give --text, --from or --job")
     with unless_ended("what was stored stays in the bank"):
@@ -111,18 +112,13 @@ def _added(which: Mapping[str, str], told: Mapping[str, Any], count: int) -> str
     return f"{_name(which)}: {', '.join(parts)}\n"
 
 
-def _text(text: str) -> str:
+def one_text(text: str) -> str:
+    """A prompt of an option."""
     from ..prompts.stored_prompts import LONGEST_TEXT
 
     if not 0 < len(text.strip()) <= LONGEST_TEXT:
         raise UsageError(f"--text: must have 1 to {LONGEST_TEXT} characters, not {len(text.strip())}")
     return text.strip()
-
-
-def _require_name(llm: str) -> None:
-    from ..prompts.stored_prompts import BankKey
-
-    BankKey(llm=llm, revision="any", tokenizer="any").require_names()
 
 
 def _known(app: App, llm: str) -> list[Any]:
@@ -237,7 +233,7 @@ _FOUND = [
 @pass_app
 @examples("stoker prompt bank search spam message", "stoker prompt bank search --near 17", "stoker prompt bank search news --json")
 def search(app: App, words: tuple[str, ...], near: int | None, llm: str | None, limit: int) -> Answer:
-    """Find prompts that hold all these words, or those near to one by what the LLM makes of them."""
+    """Find prompts whose text or task holds all these words, or those near to one by what the LLM makes of them."""
     query: dict[str, Any] = {
         name: value for name, value in (("words", " ".join(words)), ("near", near), ("llm", llm), ("limit", limit)) if value
     }

@@ -41,6 +41,20 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
             yield f"{run.outcome.run}: {_tuned(run.outcome.tuned)}"
 
 
+def searches_ahead(study: Study) -> Iterator[str]:
+    """How many searches the runs that tune themselves will make, as far as that can be told before."""
+    from ...policies.autosched.search import TRIALS
+    from ..autosched.simulated_tuning import PERIOD
+
+    last = min(study.until, float(study.workload.submitted.max()))
+    for run in study.runs:
+        if run.choice.auto:
+            every = fmt.duration(PERIOD)
+            count = int(last // PERIOD) + 1
+            ahead = f"about {count:,} search{'es' * (count > 1)} of {TRIALS} trials each come, one every {every} while jobs are submitted"
+            yield f"{run}: {ahead}, and more upon bursts and until the last one has ended"
+
+
 def _tuned(did: Mapping[str, int]) -> str:
     from ..autosched.situation import LEAST_JOBS
 

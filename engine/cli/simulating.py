@@ -66,6 +66,7 @@ _STUDY_OPTIONS = (
 
 #: Options with which something is drawn.
 _RANDOM = "--estimate-error, --estimate-noise, --unknown-share or --failures-per-gpu-hour"
+TELL = 10.0  #: seconds between lines in a pipe
 _ENDED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -144,6 +145,8 @@ def answer(app: App, study: Study, given: Mapping[str, Any], notes: Sequence[str
     if given["out"]:
         _check_writable(given["out"])
     name = given["name"] or f"{study.workload.name} {_now()}"
+    for words in sim_words.searches_ahead(study):
+        note(words)
     keeper = None if given["no_store"] else Keeper(app, study, name)
     runs, ended = _run(study, given["processes"] or cores(), keeper)
     shown = [*([before] if before else []), *runs]
@@ -229,14 +232,29 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(study: Study) -> Iterator[Callable[[Run, int, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """A bar on a terminal, elsewhere a line now and then."""
+    shares: dict[int, float] = {}
     if not sys.stderr.isatty():
-        yield lambda _run, _done, _total: None
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(TELL):
+                parts = list(shares.values())
+                done, share = sum(part >= 1.0 for part in parts), sum(parts) / len(study.runs)
+                note(f"{done} of {len(study.runs)} runs are done, {fmt.percent(share)} of all")
+
+        def heard(run: Run, done: int, total: int) -> None:
+            shares[run.number] = done / total if total else 1.0
+
+        threading.Thread(target=tell, daemon=True).start()  # a run says nothing while it searches
+        try:
+            yield heard
+        finally:
+            over.set()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    shares: dict[int, float] = {}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=len(study.runs))

@@ -21,6 +21,7 @@ from ..jobs.states import FINAL
 from ..spec.click_options import spec_options
 from .command import App, Command, examples, pass_app
 from .forecasting import Forecast, forecasts, lines, require
+from .foreign_words import as_submission, begin_of_command, is_program
 from .jobref import job_path
 from .logs import print_log
 from .output import Answer, Column, json_option, note, print_table, state_style, write
@@ -45,20 +46,38 @@ class SubmitCommand(Command):
         ctx.meta["stoker.command"] = tuple(args[cut + 1 :])
         if cut < len(args) and not args[cut + 1 :]:
             ctx.fail("nothing follows '--': write the command there")
-        return super().parse_args(ctx, args[:cut])
+        try:
+            return super().parse_args(ctx, args[:cut])
+        except click.NoSuchOption as error:
+            begin = begin_of_command(args[:cut])
+            if cut < len(args) or begin is None or error.option_name not in [word.partition("=")[0] for word in args[begin:]]:
+                raise
+            ctx.fail(f"no such option {error.option_name!r}; a command and its options stand after '--': {as_submission(args[begin:])}")
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+_OPTIONS = (
+    click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing."),
+    click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy."),
+    click.option("--require-deadline", "required", is_flag=True, help="Submit only what keeps its deadline in 9 of 10 simulated runs."),
+    click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output, and return when it has ended."),
+)
+
+
+def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How jobs are submitted, beside what they are."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(cls=SubmitCommand)
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
 @spec_options
-@click.option("--dry-run", is_flag=True, help="Check everything, say what would happen and when it would start; submit nothing.")
-@click.option("--snapshot", is_flag=True, help="Copy the working directory now, and run in the copy.")
-@click.option("--require-deadline", "required", is_flag=True, help="Submit only what keeps its deadline in 9 of 10 simulated runs.")
+@submit_options
 @click.option("--wait", is_flag=True, help="Return when the jobs have ended; the exit code says how.")
-@click.option("--follow", "-f", "following", is_flag=True, help="Print the job's output until it has ended; implies --wait.")
 @json_option
 @pass_app
 @click.pass_context
@@ -94,28 +113,16 @@ def submit(
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
     if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
-    jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
-    if required:
-        _require_deadlines(app, jobs)
-    answer = post_jobs(app, jobs, dry_run, snapshot)
+    jobs, answer = send(app, jobs, dry_run, snapshot, required)
     if dry_run:
-        return Answer(answer, lambda: _show_trial(answer, len(jobs)))
-    timed = _timed(jobs, answer)
+        return trial(answer, len(jobs))
     if not (wait or following):
+        timed = _timed(jobs, answer)
         if context.params.get("as_json"):
             _add_forecasts(app, answer, timed)
         return Answer(answer, lambda: _show(app, answer, timed), done=_submitted(answer))
-    ids = [row["id"] for row in answer["jobs"]]
-    note("submitted " + _ids(ids))
-    _tell(forecasts(app.client, timed), len(timed) > 1)
-    try:
-        if following:
-            print_log(app.client, str(ids[0]))
-        ended = list(_await(app, ids))
-    except KeyboardInterrupt:
-        note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")
-        raise
-    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), _failures(ended))
+    ended, failures = until_ended(app, jobs, answer, following)
+    return Answer(ended, lambda: None if following else print_table(ended, _ENDED, "no jobs"), failures)
 
 
 def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command: Sequence[str]) -> list[Any]:
@@ -137,8 +144,12 @@ def read_jobs(app: App, files: Sequence[Path], options: dict[str, Any], command:
     jobs: list[Any] = []
     errors = Gathered()
     for file in files:
-        if not file.exists() and file.suffix not in YAML and str(file) != "-":
-            raise NotFound(f"{file}: no such file; to run a command, write it after '--': stoker submit -- {' '.join(map(str, files))}")
+        if file.suffix not in YAML and str(file) != "-":
+            remedy = f"to run a command, write it after '--': {as_submission([str(word) for word in files])}"
+            if not file.exists():
+                raise NotFound(f"{file}: no such file; {remedy}")
+            if is_program(file):
+                raise UsageError(f"{file}: is a program, not a file of jobs; {remedy}")
         with errors.part():
             if str(file) == "-":
                 jobs += load_text(decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>"), "<stdin>", context, over)
@@ -160,6 +171,14 @@ def _with_path(job: Any) -> Any:
     if shutil.which(job.command[0], path=job.env.get("PATH", here.get("PATH"))) is None and "/" not in job.command[0]:
         note(f"{job.name}: no program {job.command[0]!r} on this host's PATH; on the runner's host it may be there")
     return msgspec.structs.replace(job, env={**here, **job.env})
+
+
+def send(app: App, jobs: list[Any], dry_run: bool, snapshot: bool, required: bool) -> tuple[list[Any], dict[str, Any]]:
+    """Submit jobs; the jobs with what was chosen for them, and what the daemon has made of them."""
+    jobs = with_batches_chosen(app, jobs, dry_run, post_jobs)
+    if required:
+        _require_deadlines(app, jobs)
+    return jobs, post_jobs(app, jobs, dry_run, snapshot)
 
 
 def post_jobs(app: App, jobs: list[Any], dry_run: bool, with_snapshot: bool) -> dict[str, Any]:
@@ -236,6 +255,11 @@ def _tell(found: Iterable[tuple[Any, Forecast]], several: bool) -> None:
             note(f"{f'job {job} ' if several else ''}{line}")
 
 
+def trial(answer: dict[str, Any], count: int) -> Answer:
+    """What would become of jobs that were not submitted."""
+    return Answer(answer, lambda: _show_trial(answer, count))
+
+
 def _show_trial(answer: dict[str, Any], count: int) -> None:
     now = time.time()
     columns = [
@@ -283,16 +307,15 @@ def _await(app: App, ids: list[int]) -> Iterator[dict[str, Any]]:
             time.sleep(POLL)
 
 
-def submit_and_wait(app: App, file: Path, check: Callable[[Sequence[Any]], None]) -> tuple[list[dict[str, Any]], list[StokerError]]:
-    """Submit the jobs of a file once ``check`` has looked at them, and wait; the jobs as they ended, and what failed."""
-    jobs = read_jobs(app, [file], {}, ())
-    check(jobs)
-    jobs = with_batches_chosen(app, jobs, False, post_jobs)
-    answer = post_jobs(app, jobs, dry_run=False, with_snapshot=False)
+def until_ended(app: App, jobs: list[Any], answer: dict[str, Any], following: bool) -> tuple[list[dict[str, Any]], list[StokerError]]:
+    """Wait for jobs that were submitted; the jobs as they ended, and what failed."""
     ids = [row["id"] for row in answer["jobs"]]
     note("submitted " + _ids(ids))
-    _tell(forecasts(app.client, _timed(jobs, answer)), len(ids) > 1)
+    timed = _timed(jobs, answer)
+    _tell(forecasts(app.client, timed), len(timed) > 1)
     try:
+        if following:
+            print_log(app.client, str(ids[0]))
         ended = list(_await(app, ids))
     except KeyboardInterrupt:
         note(f"{_ids(ids)} will go on; 'stoker cancel' ends {'it' if len(ids) == 1 else 'them'}")

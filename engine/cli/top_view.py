@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ORDER = ("running", "starting", "assigned", "profiling", "suspending", "pending", "submitted", "completed", "failed", "cancelled")
+NOTICED = 600.0  #: seconds for which it is said what happened to the daemon itself
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ def header(snapshot: Mapping[str, Any], now: float, width: int, trouble: str | N
     counts = snapshot["counts"]
     summary = "  ".join(f"{counts[state]} {state}" for state in ORDER if counts.get(state))
     line = Text("stoker top ", style="bold", no_wrap=True).append(fmt.clock(now)[11:], style="not bold")
+    noticed = next((row for row in snapshot.get("notices") or () if now - row["ts"] < NOTICED), None)
+    if noticed and not trouble:
+        summary += f"  {noticed['reason']}, {fmt.relative(noticed['ts'], now)}"
     line.append("  ").append(trouble or summary or "no jobs yet", style="bold red" if trouble else "not bold")
     line.truncate(width, overflow="ellipsis")
     return line

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..autosched.search_process import Request
 
 POLL = 0.3  #: seconds between looks at a search of the daemon's
+_INSTEAD = "tune it when jobs wait, let it tune itself (stoker policy set POLICY --auto), or tune for a trace (stoker tune --trace FILE)"
 
 
 @click.command(cls=Command)
@@ -75,6 +76,11 @@ def tune(app: App, pool: str, **given: Any) -> Answer:
     while answer["state"] == "searching":
         time.sleep(POLL)
         answer = app.client.get("/v1/tune", pool=pool, search=answer["search"])
+    if answer["state"] == "failed" and answer.get("idle"):
+        words = f"pool {pool}: {answer['why']}; {_INSTEAD}"
+        if not given["dry_run"]:
+            raise StokerError(words)
+        return Answer(answer, lambda: write(words + "\n"))
     if answer["state"] == "failed":
         raise StokerError(answer["why"])
     return Answer(answer, lambda: _show(answer), done="" if given["dry_run"] else f"pool {pool} was tuned: 'stoker tune history' tells how")

@@ -13,6 +13,7 @@ from ..home import Home
 from ..jobs.states import FINAL
 from .command import App
 from .jobref import job_path
+from .prompt_checks import require_llm
 from .prompt_work import answers, put
 
 
@@ -47,6 +48,7 @@ def store_tuned(app: App, jobs: Sequence[str], task: str | None, here: bool) -> 
     found = [_find(app, job, task) for job in dict.fromkeys(jobs)]
     if other := next((one for one in found if one.llm != found[0].llm), None):
         raise UsageError(f"--job: job {found[0].job} tuned for {found[0].llm} and job {other.job} for {other.llm}: add them apart")
+    require_llm(found[0].llm)
     request = {"work": "tuned", "llm": found[0].llm, "folders": [str(one.folder) for one in found]}
     told: dict[str, Any] = {"added": 0, "replaced": []}
     which: Mapping[str, str] | None = None

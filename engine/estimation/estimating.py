@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -73,6 +73,12 @@ class Estimating:
             self._reported = True
         if "leases" in commit.topics:
             self._moved = True
+
+    def clock_set(self, by: float) -> None:
+        """The clock was set by so many seconds: what is due moves with it."""
+        self._measured_at += by
+        self._used_at += by
+        self._looks = {job: replace(look, again=look.again + by) for job, look in self._looks.items()}
 
     def look(self) -> None:
         """A periodic task: does next to nothing unless something has come since the last time."""

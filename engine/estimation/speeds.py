@@ -65,7 +65,7 @@ def learn_speeds(tx: Transaction, found: Sequence[Measured]) -> None:
 def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[Measured]]]) -> None:
     """How many times longer steps take beside one other job than alone: of leases that share, where their speed alone is known.
 
-    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs.
+    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs, and shared them in the same way.
     """
     found = [(lease, reports) for lease, reports in found if lease["compute"] is not None]
     if not found:
@@ -74,31 +74,35 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
     for other in tx.objects("beside", [lease["id"] for lease, _ in found]):
         others.setdefault(other["lease"], []).append(other)
     models = sorted({lease["model"] for lease, _ in found})
-    rows = {(row["model"], row["beside"], row["gpu_name"]): row for row in tx.objects("known_slowdowns", models)}
+    rows = {tuple(row[name] for name in _PAIR): row for row in tx.objects("known_slowdowns", models)}
     changed = {}
     for lease, reports in found:
         for one in reports:
-            if (beside := _only_other(others.get(lease["id"], ()), one)) is None:
+            beside = _only_other(others.get(lease["id"], ()), one)
+            if beside is None or beside["share"] != lease["share"]:
                 continue
-            key = (lease["model"], beside, lease["gpu_name"])
-            row = rows.setdefault(key, {"model": key[0], "beside": key[1], "gpu_name": key[2], "slowdown": None, "samples": 0})
+            key = (lease["model"], beside["model"], lease["gpu_name"], lease["share"])
+            row = rows.setdefault(key, {**dict(zip(_PAIR, key, strict=True)), "slowdown": None, "samples": 0})
             weight = 1 / min(row["samples"] + 1, _REMEMBERED)
             slowdown = mix(row["slowdown"], one.speed.compute / lease["compute"], weight)
             row.update(slowdown=slowdown, samples=row["samples"] + 1, updated_at=tx.now)
             changed[key] = row
-    tx.upsert("slowdowns", ["model", "beside", "gpu_name"], list(changed.values()))
+    tx.upsert("slowdowns", list(_PAIR), list(changed.values()))
     if any(row["samples"] == 1 for row in changed.values()):
         tx.touch("queue")  # who may be packed with whom is another question now
 
 
-def _only_other(others: Sequence[Mapping[str, Any]], report: Measured) -> str | None:
-    """The model of the one other lease that ran on the same GPUs all the while, None: there was none, or there were several."""
+_PAIR = ("model", "beside", "gpu_name", "kind")  #: keys of `slowdowns`
+
+
+def _only_other(others: Sequence[Mapping[str, Any]], report: Measured) -> Mapping[str, Any] | None:
+    """The one other lease that ran on the same GPUs all the while, None: there was none, or there were several."""
     there = [one for one in others if one["granted_at"] < report.ts and (one["ended_at"] is None or one["ended_at"] > report.since)]
     if len(there) != 1:
         return None
     (one,) = there
     ran = one["started_at"] is not None and one["started_at"] <= report.since and (one["ended_at"] is None or one["ended_at"] >= report.ts)
-    return one["model"] if ran and one["whole"] else None
+    return one if ran and one["whole"] else None
 
 
 _COLUMNS = ("signature", "gpu_name", "model", "gang", "compute", "within_node", "across_nodes", "peak_memory", "samples")

@@ -7,7 +7,8 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ class Board:
         self.stale = False  #: the last refresh failed
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
+        self._ordered: dict[int, str] = {}  # leases that are to stop for a reason that could not be stored yet
         self._terms: dict[int, dict[str, Any]] = {}  # lease to what its assignments say of the job: read once, when it is new
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -40,6 +42,12 @@ class Board:
         """The loop is about to be closed: commits that come later wake nobody."""
         with self._lock:
             self._loop = None
+
+    def order(self, leases: Mapping[int, str]) -> None:
+        """Tell the runners to stop these leases, each for its reason, before that is stored."""
+        with self._lock:
+            self._ordered |= leases
+        self.refresh()
 
     def refresh(self) -> None:
         """Read the runners and the live leases; wake the polls of runners whose assignments have changed."""
@@ -67,11 +75,18 @@ class Board:
         leases: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in self._store.objects("policy/assignments"):
             leases[row["lease"]].append(row)
+        self._ordered = {lease: reason for lease, reason in self._ordered.items() if lease in leases}
+        for lease, reason in self._ordered.items():
+            for row in leases[lease]:
+                row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source in self._store.rows("policy/lease_specs", fresh) if fresh else ():
             spec = json.loads(text)
-            self._terms[lease] = {"spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE)}
+            begin_from = source and str(Path(source).parent / "checkpoints")
+            self._terms[lease] = {
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from
+            }  # fmt: skip
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
             for node, part in _parts(held, self._terms[lease]):
@@ -131,6 +146,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
+                priority=lease["priority"],
                 stop=lease["stop"],
                 **terms,
             ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
+from ..jobs.begin_from import first_saved
 from ..jobs.leases import EXCLUSIVE, Stop, end, stop
 from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
@@ -21,7 +22,9 @@ from ..store.transaction import Transaction
 from .job_files import drop_files, take_files
 from .offers import require_free
 
+T = TypeVar("T", bound=msgspec.Struct)
 NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
+SAME = 1.0  #: seconds by which a runner's clock may differ from ours, its message being on the way: its times are ours
 #: ends of workers from the worst: the worst part decides what became of a gang
 SEVERITY = ("unkillable", "lost", "oom", "hang", "start-failed", "failed", "stopped", "completed")
 
@@ -86,11 +89,16 @@ def _short(text: str | None) -> str | None:
 def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerError]:
     """Take what runners report: records, workers' states, samples, health of GPUs. All of a report, or Stale."""
     sessions = dict(tx.execute("sessions"))
-    current = [message for message in batch if sessions.get(message.node) == message.session]
+    current = [_by_our_clock(message, tx.now) for message in batch if sessions.get(message.node) == message.session]
     live = _live(tx, current)
     stale = _take_records(tx, [(m.node, records) for m in current for records in m.records], live)
-    # A runner's clock may be ahead of ours: nothing has happened later than now.
-    updates = [(m.node, msgspec.structs.replace(update, ts=min(update.ts, tx.now))) for m in current for update in m.workers]
+    # A runner's clock may be ahead of ours, or behind: nothing has happened later than now, and nothing of a lease before its grant.
+    granted = {(lease, node): part.lease.granted_at for (lease, node), part in live.items()}
+    updates = [
+        (m.node, msgspec.structs.replace(update, ts=min(max(update.ts, granted.get((update.lease, m.node), 0.0)), tx.now)))
+        for m in current
+        for update in m.workers
+    ]
     for node, update in updates:
         if (update.lease, node) not in live:
             stale.setdefault(node, set()).add(update.lease)
@@ -118,6 +126,28 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
     ]
 
 
+def _by_our_clock(message: Report, now: float) -> Report:
+    """A report with all its times as this daemon would have written them: a runner tells what its own clock says."""
+    if message.now is None or abs(behind := now - message.now) < SAME:
+        return message
+    return msgspec.structs.replace(
+        message,
+        workers=[_later(update, behind) for update in message.workers],
+        records=[
+            msgspec.structs.replace(one, records=[_later(record, behind) for record in one.records]) for one in message.records
+        ],
+        samples=[_later(sample, behind) for sample in message.samples],
+        servers=None if message.servers is None else [
+            msgspec.structs.replace(_later(one, behind, "since"), until=None if one.until is None else one.until + behind)
+            for one in message.servers
+        ],
+    )  # fmt: skip
+
+
+def _later(told: T, seconds: float, field: str = "ts") -> T:
+    return msgspec.structs.replace(told, **{field: max(getattr(told, field) + seconds, 0.0)})
+
+
 @dataclass(slots=True)
 class _Lease:
     """A live lease with its job, one object for all its parts."""
@@ -125,6 +155,7 @@ class _Lease:
     job: int
     job_state: State
     state: str
+    granted_at: float
     started_at: float | None
     total_steps: int | None  #: of the job, as submitted
     metric: str | None  #: that the job's stopping rule watches
@@ -219,6 +250,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
     """Bring `progress` up to date with the newest records of each job."""
     known = {row["job_id"]: row for row in tx.objects("progress_of", list(latest))} if latest else {}
     rows = []
+    saved = [job for job, new in latest.items() if new.checkpoint is not None and known.get(job, _NO_PROGRESS)["checkpoint_step"] is None]
     for job, new in latest.items():
         old = known.get(job, _NO_PROGRESS)
         watched = new.lease.metric
@@ -234,12 +266,13 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
                 "seconds_per_step": _pace(old, new),
                 "checkpoint_step": _first(new.checkpoint, old["checkpoint_step"]),
                 "peak_memory": max(filter(None, (new.memory, old["peak_memory"])), default=None),
-                "updated_at": new.last.ts,
+                "updated_at": min(new.last.ts, tx.now),
             }
         )
         if _is_news(old, row):
             tx.touch("estimates")
     tx.put("progress", ["job_id"], rows, {(job,) for job in known})
+    first_saved(tx, saved)
 
 
 _NO_PROGRESS: Mapping[str, Any] = dict.fromkeys(
@@ -437,9 +470,9 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
 
 
 def seen(tx: Transaction, batch: Sequence[Mapping[str, float]]) -> Sequence[None]:
-    """When runners were last heard: node to time."""
+    """How long ago runners were last heard: node to seconds."""
     last: dict[str, float] = {}
     for heard in batch:
         last.update(heard)
-    tx.update("nodes", ["id"], [{"id": node, "last_seen": ts} for node, ts in last.items()])
+    tx.update("nodes", ["id"], [{"id": node, "last_seen": tx.now - ago} for node, ago in last.items()])
     return [None] * len(batch)

@@ -16,13 +16,13 @@ SILENT_AFTER = 60.0  #: seconds without a word after which a runner is suspect
 
 
 class Fleet:
-    """Sessions and last words of runners, in memory; written to `nodes` now and then.
+    """Sessions and last words of runners, in memory; written to `nodes` now and then. While this machine sleeps nobody is silent.
 
     Silence is not death: a silent runner's jobs may well be running, so nothing of it is started elsewhere until
     its processes are proved dead (another boot, or it says so itself) or a person declares it dead.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time, *, silent_after: float = SILENT_AFTER) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, *, silent_after: float = SILENT_AFTER) -> None:
         self._store = store
         self._silent_after = silent_after
         self.heartbeat = min(20.0, silent_after / 3)  #: longest wait of a poll: three missed ones make a runner suspect
@@ -66,7 +66,7 @@ class Fleet:
         now = self._clock()
         with self._lock:
             heard, states = dict(self._heard), dict(self._states)
-        self._store.write(seen, heard)
+        self._store.write(seen, {node: max(now - at, 0.0) for node, at in heard.items()})
         busy = {row[0] for row in self._store.rows("api/busy_nodes")}
         for node, state in states.items():
             silent = now - heard.get(node, self._began)
@@ -87,7 +87,7 @@ class Fleet:
         self._require(node)
         if leaving is None:
             leaving = state in ("draining", "drained") and self._leaving.get(node, False)
-        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving))
+        self._store.write(change_node, NodeChange(node, state, actor, reason, leaving), urgent=True)
 
     def forget(self, node: str, actor: str) -> None:
         """Declare a runner dead: its jobs are requeued. Refused while its agent or a worker of it is seen alive on this host."""

@@ -32,7 +32,7 @@ def look_at_leases(
     for pool in sorted(late):
         wake(pool)
     if over:
-        store.write(run_out, over)
+        store.write(run_out, over, urgent=True)
 
 
 def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:

@@ -131,14 +131,14 @@ class Admission:
 
     def _imagined(self, specs: Sequence[JobSpec], row: int) -> _Asked:
         spec = specs[row]
-        if spec.hold or spec.after:
-            raise _NotEstimated("waits", "it is held" if spec.hold else f"it waits for {', '.join(d.job for d in spec.after)}")
+        if spec.hold or spec.waits_for:
+            raise _NotEstimated("waits", "it is held" if spec.hold else f"it waits for {', '.join(spec.waits_for)}")
         if _is_capped(spec):
             raise _NotEstimated("waits", f"it waits for earlier tasks of its array, of which at most {spec.array_cap} run at once")
         view = self._scheduling.look(spec.pool).view
         ids = view.jobs.id.tolist()
         work = {found["id"]: found for found in objects(self._store, "policy/known_work", spec.pool)}
-        coming = [one for one in specs if one.pool == spec.pool and not (one.hold or one.after or _is_capped(one))]
+        coming = [one for one in specs if one.pool == spec.pool and not (one.hold or one.waits_for or _is_capped(one))]
         for one in coming:
             took = self._model_takes(one)
             view = with_job(view, one, remaining=took, profile_gpus=self._profile_gpus(one))

@@ -14,6 +14,7 @@ from ..json_rows import objects
 from ..scheduling.held_back import HeldBack
 from ..store.store import Store
 from .deadline_watch import verdict
+from .in_the_way import InTheWay
 
 #: Why jobs wait that would be served, were it their turn.
 _IN_LINE = ("resources", "behind", "next-cycle", "round", "planned", "turn", "starting")
@@ -24,18 +25,19 @@ def explain(
     job: int,
     deadlines_first: Callable[[str], bool] = lambda pool: False,
     held_back: Callable[[str, int], HeldBack | None] = lambda pool, job: None,
+    in_the_way: Callable[[str, int, str], InTheWay] = lambda pool, job, code: InTheWay(),
 ) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
-    ``held_back``: the guard that a job of a pool waits for.
+    ``held_back``: the guard that a job of a pool waits for. ``in_the_way``: what else keeps it.
     """
     (row,) = objects(store, "api/job", job)
     found = objects(store, "api/waiting", job)
     waiting = found[0] if found and row["state"] in WAITING else None  # it may have ended, and wait anew, since the line above
     held = held_back(row["pool"], job) if row["state"] == State.PENDING and waiting and waiting["code"] in (*_IN_LINE, "deferred") else None
-    if held is not None and waiting is not None and math.isfinite(held.until):
-        waiting["est_start"] = max(held.until, waiting["est_start"] or 0.0)
+    kept = in_the_way(row["pool"], job, waiting["code"]) if row["state"] == State.PENDING and waiting else InTheWay()
+    ahead = None if kept.before is None else _ahead(store, kept)
     decisions = [_decision(job, decision) for decision in objects(store, "api/job_decisions", job)]
     partners = objects(store, "api/shared_with", job)
     blockers = objects(store, "api/blockers", row["pool"]) if row["state"] == State.PENDING else []
@@ -43,12 +45,15 @@ def explain(
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
         + _guard(waiting, held)
+        + (f"; {ahead['words']}" if ahead else "")
+        + _unpacked(store, kept)
         + (_partners(partners) or _alone(store, row))
         + _bank(store, row)
         + _start(store, row)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
+        "before": None if ahead is None else {name: ahead[name] for name in ("id", "name", "gpus", "remedy")},
         "decisions": decisions,
         "blockers": blockers,
         "deadline": _deadline(store, row),
@@ -92,6 +97,25 @@ def _guard(waiting: dict[str, Any] | None, held: HeldBack | None) -> str:
     return f"; {held.text}" if held is not None and waiting is not None and held.text not in waiting["reason"] else ""
 
 
+def _ahead(store: Store, kept: InTheWay) -> dict[str, Any]:
+    """Who is before it, and what would let it pass."""
+    assert kept.before is not None
+    (row,) = objects(store, "api/job", kept.before.job)
+    words = f"{row['name']} ({fmt.counted(row['gpus_min'], 'GPU')}) is before it"
+    if kept.remedy is not None:
+        words += f"; '{kept.remedy}' would let it pass"
+    return {"id": row["id"], "name": row["name"], "gpus": row["gpus_min"], "remedy": kept.remedy, "words": words}
+
+
+def _unpacked(store: Store, kept: InTheWay) -> str:
+    if kept.unpacked is None:
+        return ""
+    rows = [objects(store, "api/job", job)[0] for job in kept.unpacked.jobs]
+    words = kept.unpacked.words.replace("{jobs}", " and ".join(row["name"] for row in rows))
+    never = kept.unpacked.unknown and any(row["signature"] is None for row in rows)
+    return f"; not packed: {words}{' (of commands it never is: nobody times their steps)' if never else ''}"
+
+
 def _partners(partners: list[dict[str, Any]]) -> str:
     names = [f"job {one['job']} ({one['name']})" for one in partners]
     return f"; shares its GPUs with {', '.join(names)}" if names else ""
@@ -99,7 +123,7 @@ def _partners(partners: list[dict[str, Any]]) -> str:
 
 def _bank(store: Store, row: dict[str, Any]) -> str:
     """Of a prompt tuning: whether it began with a prompt of the bank, and why not (002 ch. 4.4.3.4)."""
-    found = objects(store, "api/bank_use", row["id"]) if row["kind"] == "prompt" else []
+    found = objects(store, "api/bank_use", row["id"])
     if not found:
         return ""
     (use,) = found

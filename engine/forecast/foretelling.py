@@ -29,8 +29,16 @@ Place = tuple[int | None, float | None]  #: in the queue, from 1, and expected s
 class Foretelling:
     """Of one pool. `news` may be called by anybody, `refresh` by one thread."""
 
-    def __init__(self, store: Store, pool: str, look: Callable[[], View], clock: Callable[[], float] = time.time) -> None:
-        self._store, self._pool, self._look, self._clock = store, pool, look, clock
+    def __init__(
+        self,
+        store: Store,
+        pool: str,
+        look: Callable[[], View],
+        clock: Callable[[], float] = time.time,
+        guarded: Callable[[View, int], float] = lambda view, job: math.inf,
+    ) -> None:
+        """``guarded``: when a guard lets a job of a pool start that its policy would start, inf: not known."""
+        self._store, self._pool, self._look, self._guarded, self._clock = store, pool, look, guarded, clock
         self._news = self._told = True  #: who wrote what there is, is not known yet
         self._order: Sequence[int] = ()  #: that the last forecast was made of
         self._again = -math.inf  #: the next one is not before
@@ -39,6 +47,10 @@ class Foretelling:
     def news(self) -> None:
         """Something has come that starts may depend on."""
         self._news = True
+
+    def clock_set(self) -> None:
+        """The clock was set: when the next forecast is due is not known any more."""
+        self._news, self._again = True, -math.inf
 
     def refresh(self, order: Sequence[int]) -> None:
         """Bring what is told up to date if it may be wrong; ``order``: who waits (ids), in the order of service."""
@@ -61,6 +73,8 @@ class Foretelling:
         waiting = set(view.jobs.id[view.jobs.phase == Phase.PENDING].tolist())
         order = [job for job in order if job in waiting]  # others have left the queue since the order was made
         starts = np.asarray(estimate_starts(view, order)).tolist()
+        if order and math.isnan(starts[0]) and math.isfinite(until := self._guarded(view, order[0])):
+            starts[0] = max(until, view.now)  # whoever holds its GPUs gives way then, however long it would have run
         places: dict[int, Place] = {
             job: (place, None if math.isnan(start) else start) for place, (job, start) in enumerate(zip(order, starts, strict=True), 1)
         }

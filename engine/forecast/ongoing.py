@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -230,6 +230,9 @@ class _Ongoing(Simulation):
         self.training.pace(job)
         end = math.inf if jobs.lease_end is None else float(jobs.lease_end[number])
         self.training.renew(job, max(end, view.now))
+
+    def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
+        return {}  # the jobs of others may have ended before, and are not known here
 
     def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
         number = self._number

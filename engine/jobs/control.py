@@ -97,6 +97,8 @@ def _priority(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[in
     messages = _ended(jobs)
     live = [job for job in jobs if job["id"] not in messages]
     tx.update("jobs", ["id"], [{"id": job["id"], "priority": request.priority} for job in live])
+    if any(job["lease_id"] is not None for job in live):
+        tx.touch("leases")  # runners are told: it counts among those that share a GPU
     for job in live:
         tx.event("job.priority", request.user, job=job["id"], before=str(job["priority"]), after=str(request.priority))
     return messages | {job["id"]: f"priority {job['priority']} -> {request.priority}" for job in live}

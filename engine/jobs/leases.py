@@ -18,7 +18,9 @@ from .moves import Move, move
 from .outcomes import End, judge
 from .states import State
 
-EXCLUSIVE, PACKED = "exclusive", "packed"  #: of `leases.share`, as the policies' contract has them
+EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
+#: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
+REASONS = {"packed": "another job is packed on its GPUs", "switched": "another job takes turns with it on its GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Grant:
 
     ``profile``: only to measure its speed. That is no attempt of the job's, and nothing of it counts as its run. ``lasts``: seconds from
     the grant, which comes after the decision, before which the right does not end. ``share``: whether it has its GPUs alone, and if not,
-    ``memory``: bytes that it needs of each, 0: not known.
+    ``memory``: bytes that it needs of each, 0: not known. ``begin_from``: a job with whose weights this one begins, from now on, while it
+    has none of its own; None: as its submitter, or an earlier grant, has said.
     """
 
     job: int
@@ -37,25 +40,28 @@ class Grant:
     lasts: float = 0.0
     share: str = EXCLUSIVE
     memory: int = 0
+    begin_from: int | None = None
 
 
 def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) -> list[int]:
     """Give leases to pending jobs; the caller has checked that jobs and GPUs are free. Answers with their numbers."""
-    attempts = {row[0]: row[1] for row in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
+    before = {job: (attempts, source) for job, attempts, source in tx.execute("job_attempts", [g.job for g in grants])} if grants else {}
     leases, held, workers, moves = [], [], [], []
     for given in grants:
         lease = tx.number("leases")
-        attempt = attempts[given.job] + (not given.profile)
+        attempts, source = before[given.job]
+        attempt = attempts + (not given.profile)
+        source = given.begin_from if source is None else source
         expires = None if given.expires is None else max(given.expires, tx.now + given.lasts)
         leases.append({"id": lease, "job_id": given.job, "attempt": attempt, "gpu_count": len(given.gpus), "state": "granted",
                        "granted_at": tx.now, "expires_at": expires, "profile": given.profile, "policy": policy,
-                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory)})  # fmt: skip
+                       "decision_id": decision, "share": given.share, "options": _options(given.share, given.memory, source)})  # fmt: skip
         held += [{"lease_id": lease, "gpu_id": gpu, "node_id": node} for gpu, node in given.gpus]
         nodes = dict.fromkeys(node for _, node in given.gpus)
         workers += [{"lease_id": lease, "node_id": node, "state": "granted"} for node in nodes]
         reason = f"{len(given.gpus)} GPU{'s' * (len(given.gpus) > 1)} on {', '.join(nodes)}"
         reason += "" if given.share == EXCLUSIVE else f", {given.share}"
-        changes = {"lease_id": lease, "attempts": attempt, "not_before": None}
+        changes = {"lease_id": lease, "attempts": attempt, "not_before": None, "begin_from": source}
         to = State.PROFILING if given.profile else State.ASSIGNED
         moves.append(Move(given.job, to, reason, f"policy:{policy}", lease, changes))
     tx.insert("leases", leases)
@@ -66,17 +72,28 @@ def grant(tx: Transaction, grants: Sequence[Grant], policy: str, decision: int) 
     return [lease["id"] for lease in leases]
 
 
-def _options(share: str, memory: int) -> str | None:
-    return json.dumps({"memory": memory}) if share != EXCLUSIVE and memory else None
+def _options(share: str, memory: int, begin_from: int | None) -> str | None:
+    options = {"memory": memory if share != EXCLUSIVE else 0, "begin_from": begin_from}
+    return json.dumps({name: value for name, value in options.items() if value}) if any(options.values()) else None
 
 
-def join(tx: Transaction, joined: Mapping[int, int], actor: str) -> None:
-    """Live leases that have their GPUs alone share them from now on; ``joined``: bytes that each needs, 0: not known."""
-    found = [lease for lease in tx.objects("live_leases", list(joined)) if lease["share"] == EXCLUSIVE] if joined else []
-    for lease in found:
-        tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=PACKED, reason="another job is packed on its GPUs")
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How a live lease shares its GPUs from now on."""
+
+    share: str
+    memory: int  #: bytes that it needs of each, 0: not known
+
+
+def join(tx: Transaction, joined: Mapping[int, Join], actor: str) -> None:
+    """Live leases share their GPUs with others, from now on, or in another way than before."""
+    live = tx.objects("live_leases", list(joined)) if joined else []
+    found = [(lease, joined[lease["id"]]) for lease in live if lease["share"] != joined[lease["id"]].share]
+    for lease, how in found:
+        tx.event("lease.share", actor, job=lease["job_id"], lease=lease["id"], after=how.share, reason=REASONS[how.share])
     tx.update("leases", ["id"], [
-        {"id": lease["id"], "share": PACKED, "options": _options(PACKED, joined[lease["id"]])} for lease in found])  # fmt: skip
+        {"id": lease["id"], "share": how.share, "options": _options(how.share, how.memory, lease["begin_from"])}
+        for lease, how in found])  # fmt: skip
     if found:
         tx.touch("leases")
 
@@ -131,7 +148,7 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=lease["losses"], profile=lease["profile"], measured=lease["measured"], finished=_finished(spec, lease),
-            shared=lease["share"] != EXCLUSIVE,
+            shared=lease["share"] != EXCLUSIVE, ours=spec.command is None,
         )  # fmt: skip
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0

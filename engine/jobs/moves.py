@@ -71,6 +71,10 @@ def _settle(tx: Transaction, ended: Mapping[int, State]) -> list[Move]:
         else:
             reason = f"job {needs}, which it needs, ended as {ended[needs]}"
             lost[job] = Move(job, State.CANCELLED, reason, "daemon", changes={"outcome": "dependency"})
+    for job, source, saved in tx.execute("weight_waiters", list(ended)):
+        if not saved:
+            reason = f"job {source}, with whose weights it was to begin, ended as {ended[source]} without a checkpoint"
+            lost[job] = Move(job, State.CANCELLED, reason, "daemon", changes={"outcome": "dependency"})
     tx.update("dependencies", ["job_id", "needs"], met)
     ready = [row[0] for row in tx.execute("ready", [row["job_id"] for row in met]) if row[0] not in lost]
     return [*lost.values(), *(Move(job, State.PENDING, "all that it waited for has ended", "daemon") for job in ready)]

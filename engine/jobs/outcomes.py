@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ..spec.model import Retries
 from .states import State
 
@@ -54,12 +55,14 @@ def judge(
     measured: bool = False,
     finished: bool = False,
     shared: bool = False,
+    ours: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
-    other jobs were on its GPUs, or had been.
+    other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
+    code that the job itself is wrong.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
@@ -71,7 +74,7 @@ def judge(
     if profile and (verdict := _profiled(end, back, measured)) is not None:
         return verdict
     if end.stop_reason in ("timeout", "hang"):
-        return _failure(end, retries, failures, back)
+        return _failure(end, retries, failures, back, ours)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):
         # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
         reason = YIELDING[end.stop_reason] + (", and left with exit code 0" if end.exit_code == 0 else "")
@@ -85,7 +88,7 @@ def judge(
         return Verdict(back, end.outcome, "its profiling run was lost; it is profiled again" if profile else words, delay=delay)
     if end.outcome == "oom" and shared:
         return Verdict(back, "oom", "ran out of memory beside another job; it has its GPUs alone from now on", alone=True)
-    return _failure(end, retries, failures, back)
+    return _failure(end, retries, failures, back, ours)
 
 
 def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
@@ -101,12 +104,14 @@ def _profiled(end: End, back: State, measured: bool) -> Verdict | None:
     return Verdict(back, "profiled", "its profiling run was stopped from outside") if end.outcome == "stopped" else None
 
 
-def _failure(end: End, retries: Retries, failures: int, back: State) -> Verdict:
+def _failure(end: End, retries: Retries, failures: int, back: State, ours: bool) -> Verdict:
     outcome = end.stop_reason if end.stop_reason in ("timeout", "hang") else end.outcome
     reason = end.message or _words(outcome, end.exit_code)
     if end.message and outcome in ("timeout", "hang"):  # the first cause stands, whatever came of the stop
         reason = f"{_words(outcome, end.exit_code)} (it was stopped, and then: {end.message})"
     final = failures >= retries.limit or end.exit_code in retries.never_on or (outcome == "oom" and failures >= 1)
+    if not final and ours and outcome == end.outcome and end.exit_code == UsageError.exit_code:
+        final, reason = True, f"{reason}; the job itself is wrong, so it is not tried again"
     if final:
         return Verdict(State.FAILED, outcome, reason, failed=True)
     delay = min(retries.backoff * retries.factor**failures, retries.max_backoff)

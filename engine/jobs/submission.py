@@ -16,6 +16,7 @@ from ..spec.check import MAX_EDGES, require_time
 from ..spec.model import JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
+from .begin_from import Source, objection, sources_of
 from .states import FINAL, State
 
 
@@ -71,6 +72,7 @@ class _Context:
     states: dict[int, State]
     pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    sources: dict[int, Source] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
 
     def add(self, table: str, row: dict[str, Any]) -> None:
         self.tables.setdefault(table, []).append(row)
@@ -87,10 +89,11 @@ def submit(tx: Transaction, batch: Sequence[SubmitRequest]) -> Sequence[list[dic
             fresh = [spec for spec in jobs if spec.name not in known]  # a repetition is answered, not judged again
             check(fresh, context.pools, tx.now if request.schedule is None else 0.0)
             edges = _resolve(fresh, known, request.user, context)
+            sources = _weights(tx, fresh, known, request.user, context)
         except StokerError as error:
             answers.append(error)
             continue
-        answers.append(_accept(tx, request, known, edges, context))
+        answers.append(_accept(tx, request, known, edges, sources, context))
     for table in ("jobs", "tiers", "dependencies", "provenance"):
         tx.insert(table, context.tables.get(table, []))
     tx.touch("queue")
@@ -149,7 +152,7 @@ def _require_gpus(spec: JobSpec, gpus: Mapping[int, int]) -> None:
 def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
     specs = [spec for request in batch for spec in request.submission.jobs]
     keys = [spec.idempotency_key for spec in specs if spec.idempotency_key]
-    wanted = sorted({dependency.job for spec in specs for dependency in spec.after})
+    wanted = sorted({job for spec in specs for job in (*(item.job for item in spec.after), spec.weights_job) if job is not None})
     context = _Context(keys={}, names=_Names(), states={}, pools=pools_of(tx.execute("pool_sizes")))
     for job, owner, key, state, spec, submitted_at in tx.execute("idempotency", keys) if keys else ():
         context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
@@ -212,11 +215,37 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, cont
     return edges
 
 
+def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
+    """For each new job that begins with the weights of another one that other's number, or its name if it is new in the same request."""
+    own = {spec.name: spec for spec in fresh}
+    found: dict[str, int | str] = {}
+    for spec in fresh:
+        word = spec.weights_job
+        if word is None:
+            continue
+        if word in own and word != spec.name:
+            found[spec.name], source = word, Source(word, own[word], State.PENDING, saved=False)
+        else:
+            jobs = (known[word],) if word in known else context.names.find(word, spec.user or user)
+            if not jobs:
+                near = nearest(word, own.keys() - {spec.name})
+                raise NotFound(f"weights: {spec.name} is to begin with those of job {word!r}, and there is no such job{near}")
+            if len(jobs) > 1:
+                raise UsageError(f"weights: {word} is an array of {len(jobs)} tasks; name one of them, such as job:{word}[0]")
+            if jobs[0] not in context.sources:
+                context.sources |= sources_of(tx.execute("weight_sources", list(jobs)))
+            found[spec.name], source = jobs[0], context.sources[jobs[0]]
+        if (words := objection(spec, source)) is not None:
+            raise UsageError(f"weights: {spec.name}: {words}")
+    return found
+
+
 def _accept(
     tx: Transaction,
     request: SubmitRequest,
     known: Mapping[str, int],
     edges: Mapping[str, list[tuple[int | str, str]]],
+    sources: Mapping[str, int | str],
     context: _Context,
 ) -> list[dict[str, Any]]:
     specs = request.submission.jobs
@@ -236,9 +265,12 @@ def _accept(
             met = context.states.get(number) in FINAL
             unmet += not met
             context.add("dependencies", {"job_id": job, "needs": number, "mode": mode, "met": met})
-        state = State.SUBMITTED if unmet or spec.hold else State.PENDING
-        reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else "ready"
-        _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), context)
+        begin_from = numbers[target] if isinstance(target := sources.get(spec.name), str) else target
+        unsaved = begin_from is not None and not (begin_from in context.sources and context.sources[begin_from].saved)
+        state = State.SUBMITTED if unmet or unsaved or spec.hold else State.PENDING
+        reason = f"waits for job {begin_from} to save a checkpoint" if unsaved else "ready"
+        reason = "held" if spec.hold else f"waits for {unmet} other job{'s' * (unmet > 1)}" if unmet else reason
+        _write(tx, request, spec, job, state, reason, _array(specs, spec, numbers), begin_from, context)
         _remember(spec, job, state, _owner(spec, request), tx.now, context)
         answer.append({"id": job, "name": spec.name, "state": str(state), "existing": False})
     for (owner, name), tasks in arrays.items():
@@ -249,6 +281,7 @@ def _accept(
 def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
     """What the later requests of the batch are to know of a new job."""
     context.states[job] = state
+    context.sources[job] = Source(str(job), spec, state, saved=False)
     context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:
         context.names.add(owner, spec.idempotency_key, (job,), is_key=True)
@@ -264,12 +297,20 @@ def _array(specs: Sequence[JobSpec], task: JobSpec, numbers: Mapping[str, int]) 
 
 
 def _write(
-    tx: Transaction, request: SubmitRequest, spec: JobSpec, job: int, state: State, reason: str, array: int | None, context: _Context
+    tx: Transaction,
+    request: SubmitRequest,
+    spec: JobSpec,
+    job: int,
+    state: State,
+    reason: str,
+    array: int | None,
+    begin_from: int | None,
+    context: _Context,
 ) -> None:
     user = _owner(spec, request)
     context.add("jobs", {**job_row(spec, tx.now), "id": job, "owner": user, "state": state, "state_reason": reason,
                          "eligible_at": tx.now if state is State.PENDING else None, "array_id": array,
-                         "schedule_id": request.schedule})  # fmt: skip
+                         "schedule_id": request.schedule, "begin_from": begin_from})  # fmt: skip
     for tier in spec.demand.tiers:
         context.add("tiers", {"job_id": job, "deadline": tier.deadline, "reward": tier.reward})
     provenance = request.submission.provenance

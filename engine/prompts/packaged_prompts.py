@@ -77,7 +77,7 @@ def spread(prompts: Iterable[PromptText], most: int) -> list[PromptText]:
 def from_file(path: Path) -> list[PromptText]:
     """Prompts of a JSON-lines file: ``{"text": …, "task": …}`` a line, of which only text must be there. Errors name the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold what else ends a line
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file") from None
     except UnicodeDecodeError:
@@ -93,16 +93,19 @@ def from_file(path: Path) -> list[PromptText]:
 def _line(path: Path, number: int, line: str) -> PromptText:
     try:
         given = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}:{number}: is not JSON: {error}") from None
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise UsageError(f'{path}:{number}: text: must be there and a text, such as {{"text": "Is this message spam?"}}')
     text, task = given["text"].strip(), given.get("task")
+    for name, value in (("text", text), ("task", str(task))):
+        if re.search("[\ud800-\udfff]", value):
+            raise UsageError(f"{path}:{number}: {name}: has half a character (\\ud800 to \\udfff, a lone surrogate); write the whole one")
     if not 0 < len(text) <= LONGEST_TEXT or "\0" in text:
         raise UsageError(f"{path}:{number}: text: must have 1 to {LONGEST_TEXT} characters and no NUL, not {len(text)}")
     if not (task is None or (isinstance(task, str) and len(task) <= 200 and "\0" not in task)):
         raise UsageError(f"{path}:{number}: task: must be a text of at most 200 characters")
-    return PromptText(text, path.name[:500], task)
+    return PromptText(text, path.name.encode(errors="replace").decode()[:500], task)
 
 
 def _promptsource(folder: Path) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..jobs.leases import EXCLUSIVE, Grant, Stop, grant, join, stop
+from ..jobs.leases import EXCLUSIVE, Grant, Join, Stop, grant, join, stop
 from ..store.transaction import Transaction
 from .policy_errors import told
 
@@ -45,7 +45,7 @@ class Enactment:
     stops: Sequence[Stop] = ()
     renewals: Mapping[int, float | None] = field(default_factory=dict)  #: lease to its new end
     waiting: Sequence[tuple[int, str, str, bool]] = ()  #: job, code, reason, and whether the code is another one than before
-    joined: Mapping[int, int] = field(default_factory=dict)  #: leases whose GPUs others share from now on, and bytes that each needs
+    joined: Mapping[int, Join] = field(default_factory=dict)  #: leases whose GPUs others share from now on
     warm: Mapping[str, str | None] = field(default_factory=dict)  #: GPUs that are in the pool of another backbone from now on, or in none
 
 

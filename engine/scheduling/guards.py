@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Bools, Floats, Phase, Plan, View
+from ...policies.contract import EXCLUSIVE, Allocation, Bools, Floats, Phase, Plan, View
 from .plan_check import holders
 from .rowof import RowOf
 
@@ -57,6 +57,7 @@ class Start(NamedTuple):
     lasts: float = 0.0  #: seconds that a lease with an end lasts at least, from when it is granted: a little after the decision
     share: str = EXCLUSIVE  #: or the kind of its group
     memory: float = 0.0  #: bytes that it is taken to need of each GPU that it shares, 0: not known
+    begin_from: int | None = None  #: job with whose weights it begins, see `Allocation.begin_from`
 
 
 class Stop(NamedTuple):
@@ -79,13 +80,20 @@ class Renewal(NamedTuple):
     lease_end: float | None
 
 
+class Joined(NamedTuple):
+    """How a running job shares its GPUs from now on."""
+
+    share: str  #: kind of its group
+    memory: float  #: bytes that it is taken to need of each GPU, 0: not known
+
+
 @dataclass(frozen=True, slots=True)
 class Actions:
     starts: list[Start] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     renewals: list[Renewal] = field(default_factory=list)
-    joined: dict[int, float] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on, and bytes that each needs
+    joined: dict[int, Joined] = field(default_factory=dict)  #: running jobs whose GPUs others share from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +228,7 @@ class _Tick:
         for row, gpu in holders(plan, view):
             self.holders.setdefault(gpu, []).append(int(jobs.id[row]))
         self.partners: dict[int, set[int]] = {}
+        self.kinds = {job: group.kind for group in plan.groups for job in group.jobs}
         for group in plan.groups:
             for job in group.jobs:
                 self.partners.setdefault(job, set()).update(group.jobs)
@@ -244,7 +253,7 @@ class _Tick:
             if job in self.partners:
                 self._start_beside(job, allocation, end, lasts)
             else:
-                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts))
+                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, begin_from=allocation.begin_from))
             return
         if (objection := self._make_way(job, holders)) is not None:
             # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
@@ -257,7 +266,7 @@ class _Tick:
 
     def _start_beside(self, job: int, allocation: Allocation, end: float | None, lasts: float) -> None:
         """Start a job of a group, if the memory of its GPUs has room for all who are to be there."""
-        need, joined = float(self.view.jobs.gpu_memory[self.row_of[job]]), {}
+        kind, need, joined = self.kinds[job], float(self.view.jobs.gpu_memory[self.row_of[job]]), dict[int, Joined]()
         for gpu in allocation.gpus:
             held = [other for other in self.holders.get(gpu, ()) if other in self.partners[job]]
             needs = {other: float(self.view.jobs.gpu_memory[self.row_of[other]]) for other in (*held, *self.begun.get(gpu, ()))}
@@ -266,11 +275,11 @@ class _Tick:
                 words = f"{wanted / 2**30:.3g} GiB with {_jobs(sorted(needs))}, of {total / 2**30:.3g} GiB"
                 self._defer(job, f"waits for memory of GPU {self.view.gpus.id[gpu]}: it would take {words}")
                 return
-            joined.update({other: needs[other] for other in held})
+            joined.update({other: Joined(kind, needs[other]) for other in held})
         for gpu in allocation.gpus:
             self.begun.setdefault(gpu, []).append(job)
         self.actions.joined.update(joined)
-        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, PACKED, need))
+        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, kind, need, allocation.begin_from))
 
     def move(self, job: int, allocation: Allocation) -> None:
         """Stop a job that is to go on elsewhere, but only when it can go on at once.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
+from ...policies.contract import KINDS, SWITCHED, Allocation, Group, Ints, Memory, Phase, Plan, View, Waiting
 from .rowof import RowOf
 
 LARGEST_MEMORY = 1 << 20  #: characters of JSON that a policy may keep from one decision to the next
@@ -20,8 +20,14 @@ class PlanError(ValueError):
     """The policy answered with a plan that cannot be; the message names the job and what is wrong with it."""
 
 
-def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
+#: of jobs, and with whose weights each is to begin: why some can't
+Objections = Callable[[Mapping[int, int]], Mapping[int, str]]
+
+
+def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objections | None = None) -> Plan:
     """The plan in plain numbers, read once, or PlanError when it doesn't fit ``view``; without ``reasons`` nobody will look at them.
+
+    ``objections``: to jobs that begin with the weights of others, of which the view need not know; None: there are none.
 
     A running job may keep what it holds, whatever has become of it; all that is new must be whole gangs on
     usable GPUs that no other job of the plan has, unless a group of the plan shares them. Act on the answer and not
@@ -62,6 +68,9 @@ def check(plan: Plan, view: View, *, reasons: bool = True) -> Plan:
     if plain.waiting or plain.order:
         _check_waiting(plain, view)
     _check_rest(plain)
+    wanted = {job: one.begin_from for job, one in allocations.items() if one.begin_from is not None}
+    for job, words in (objections(wanted) if objections is not None and wanted else {}).items():
+        raise PlanError(f"job {job}: is to begin with the weights of job {wanted[job]}: {words}")
     return plain
 
 
@@ -124,6 +133,7 @@ def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> 
         _lease_end(job, allocation.lease_end, view.now),
         _batch_size(job, allocation.batch_size),
         bool(allocation.profile),
+        _begin_from(job, allocation.begin_from),
     )
 
 
@@ -137,6 +147,13 @@ def _batch_size(job: int, size: int | None) -> int | None:
     if whole < 1:
         raise PlanError(f"job {job}: is to train with a batch of {size!r}; it must be a whole number from 1 on, None is its own")
     return whole
+
+
+def _begin_from(job: int, source: int | None) -> int | None:
+    try:
+        return None if source is None else operator.index(source)
+    except TypeError:
+        raise PlanError(f"job {job}: is to begin with the weights of {source!r}, which is not the id of a job") from None
 
 
 def _lease_end(job: int, end: float | None, now: float) -> float | None:
@@ -188,22 +205,36 @@ def _check_gang(job: int, row: int, allocation: Allocation, view: View) -> None:
             raise PlanError(f"job {job}: needs {memory:.0f} bytes on each GPU, {view.gpus.id[gpu]} has {view.gpus.memory[gpu]:.0f}")
 
 
-def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
+def _partners(plan: Plan, row_of: RowOf, view: View) -> Mapping[int, set[int]]:
+    """With whom each job of a group shares."""
     partners: dict[int, set[int]] = {}
+    kinds: dict[int, str] = {}
     for group in plan.groups:
-        if group.kind != PACKED:
-            raise PlanError(f"groups: kind {group.kind!r} is not known; {PACKED!r} is")
+        if group.kind not in KINDS:
+            raise PlanError(f"groups: kind {group.kind!r} is not known; {' and '.join(map(repr, KINDS))} are")
         for job in group.jobs:
             if job not in plan.allocations:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is not allocated")
+            if kinds.setdefault(job, group.kind) != group.kind:
+                raise PlanError(f"job {job}: is in groups of two kinds, {kinds[job]} and {group.kind}")
             gpus = plan.allocations[job].gpus
-            if view.jobs.share is not None and view.jobs.share[row_of[job]] == EXCLUSIVE:
-                raise PlanError(f"job {job}: is in a group ({group.kind}), but asks to have its GPUs alone (share: exclusive)")
+            said = "" if view.jobs.share is None else str(view.jobs.share[row_of[job]])
+            if said not in ("", group.kind):
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter says share: {said}")
+            if group.kind == SWITCHED and not said:  # not every job can take turns
+                raise PlanError(f"job {job}: is in a group ({group.kind}), but its submitter does not say share: {group.kind}")
             if len(gpus) < view.jobs.gpus_min[row_of[job]]:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but is in a profiling run, which is never shared")
             if len(set(view.gpus.node[list(gpus)].tolist())) > 1:
                 raise PlanError(f"job {job}: is in a group ({group.kind}), but its GPUs are on several nodes; those are never shared")
+            if group.kind == SWITCHED and len(gpus) != 1:
+                raise PlanError(f"job {job}: is in a group ({group.kind}) on {len(gpus)} GPUs; it would wait for the turns of several")
             partners.setdefault(job, set()).update(group.jobs)
+    return partners
+
+
+def _check_sharing(plan: Plan, fresh: set[int], row_of: RowOf, view: View) -> None:
+    partners = _partners(plan, row_of, view)
     users: dict[int, list[int]] = {}
     _enter_stayers(plan, view, users)
     for job, allocation in plan.allocations.items():

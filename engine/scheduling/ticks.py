@@ -12,8 +12,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,8 @@ from ..errors import StokerError
 from ..forecast.expected_starts import estimate_starts
 from ..forecast.foretelling import LOOKS, Foretelling
 from ..forecast.trial import with_job
-from ..jobs.leases import Grant, Stop
+from ..jobs.begin_from import planned
+from ..jobs.leases import Grant, Join, Stop
 from ..json_rows import objects
 from ..spec.model import JobSpec
 from ..store.store import Committed, Store
@@ -85,6 +87,7 @@ class Rules:
     limits: Limits
     evictions: Evictions
     memory: PolicyMemory = None  #: what the policy keeps in mind
+    config: Mapping[str, Any] = field(default_factory=dict)  #: keys that were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Scheduling:
         self._limits = Limits(config.guards.min_run_time, config.guards.max_preemptions, config.guards.cooldown)
         self._pools: dict[str, _Pool] = {}
         self._overheads = Overheads()
+        self._set = 0  #: times that the clock was set
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -176,7 +180,7 @@ class Scheduling:
             if state is None:
                 pool = setting.pool
                 waiting = {row[0]: (row[1], row[2]) for row in self._store.rows("policy/waiting", pool)}
-                foretells = Foretelling(self._store, pool, lambda: self.look(pool).view, self._clock)
+                foretells = Foretelling(self._store, pool, partial(self._protected, pool), self._clock, self._guarded)
                 self._pools[pool] = _Pool(setting, _create(setting), self._evictions(pool), self._kept(setting).memory, foretells, waiting)
             else:
                 state.coming = setting
@@ -233,9 +237,20 @@ class Scheduling:
         state = self._pools.get(pool)
         return () if state is None else state.spared
 
+    def clock_set(self, by: float) -> None:
+        """The clock was set by so many seconds, and what the tables have was moved: so is what is kept of times."""
+        self._set += 1
+        for state in list(self._pools.values()):
+            state.asked_at += by
+            state.written += by
+            state.evictions = Evictions({pair: ts + by for pair, ts in state.evictions.gave_way.items()})
+            if state.failing is not None:
+                state.failing = replace(state.failing, since=state.failing.since + by)
+            state.foretelling.clock_set()
+
     def tick(self, pool: str) -> None:
         """One decision of a pool."""
-        state = self._pools[pool]
+        state, times_set = self._pools[pool], self._set
         self._take_up(state)
         start = time.perf_counter()
         seen = self.look(pool)
@@ -247,7 +262,7 @@ class Scheduling:
         try:
             plan = state.policy.plan(seen.view)
             planned = time.perf_counter()
-            plan = check_enacted(check(plan, seen.view))
+            plan = check_enacted(check(plan, seen.view, objections=self._objections))
             actions = reconcile(seen.view, plan, self._limits, state.evictions)
             enactment = self._enactment(state, seen, plan, actions)
         except (Exception, SystemExit) as error:  # a policy is anybody's code
@@ -265,6 +280,9 @@ class Scheduling:
         )
         if plan.memory != state.memory:
             decision = replace(decision, memory=json.dumps(plan.memory))
+        if times_set != self._set:  # meanwhile: ends of leases by the old one would be enacted by the new
+            self._tasks.wake(f"policy {pool}")
+            return
         self._carry_out(state, replace(enactment, decision=decision))
         state.memory, state.failing = plan.memory, None
         state.order = _order(plan)  # once it is carried out: what is foretold of it rests on the ends of leases that came with it
@@ -286,6 +304,9 @@ class Scheduling:
         ((broken, memory),) = self._store.rows("policy/memory", pool, policy, code or None, config_id)
         return Kept(broken, json.loads(memory) if memory else None)
 
+    def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
+        return planned(lambda jobs: self._store.rows("store/weight_sources", jobs), wanted)
+
     def _evictions(self, pool: str) -> Evictions:
         rows = self._store.rows("policy/recent_preemptions", pool, self._clock() - self._limits.cooldown)
         return Evictions({(victim, winner): ts for victim, winner, ts in rows})
@@ -296,8 +317,17 @@ class Scheduling:
         gpus, nodes = view.gpus, view.nodes
         row_of = {int(job): row for row, job in enumerate(view.jobs.id)}
         grants = [
-            Grant(job, tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in held), end, profile, lasts, share, int(memory))
-            for job, held, end, profile, lasts, share, memory in actions.starts
+            Grant(
+                start.job,
+                tuple((str(gpus.id[gpu]), str(nodes.id[gpus.node[gpu]])) for gpu in start.gpus),
+                start.lease_end,
+                start.profile,
+                start.lasts,
+                start.share,
+                int(start.memory),
+                start.begin_from,
+            )
+            for start in actions.starts
         ]
         actor = f"policy:{state.setting.policy}"
         stops = [Stop(int(seen.lease_id[row_of[job]]), reason, actor, for_job) for job, reason, for_job in actions.stops]
@@ -319,7 +349,7 @@ class Scheduling:
         over = lapsed(seen, renewals, stops, grants)
         stops += over.stops
         state.spared = over.spared
-        joined = {int(seen.lease_id[row_of[job]]): int(memory) for job, memory in actions.joined.items()}
+        joined = {int(seen.lease_id[row_of[job]]): Join(share, int(memory)) for job, (share, memory) in actions.joined.items()}
         warm = changed_pools({} if plan.warm is None and state.inherited else plan.warm, view.gpus)
         return Enactment(_NOTHING, grants, stops, renewals, self._changed_reasons(state, seen, plan, actions), joined, warm)
 
@@ -411,6 +441,19 @@ class Scheduling:
         state = self._pools.get(pool)
         return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
 
+    def _protected(self, pool: str) -> View:
+        """What expected starts rest on: no lease ends before its guard lets it."""
+        return protect(self.look(pool).view, self._limits)
+
+    def _guarded(self, view: View, job: int) -> float:
+        """When a guard lets a job of a view start, inf: not known. The policy is asked only where a guard may be in the way."""
+        state = self._pools[view.pool]
+        protected = view.jobs.protected
+        if not state.evictions.gave_way and (protected is None or not protected.any()):
+            return math.inf
+        held = self._held_back(state, job, view)
+        return math.inf if held is None else held.until
+
     def rules(self, pool: str) -> Rules | None:
         """How a pool decides now, for who wants to know what it will decide; None: no runner offers this pool."""
         state = self._pools.get(pool)
@@ -419,15 +462,16 @@ class Scheduling:
         with self._lock:
             coming, setting, memory = state.coming, state.coming or state.setting, state.memory
         memory = self._kept(coming).memory if coming else memory
-        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory)
+        return Rules(setting.policy, lambda: _create(setting), self._limits, state.evictions, memory, setting.config)
 
     def held_back(self, pool: str, job: int) -> HeldBack | None:
         """The guard that a waiting job waits for, with its victim, and until when; None: no guard, or its policy cannot say."""
         state = self._pools.get(pool)
-        if state is None:
-            return None
+        return None if state is None else self._held_back(state, job, self.look(pool).view)
+
+    def _held_back(self, state: _Pool, job: int, view: View) -> HeldBack | None:
         try:
-            return held_back(job, _create(state.setting), self.look(pool).view, self._limits, state.evictions)
+            return held_back(job, _create(state.setting), view, self._limits, state.evictions)
         except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
             return None
 
@@ -436,8 +480,8 @@ class Scheduling:
         return [self._foresee(spec) for spec in jobs]
 
     def _foresee(self, spec: JobSpec) -> tuple[float | None, str]:
-        if spec.hold or spec.after:
-            return None, "held" if spec.hold else f"waits for {', '.join(d.job for d in spec.after)}"
+        if spec.hold or spec.waits_for:
+            return None, "held" if spec.hold else f"waits for {', '.join(spec.waits_for)}"
         state = self._pools.get(spec.pool)
         if state is None:
             return None, f"no runner offers pool {spec.pool!r} yet"

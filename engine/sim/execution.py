@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...policies.contract import Bools, Phase
+from ...policies.contract import EXCLUSIVE, PACKED, Bools, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
 from .agenda import Agenda, Kind
@@ -32,6 +32,7 @@ class Training:
         self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
         self.profiling: set[int] = set()  #: jobs in a profiling run
         self._partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
+        self._kinds: dict[int, str] = {}  #: how these share them
         self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
@@ -40,7 +41,7 @@ class Training:
     # Leases
 
     def start(self, start: Start) -> None:
-        number, gpus, lease_end, profile, lasts, *_ = start
+        number, gpus, lease_end, profile, lasts, share, *_ = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
         cost = self._start_cost(number, gpus, resumed=attempt > 0 and not profile)
@@ -50,7 +51,7 @@ class Training:
         job.granted = now
         job.since = now + cost
         self._agenda.void(number)
-        self.occupy(job, gpus)
+        self.occupy(job, gpus, share)
         if cost:
             self._recorder.lose(number, cost * job.rate)
         self.pace(job)
@@ -158,8 +159,8 @@ class Training:
 
     # GPUs
 
-    def occupy(self, job: Job, gpus: Sequence[int]) -> None:
-        """It has these GPUs; whoever is on them too trains at another pace from now on."""
+    def occupy(self, job: Job, gpus: Sequence[int], share: str = EXCLUSIVE) -> None:
+        """It has these GPUs; whoever is on them too shares them as it does, and trains at another pace from now on."""
         number = job.number
         job.gpus = list(gpus)
         job.rate = float(len(gpus))
@@ -172,6 +173,7 @@ class Training:
         for other in sorted(partners):
             self._partners.setdefault(number, set()).add(other)
             self._partners.setdefault(other, set()).add(number)
+            self._kinds[number] = self._kinds[other] = share
             self._divide(self._table.of(other))
             self._change_pace(self._table.of(other))
         if partners:
@@ -220,6 +222,7 @@ class Training:
         left = [gpu for gpu in gpus if not self.on[gpu]]
         self._recorder.share(self._agenda.now, len(left) - len(gpus))
         self._open(left)
+        self._kinds.pop(number)
         for other in sorted(self._partners.pop(number)):
             self._partners[other].discard(number)
             if not self._partners[other]:
@@ -244,8 +247,9 @@ class Training:
         if number in self.profiling:
             return
         partners = sorted(self._partners[number]) if number in self._partners else []
-        job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), 1.0 - job.left / job.work)
-        self._agenda.put(job.since + job.left / job.speed, Kind.END, number)
+        done, kind = 1.0 - job.left / job.work, self._kinds.get(number, PACKED)
+        job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), done, kind)
+        self._agenda.put(job.since + job.left / job.speed if job.speed > 0 else math.inf, Kind.END, number)
 
     def _change_pace(self, job: Job) -> None:
         if job.phase == Phase.ACTIVE:

@@ -323,7 +323,7 @@ class Simulation:
         view = self.view()
         asked = self._ask(view)
         try:
-            plan = check(asked, view, reasons=self.observer is not None)
+            plan = check(asked, view, reasons=self.observer is not None, objections=self._objections)
         except PlanError as error:
             raise self._error(f"invalid plan: {error}; the plan: {_in_a_line(asked)}") from None
         self.memory = plan.memory
@@ -341,6 +341,22 @@ class Simulation:
             self.agenda.put(self.now + delay, Kind.IN_FORCE, NOBODY)
         else:
             self._put_in_force(decided)
+
+    def _objections(self, wanted: Mapping[int, int]) -> Mapping[int, str]:
+        """To jobs that begin with the weights of others, as the daemon has them. Who has trained at all has saved a checkpoint."""
+        return {job: words for job, source in wanted.items() if (words := self._objection(job, source)) is not None}
+
+    def _objection(self, job: int, source: int) -> str | None:
+        if not 0 <= source < len(self.workload) or self.workload.submitted[source] > self.now:
+            return "there is no such job"
+        if job == source:
+            return "that is itself"
+        backbones = self.workload.backbone
+        if backbones is not None and backbones[job] and backbones[source] and backbones[job] != backbones[source]:
+            return f"job {source} starts from the backbone {backbones[source]}, and this one from {backbones[job]}: the models differ"
+        of = self.table.at_hand.get(source)
+        saved = not np.isnan(self.recorder.ended[source]) if of is None else of.left < of.work or (of.speed > 0 and of.since < self.now)
+        return None if saved else f"job {source} has saved no checkpoint yet"
 
     def _by_number(self, plan: Plan, actions: Actions) -> tuple[Plan, Actions]:
         """The same of rows of the workload, which are the ids of its jobs."""

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ...policies.contract import Bools, Floats, Gpus, Profile
+from ...policies.contract import PACKED, SWITCHED, Bools, Floats, Gpus, Profile
 from ...policies.placement.cells import Grid
 from .run_options import Costs, Errors
 from .workload import Workload
@@ -77,11 +77,11 @@ class Truth:
         fits: Bools = self._workload.gpus_min <= len(self._grid.node)
         return fits
 
-    def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0) -> float:
+    def speed(self, job: int, gpus: Sequence[int], partners: list[int], batch: int = 0, progress: float = 0.0, kind: str = PACKED) -> float:
         """Work a second: 1 on ``gpus_min`` GPUs of as few nodes as the cluster allows, alone, with the batch size that it came with.
 
         ``partners``: jobs that share GPUs with it; ``batch``: the batch size that the policy chose, 0: none; ``progress``: share
-        of its work that is done, on which the efficiency of large batches depends.
+        of its work that is done, on which the efficiency of large batches depends; ``kind``: how it shares the GPUs.
         """
         profile = self._profile(job)
         if profile is not None and profile.goodput is not None and batch > 0:
@@ -96,7 +96,15 @@ class Truth:
         else:
             slowdown = self._costs.spread_slowdown
             alone = 1.0 / slowdown if slowdown != 1.0 and self._is_scattered(gpus) else 1.0
-        return alone / self._packing(job, partners) if partners else alone
+        if not partners:
+            return alone
+        return alone * self._turns(job, partners) if kind == SWITCHED else alone / self._packing(job, partners)
+
+    def _turns(self, job: int, partners: list[int]) -> float:
+        """Part of the time in which it has the turn: those of the highest priority take turns, the others wait until these have left."""
+        priority = self._workload.priority
+        first = max(int(priority[one]) for one in (job, *partners))
+        return 1.0 / sum(priority[one] == first for one in (job, *partners)) if priority[job] == first else 0.0
 
     def _nodes(self, gpus: Sequence[int]) -> int:
         return 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})

@@ -14,7 +14,7 @@ from . import hints
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, resolve_arrays, tasks
 from .graph import find_cycle
-from .model import JobSpec, base_name
+from .model import FROM_JOB, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
 from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
@@ -27,6 +27,9 @@ class Recipe(Protocol):
 
     @property
     def needs(self) -> Sequence[str]: ...  # modules that not every installation has
+
+    @property
+    def kind(self) -> Kind: ...  # of its jobs, unless they say another one
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
@@ -109,6 +112,8 @@ def _draft(node: Node, context: Context, fallback_name: str, place: str) -> _Dra
             values[name] = FIELDS[name](given[name], name)
     with errors.part():
         values["demand"] = demand(given, context.now)
+    if (recipe := (context.recipes or {}).get(values.get("recipe", ""))) is not None:
+        values.setdefault("kind", recipe.kind)
     read = values.keys() | (DEMANDS.keys() if "demand" in values else set())
     draft = _drafted(values, node, context, fallback_name)
     if errors:  # what was not understood is not missed as well
@@ -141,6 +146,8 @@ def _drafted(values: dict[str, Any], node: Node, context: Context, fallback_name
     values["workdir"] = _absolute(context.cwd, values.get("workdir", ""))
     if "env_file" in values:
         values["env_file"] = _absolute(Path(values["workdir"]), values["env_file"])
+    if values.get("weights") and not values["weights"].startswith(FROM_JOB):
+        values["weights"] = _absolute(Path(values["workdir"]), values["weights"])
     values.setdefault("name", default_name(values) or clean(fallback_name))
     return _Draft(JobSpec(**values), array, node)
 
@@ -217,10 +224,10 @@ def _file_problems(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if not Path(spec.workdir).is_dir():
         near = scripts.neighbour(Path(spec.workdir))
         yield "workdir", f"{spec.workdir!r} is not a directory{near}; create it, or correct the path"
-    if spec.env_file is not None and not Path(spec.env_file).is_file():
-        there = Path(spec.env_file).exists()
-        wrong = "is not a file" if there else f"does not exist{scripts.neighbour(Path(spec.env_file))}"
-        yield "env_file", f"{spec.env_file!r} {wrong}"
+    for field, path in (("env_file", spec.env_file), ("weights", spec.weights_file)):
+        if path is not None and not Path(path).is_file():
+            wrong = "is not a file" if Path(path).exists() else f"does not exist{scripts.neighbour(Path(path))}"
+            yield field, f"{path!r} {wrong}"
 
 
 def _place(draft: _Draft) -> str:
@@ -252,7 +259,7 @@ def _check_names(drafts: Sequence[_Draft]) -> None:
 
 def _check_cycles(drafts: Sequence[_Draft]) -> None:
     by_name = {draft.spec.name: draft for draft in drafts}
-    if cycle := find_cycle({name: [base_name(item.job) for item in draft.spec.after] for name, draft in by_name.items()}):
+    if cycle := find_cycle({name: [base_name(job) for job in draft.spec.waits_for] for name, draft in by_name.items()}):
         raise by_name[cycle[-2]].error("after", CYCLE.format(" → ".join(cycle)))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import Gathered, UsageError
 from . import cron
 from .graph import find_cycle
-from .model import BACKBONES, JobSpec, Provenance, Stop
+from .model import BACKBONES, FROM_JOB, RUN_KINDS, JobSpec, Provenance, Stop
 from .reading import blocks, secrets
 from .reading.loading import pipeline_problems, reuse_problems
 from .reading.params import variable
@@ -87,7 +87,7 @@ def require_all(specs: Sequence[JobSpec]) -> None:
             )
     if len(specs) > 1 and any(spec.cron is not None for spec in specs):
         raise UsageError("jobs: a recurring job is submitted alone")
-    if cycle := find_cycle({spec.name: [item.job for item in spec.after] for spec in specs}):
+    if cycle := find_cycle({spec.name: spec.waits_for for spec in specs}):
         raise UsageError(f"after: {CYCLE.format(' → '.join(cycle))}")
 
 
@@ -128,6 +128,8 @@ def _names(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("user", f"must be the name of a user, not {shown(spec.user)}")
     if spec.idempotency_key is not None and not (0 < len(spec.idempotency_key) <= 200 and spec.idempotency_key.isprintable()):
         yield Problem("idempotency_key", "must be 1 to 200 printable characters")
+    if spec.kind not in RUN_KINDS:
+        yield Problem("kind", f"{spec.kind}: Stoker does not serve models yet, it only trains; give one of {', '.join(RUN_KINDS)}")
     if abs(spec.priority) > MAX_PRIORITY:
         yield Problem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
 
@@ -207,6 +209,18 @@ def _backbone(spec: JobSpec) -> Iterator[Problem]:
     for name in BACKBONES if spec.recipe else ():
         if spec.params.get(name) not in (None, "", spec.backbone):
             yield Problem("backbone", f"{shown(spec.backbone)} is another than params.{name}, {shown(spec.params[name])}; keep one of them")
+
+
+def _weights(spec: JobSpec) -> Iterator[Problem]:
+    if spec.weights is None:
+        return
+    job, file = spec.weights_job, spec.weights_file
+    if spec.command is not None:
+        yield Problem("weights", "is for a recipe or an entrypoint, whose loop is ours; a command reads what it begins with itself")
+    elif job is not None and not (0 < len(job) <= MAX_NAME and job.isprintable() and job.strip() == job):
+        yield Problem("weights", f"must name a job, such as {FROM_JOB}encoder, not {shown(spec.weights)}")
+    elif file is not None and not (file.startswith("/") and file.isprintable() and len(file) <= 4096):
+        yield Problem("weights", f"must be {FROM_JOB}NAME or an absolute path, not {shown(spec.weights)}")
 
 
 def _loading(spec: JobSpec) -> Iterator[Problem]:
@@ -348,6 +362,6 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _backbone,
+    _work, _names, _resources, _demand, _stop, _backbone, _weights,
     _loading, _blocks, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

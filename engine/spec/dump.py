@@ -105,6 +105,7 @@ _WRITERS: dict[str, tuple[str, Callable[[JobSpec], Any]]] = {
     "hold": ("hold", lambda spec: spec.hold),
     "cron": ("cron", lambda spec: spec.cron),
     "warm": ("warm", lambda spec: spec.warm),
+    "weights": ("weights", lambda spec: spec.weights),
     **{name: (name, partial(_block, name)) for name in blocks.BLOCKS},
 }
 

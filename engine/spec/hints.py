@@ -33,7 +33,10 @@ def unfilled(spec: JobSpec, grid: Collection[str]) -> Iterator[tuple[str, str]]:
 def missing_modules(spec: JobSpec, needs: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What a recipe (which ``needs`` these modules) or an entrypoint would not find, were it started here."""
     if absent := [name for name in needs if missing(name, ()) is not None]:
-        yield "recipe", f"needs {' and '.join(absent)}, which this Python has not: pip install 'stoker[recipes]'; {_ELSEWHERE}"
+        yield (
+            "recipe",
+            f"needs {' and '.join(absent)}, which this Python has not: pip install '.[recipes]' in Stoker's source tree; {_ELSEWHERE}",
+        )
     if spec.entrypoint is None or spec.env_file is not None:  # the file may say where modules are
         return
     path = spec.env.get("PYTHONPATH", environment.get("PYTHONPATH", ""))

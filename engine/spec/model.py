@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
+RUN_KINDS: tuple[Kind, ...] = ("train", "finetune", "prompt")  #: jobs that serve a model are known, and refused until Stoker runs them
 #: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
 Tuner = Literal[
     "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"
@@ -20,6 +21,7 @@ Tuner = Literal[
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
+FROM_JOB = "job:"  #: how ``weights`` begins that are those of a job
 #: params by which recipes call their backbone
 BACKBONES = ("model", "backbone")
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 50, extra={"unit": "bytes"})]  #: people write 2GiB
@@ -125,16 +127,16 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     changes_speed: ClassVar[bool] = False  # speeds are those of a job that has its GPUs alone
 
-    gpu: Literal["exclusive", "packed", "switched", "joined"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
+    gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
     memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
-    priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0  #: among those that share; larger goes first
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
-        if self.gpu in ("switched", "joined"):
-            yield "gpu", f"{self.gpu} is carried out by nothing yet; write packed or exclusive"
-        for field in ("memory", "priority") if self.gpu == "exclusive" else ():
-            if getattr(self, field):
-                yield field, "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
+        if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
+            yield "gpu", "switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"
+        if self.gpu == "switched" and spec.command is not None:
+            yield "gpu", "switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"
+        if self.memory and self.gpu == "exclusive":
+            yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
             yield "memory", f"is less than gpu_memory, {spec.gpu_memory} bytes, which the job needs; raise one or lower the other"
 
@@ -222,6 +224,22 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: Memory | None = None  #: None: all of the model is on its GPUs, and a step is one batch
     backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
+    weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
+
+    @property
+    def weights_job(self) -> str | None:
+        """Name or number of the job whose newest checkpoint it begins with."""
+        return self.weights[len(FROM_JOB) :] if self.weights is not None and self.weights.startswith(FROM_JOB) else None
+
+    @property
+    def weights_file(self) -> str | None:
+        return None if self.weights_job is not None else self.weights
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Jobs, as it names them, without which it cannot start. The weights of its own name are those of an earlier job."""
+        job = self.weights_job
+        return [dependency.job for dependency in self.after] + ([job] if job not in (None, base_name(self.name)) and job else [])
 
     @property
     def model(self) -> str:

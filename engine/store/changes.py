@@ -30,7 +30,7 @@ class Change:
 
     ``values`` are lists (``columns``: NumPy arrays), one a column; those of a `purge` are its parameters.
 
-    ``table`` of a `purge` is the file below sql/store/ that removes rows by looking at any table. Timestamps are seconds
+    ``table`` of a `purge` is the file below sql/store/ that removes or changes rows by looking at any table. Timestamps are seconds
     since the epoch.
     """
 
@@ -42,7 +42,7 @@ class Change:
 
 
 def apply(con: duckdb.DuckDBPyConnection, types: Types, change: Change) -> list[tuple[Any, ...]]:
-    """Run the statement; rows that it answers with (a `purge`: how many it removed)."""
+    """Run the statement; rows that it answers with (a `purge`: of how many it was)."""
     if change.op == "columns":
         return _insert_columns(con, change)
     if change.op == "purge":

@@ -23,7 +23,8 @@ _SETTINGS = (
     ("python_enable_replacements", "false"),  # else FROM x reads a DataFrame x of the daemon's own frames
     ("allowed_directories", None),
     ("allowed_paths", None),
-    ("allowed_configs", "['operator_memory_limit']"),  # of a connection: how much of the memory its query may take before it spills
+    # Of a connection: how much of the memory its query may take before it spills; and of the daemon's own on a full disk.
+    ("allowed_configs", "['operator_memory_limit', 'checkpoint_threshold']"),
     ("enable_external_access", "false"),
     ("lock_configuration", "true"),
 )

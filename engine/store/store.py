@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import StokerError, StoreError, UsageError
+from ..disk_room import NEEDED, room
+from ..errors import NoRoom, StokerError, StoreError, UsageError
 from . import migrate
-from .acknowledged import BAD_LOG, Acknowledged, accept, open_checked
+from .acknowledged import BAD_LOG, Acknowledged, Mark, accept, open_checked
 from .changes import Change
 from .define_views import define_views
+from .reserve import Reserve
 from .sqlfiles import sql
 from .transaction import Catalog, Transaction
 
@@ -38,8 +40,9 @@ Command = Callable[[Transaction, Sequence[P]], Sequence[R | StokerError]]
 
 POLITE = 2.0  #: seconds for which readers are waited for when another file takes the database's place; then they are interrupted
 INTERRUPTED_WITHIN = 0.3  #: seconds in which queries end when the database is closed; those that do not are left
-BLOCK = 256 * 1024  #: bytes of a block of the database, which the next checkpoint takes at least
 MAX_BATCH = 512  #: requests in one transaction
+_FULL = ("No space left", "Out of disk space", "not enough disk space")  #: in errors of DuckDB and the system
+_LIMITED = ("File too large", "Disk quota exceeded")
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,7 @@ class _Request:
     command: Command[Any, Any] | None  #: None: the payload is work to be done between two transactions
     payload: Any
     answer: Future[Any]
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,10 @@ class Store:
         clock: Callable[[], float] = time.time,
         max_batch: int = MAX_BATCH,
         acknowledged: Acknowledged | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self.path = path
+        self.refused: str | None = None  #: why commits are refused now: the disk has no room for them
         self.lost: str | None = None  #: what was acknowledged and is not in the database; its loss was accepted
         self._config = config
         self._prepare = prepare
@@ -147,6 +153,9 @@ class Store:
         self._max_batch = max_batch
         self._catalog = Catalog(con)
         self._acknowledged = acknowledged
+        self._reserve = reserve
+        ((self._checkpoints_at,),) = con.execute("SELECT current_setting('checkpoint_threshold')").fetchall()
+        self._sparing = False  #: no checkpoints are made
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._listeners: list[Callable[[Committed], None]] = []
         self._readers = _Readers()
@@ -164,41 +173,24 @@ class Store:
         config: dict[str, Any] | None = None,
         prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
         accept_loss: bool = False,
+        reserve: Reserve | None = None,
         **options: Any,
     ) -> Store:
         """Open (or create) the file, migrate it after a backup, check it, define the views.
 
         ``config`` are DuckDB's settings for opening, ``prepare`` is called on every connection opened, also after `replace`.
+        ``reserve``: room for urgent commits on a full disk, and for this opening if the disk is full already.
 
         Raises StoreError with the remedy when the file is held by another process, corrupt, newer or edited, or, unless ``accept_loss``,
         has fewer commits than were acknowledged.
         """
         acknowledged = Acknowledged(path)
         known = acknowledged.read()
-        try:
-            con, lost = open_checked(path, lambda: connect(path, config), known, accept=accept_loss)
-        except StokerError:
-            raise
-        except Exception as error:
-            raise StoreError(f"{path}: {explain(error)}") from error
-        try:
-            _upgrade(con, path, backups)
-            self_check(con)
-            require_room(path)
-            define_views(con)
-            con.execute("CHECKPOINT")
-            if lost is not None:
-                accept(con, known)
-            if prepare is not None:
-                prepare(con)
-        except StokerError:
-            con.close()
-            raise
-        except Exception as error:
-            con.close()
-            raise StoreError(f"{path}: {explain(error)}") from error
-        store = cls(con, path, config=config, prepare=prepare, acknowledged=acknowledged, **options)
+        con, lost = _opened(path, known, backups, config, prepare, reserve, accept_loss=accept_loss)
+        store = cls(con, path, config=config, prepare=prepare, acknowledged=acknowledged, reserve=reserve, **options)
         store.lost = lost
+        if reserve is not None and room(path.parent).state == "full":
+            store._spare(True)
         for table, used in (known.used if known else {}).items():
             store.skip_numbers(table, used)
         store._acknowledge(sync=True)
@@ -212,21 +204,24 @@ class Store:
         """Call ``listener`` after each commit and before its answers, on the writer's thread: be quick, and wait for no write."""
         self._listeners.append(listener)
 
-    def submit(self, command: Command[P, R], payload: P) -> Future[R]:
-        """Queue a write; the future is done when it is durable, or has the error that refused it."""
-        return self._put(command, payload)
+    def submit(self, command: Command[P, R], payload: P, *, urgent: bool = False) -> Future[R]:
+        """Queue a write; the future is done when it is durable, or has the error that refused it.
 
-    def _put(self, command: Command[Any, Any] | None, payload: Any) -> Future[Any]:
+        ``urgent``: it stops work or makes room, so on a full disk it gets what was kept in reserve.
+        """
+        return self._put(command, payload, urgent)
+
+    def _put(self, command: Command[Any, Any] | None, payload: Any, urgent: bool = False) -> Future[Any]:
         answer: Future[Any] = Future()
         with self._gate:
             if self._open and self.failed is None:
-                self._requests.put(_Request(command, payload, answer))
+                self._requests.put(_Request(command, payload, answer, urgent))
                 return answer
         raise StoreError("the database is closed" if self.failed is None else f"the database has failed: {self.failed}; restart the daemon")
 
-    def write(self, command: Command[P, R], payload: P) -> R:
+    def write(self, command: Command[P, R], payload: P, *, urgent: bool = False) -> R:
         """Write and wait until it is durable."""
-        return self.submit(command, payload).result()
+        return self.submit(command, payload, urgent=urgent).result()
 
     @contextlib.contextmanager
     def read(self, *, kept: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -245,8 +240,11 @@ class Store:
     @property
     def size(self) -> int:
         """Bytes on disk, the write-ahead log included."""
-        log = self.path.with_name(self.path.name + ".wal")
-        return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+        return self.path.stat().st_size + (self._log.stat().st_size if self._log.exists() else 0)
+
+    @property
+    def _log(self) -> Path:
+        return _log_of(self.path)
 
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Rows of ``sql/NAME.sql``."""
@@ -286,6 +284,11 @@ class Store:
                     raise
 
         self.exclusive(work)
+
+    def spare_checkpoints(self, sparing: bool) -> None:
+        """Whether the log grows without being folded into the database: a checkpoint that finds no room costs the connection."""
+        if sparing != self._sparing:
+            self.exclusive(lambda _: self._spare(sparing))
 
     def close(self, until: float | None = None) -> bool:
         """Finish what has queued, checkpoint, close the file.
@@ -372,6 +375,10 @@ class Store:
             self._recover(batch, error)
             return
         self.commits += 1
+        if self._reserve is not None:
+            self._reserve.enough()
+        if self.refused and not all(request.urgent for request in batch) and room(self.path.parent).state != "full":
+            self.refused = None
         self._acknowledge()
         self._tell(committed)
         for request, result in zip(batch, results, strict=True):
@@ -379,6 +386,14 @@ class Store:
                 request.answer.set_exception(result)
             else:
                 request.answer.set_result(result)
+
+    def _spare(self, sparing: bool) -> None:
+        import duckdb
+
+        if sparing != self._sparing:
+            with contextlib.suppress(duckdb.Error):
+                self._con.execute(f"SET GLOBAL checkpoint_threshold = '{'1 TB' if sparing else self._checkpoints_at}'")
+            self._sparing = sparing
 
     def _acknowledge(self, *, sync: bool = False) -> None:
         """Note beside the database up to where it has come. Before anybody is answered."""
@@ -435,14 +450,60 @@ class Store:
             for request in batch:
                 self._commit([request])
             return
+        if _is_of_room(error) and not isinstance(error, StokerError):
+            if batch[0].urgent and self._reserve is not None and self._reserve.give(self._log):
+                self._spare(True)
+                self._commit(batch)
+                return
+            self.refused = explain(error)
         if isinstance(error, duckdb.DataError):  # our checks have let through what no column can hold: the log says what, in SQL
             log.error("a write failed: %s", explain(error), exc_info=error, extra={"action": "store.write"})
             error = UsageError("a value of this request is larger than the database can hold; the daemon's log names it")
         elif not isinstance(error, StokerError):
             # A traceback for each write on a full disk would help to keep it full.
             log.error("a write failed: %s", explain(error), exc_info=None if known(error) else error, extra={"action": "store.write"})
-            error = StoreError(explain(error))
+            error = _refusal(error)
         batch[0].answer.set_exception(error)
+
+
+def _opened(
+    path: Path,
+    known: Mark | None,
+    backups: Path | None,
+    config: dict[str, Any] | None,
+    prepare: Callable[[duckdb.DuckDBPyConnection], None] | None,
+    reserve: Reserve | None,
+    *,
+    accept_loss: bool,
+) -> tuple[duckdb.DuckDBPyConnection, str | None]:
+    """A connection to a database that is up to date and sound, and what it has lost, None: nothing."""
+    try:
+        con, lost = open_checked(path, lambda: connect(path, config), known, accept=accept_loss)
+    except StokerError:
+        raise
+    except Exception as error:
+        raise _refusal(error, path) from error
+    try:
+        # On a full disk the reserve has room for the log, not for a checkpoint, whose failure would cost the connection.
+        full = room(path.parent).state == "full" and reserve is not None and reserve.give(_log_of(path), NEEDED)
+        _upgrade(con, path, backups)
+        self_check(con)
+        if not full:
+            require_room(path)
+        define_views(con)
+        if not full:
+            con.execute("CHECKPOINT")
+        if lost is not None:
+            accept(con, known)
+        if prepare is not None:
+            prepare(con)
+    except StokerError:
+        con.close()
+        raise
+    except Exception as error:
+        con.close()
+        raise _refusal(error, path) from error
+    return con, lost
 
 
 def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPyConnection:
@@ -456,7 +517,17 @@ def connect(path: Path, config: dict[str, Any] | None = None) -> duckdb.DuckDBPy
     try:
         return duckdb.connect(str(path), config={"threads": 1, **(config or {})})
     except duckdb.Error as error:
-        raise StoreError(f"{path}: {explain(error)}") from None
+        raise _refusal(error, path) from None
+
+
+def _refusal(error: BaseException, path: Path | None = None) -> StoreError:
+    """A database error as what people see."""
+    kind = NoRoom if _is_of_room(error) else StoreError
+    return kind(explain(error) if path is None else f"{path}: {explain(error)}")
+
+
+def _is_of_room(error: BaseException) -> bool:
+    return any(words in str(error) for words in (*_FULL, *_LIMITED))
 
 
 def explain(error: BaseException) -> str:
@@ -469,9 +540,9 @@ def known(error: BaseException) -> str | None:
     text = " ".join(str(error).split())
     if "Conflicting lock" in text or "Could not set lock" in text:
         return "the database file is held by another process: is another daemon running? ('stoker status')"
-    if "No space left" in text or "Out of disk space" in text or "not enough disk space" in text.lower():
+    if any(words in text for words in _FULL):
         return "the disk is full: free some space ('stoker doctor' shows how much is left); nothing that was acknowledged is lost"
-    if "File too large" in text or "Disk quota exceeded" in text:
+    if any(words in text for words in _LIMITED):
         return "the database may not grow: raise the limit of the file size (ulimit -f) or the quota; nothing that was acknowledged is lost"
     if "WAL" in text and "Could not read enough bytes" not in text and "Corrupt database" not in text:
         return BAD_LOG
@@ -480,6 +551,10 @@ def known(error: BaseException) -> str | None:
     if "newer version" in text or "storage version" in text.lower():
         return "the database was written by a newer DuckDB: upgrade the duckdb package"
     return None
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
 
 
 def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -> None:
@@ -496,7 +571,7 @@ def _upgrade(con: duckdb.DuckDBPyConnection, path: Path, backups: Path | None) -
 def require_room(path: Path) -> None:
     """OSError where the next commits could not be stored. An opening that has nothing to write would not notice."""
     with tempfile.TemporaryFile(dir=path.parent) as file:
-        os.posix_fallocate(file.fileno(), 0, BLOCK)
+        os.posix_fallocate(file.fileno(), 0, NEEDED)
 
 
 def self_check(con: duckdb.DuckDBPyConnection) -> None:

@@ -59,7 +59,7 @@ class Catalog:
 
 
 class Transaction:
-    """What a write command works with. ``now`` (s since the epoch) is the same for everything in it."""
+    """What a write command works with. ``now`` (s since the epoch) is the same for everything in it, until the clock is set (`clock`)."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, catalog: Catalog, now: float) -> None:
         self._con = con
@@ -124,7 +124,7 @@ class Transaction:
             self._apply(Change("delete", table, (key,), [wanted]))
 
     def purge(self, name: str, *parameters: Any) -> int:
-        """Run the DELETE of ``sql/store/NAME.sql``; how many rows it removed."""
+        """Run the DELETE or UPDATE of ``sql/store/NAME.sql``; of how many rows it was."""
         return int(self._apply(Change("purge", name, (), list(parameters)))[0][0])
 
     def _change(self, op: Op, table: str, columns: tuple[str, ...], rows: Sequence[Row], keys: tuple[str, ...] = ()) -> None:

@@ -46,7 +46,7 @@ class NoModel(Exception):
 def require_extra() -> None:
     """Raises NoModel where the extra is not installed: said before anything is simulated to learn from."""
     if importlib.util.find_spec("causallearn") is None or importlib.util.find_spec("sklearn") is None:
-        raise NoModel("the extra is not installed: pip install 'stoker[autosched]'")
+        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree")
 
 
 def workload_features(jobs: int, gpus: int, wanted: float, left: Floats, arrivals: int) -> Floats:
@@ -168,7 +168,7 @@ def _fci(data: Floats, layer: Ints, alpha: float) -> list[tuple[int, int]]:
         from causallearn.search.ConstraintBased.FCI import fci
         from causallearn.utils.PCUtils.BackgroundKnowledge import BackgroundKnowledge
     except ImportError:
-        raise NoModel("the extra is not installed: pip install 'stoker[autosched]'") from None
+        raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
     names = [f"X{number + 1}" for number in range(len(layer))]
     nodes = [GraphNode(name) for name in names]
     knowledge = BackgroundKnowledge()
@@ -254,7 +254,7 @@ class CausalModel:
         try:
             from sklearn.ensemble import ExtraTreesRegressor
         except ImportError:
-            raise NoModel("the extra is not installed: pip install 'stoker[autosched]'") from None
+            raise NoModel("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
 
         def fitted(x: Floats, y: Floats) -> Any:
             return ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0, n_jobs=1).fit(x, y) if x.shape[1] else float(y.mean())

@@ -235,7 +235,7 @@ def _classifier(x: Floats, y: Ints) -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier
     except ImportError:
-        raise NoPredictor("the extra is not installed: pip install 'stoker[autosched]'") from None
+        raise NoPredictor("the extra is not installed: pip install '.[autosched]' in Stoker's source tree") from None
     with _one_core():
         return HistGradientBoostingClassifier(max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=0).fit(x, y)
 

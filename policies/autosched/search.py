@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from .bluefin import BlueFin
 from .objectives import OBJECTIVES
-from .search_space import Category, Configuration, Space
+from .search_space import Category, Configuration, Number, Space
 
 TRIALS = 40  #: T (002 ch. 6.5.2)
 GAMMA = 0.95  #: relax factor (line 3)
@@ -101,6 +101,7 @@ class Found:
     seconds: float = 0.0
     stopped: str = ""  #: why fewer than T were tried
     agreement: float | None = None  #: of what the model said with what was measured; None: no model, or too few trials
+    as_counts: Mapping[str, int] = field(default_factory=dict)  #: keys that say how many thresholds are in use: what they come to
 
     def count(self, outcome: str) -> int:
         return sum(trial.outcome == outcome for trial in self.trials)
@@ -283,6 +284,42 @@ def checked(found: Found, evaluate: Callable[[Configuration], Figures], objectiv
         if (reward := reward_of(objective, reference, measured)) > gain:
             best, gain, figures = config, reward, measured
     return dataclasses.replace(found, best=best, gain=gain, reference=reference, figures=figures)
+
+
+def without_idle(found: Found, space: Space, evaluate: Callable[[Configuration], Figures]) -> Found:
+    """``found`` without the thresholds of its best that hold nobody: where leaving one out comes to the same figures, it is left out.
+
+    Thresholds are numbers of which another key says how many are in use. Where that key is not tuned, it stays, and `as_counts` says
+    how many do something.
+    """
+    numbers = [one for one in (*space.numbers, *space.ends) if one.needs is not None]
+    for count in dict.fromkeys(one.needs[0] for one in numbers if one.needs):
+        counted, best = dict(found.best), found.best
+        try:
+            while same := next((one for one in _one_less(count, numbers, counted, found) if _comes_to(evaluate(one), found.figures)), None):
+                counted = same
+                allowed = space.project(counted, otherwise=found.in_force)
+                best = allowed if count in space.names and allowed[count] == counted[count] else best
+        except NotMeasured:  # its time is over: what is left does no harm
+            pass
+        if counted != found.best:
+            found = dataclasses.replace(found, best=best, as_counts={**found.as_counts, count: counted[count]})
+    return found
+
+
+def _one_less(count: str, numbers: Sequence[Number], config: Configuration, found: Found) -> Iterator[Configuration]:
+    """The configuration without each of the numbers in use in turn, the last one first."""
+    used = sorted(
+        (one for one in numbers if one.needs and one.needs[0] == count and one.needs[1] <= config[count]), key=lambda one: one.needs or ()
+    )
+    for left_out in reversed(range(len(used))):
+        values = [config[one.name] for place, one in enumerate(used) if place != left_out] + [found.in_force[used[-1].name]]
+        yield {**config, count: config[count] - 1, **dict(zip([one.name for one in used], values, strict=True))}
+
+
+def _comes_to(figures: Figures, known: Figures) -> bool:
+    told = (*OBJECTIVES, *METRICS)
+    return all(math.isclose(getattr(figures, name), getattr(known, name), rel_tol=ALIKE, abs_tol=ALIKE) for name in told)
 
 
 def _key(config: Mapping[str, Any]) -> object:

@@ -7,10 +7,22 @@ each where they were measured (`View.slowdowns`); pairs seldom were, and then it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ..contract import EXCLUSIVE, Bools, Floats, Ints, View
+from ..contract import PACKED, Bools, Floats, Ints, View
 from .victims import occupants
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Why a job is packed with nobody. ``{jobs}`` in the words stands for the names of jobs (ids)."""
+
+    words: str
+    jobs: tuple[int, ...] = ()
+    unknown: bool = False  #: nothing but measurements of these is missing
+
 
 TINY, MEDIUM, JUMBO = 0, 1, 2  #: sharing scores
 FAST, FAIR = 0.95, 0.85  #: of their speed alone: from here on jobs beside others are tiny, and from here on medium (section 3.3)
@@ -46,7 +58,7 @@ def utilisation_and_memory(view: View) -> tuple[Floats, Floats]:
 def may_share(view: View) -> Bools:
     """Jobs whose submitters do not forbid it."""
     jobs = view.jobs
-    return np.ones(len(jobs), dtype=bool) if jobs.share is None else (jobs.share != EXCLUSIVE).astype(bool)
+    return np.ones(len(jobs), dtype=bool) if jobs.share is None else np.isin(jobs.share, ("", PACKED))
 
 
 class Sharing:
@@ -96,6 +108,27 @@ class Sharing:
         fits &= jobs.gpu_memory + jobs.gpu_memory[row] <= self.bytes
         partners = np.flatnonzero(fits)
         return int(partners[np.argmin(together[partners])]) if len(partners) else None
+
+    def refusal(self, row: int, among: Bools) -> Unpacked | None:
+        """Why `partner` finds nobody for ``row``, told of the first that it might have joined; None: it finds one, or may not share."""
+        jobs, together = self.view.jobs, self._together(row)
+        if int(jobs.gpus_min[row]) > self.largest_node or not may_share(self.view)[row] or self.partner(row, among) is not None:
+            return None
+        others = np.flatnonzero(self.open & (jobs.gpus_min == jobs.gpus_min[row])).tolist()
+        if unknown := [one for one in (*others[:1], row) if np.isnan(self.memory[one])]:
+            return Unpacked(
+                f"how much {{jobs}} use{'s' * (len(unknown) == 1)} is not known yet", tuple(jobs.id[unknown].tolist()), unknown=True
+            )
+        if not others:
+            return Unpacked("no job of its size runs alone that may be joined")
+        other = others[0]
+        name = (int(jobs.id[other]),)
+        if together[other] > self.most_score:
+            scores = f"sharing scores {together[other]:g}, at most {self.most_score}"
+            return Unpacked(f"it and {{jobs}} would slow each other too much ({scores})", name)
+        if among[other]:
+            return Unpacked("the memory of a GPU does not hold it and {jobs}", name)
+        return Unpacked("{jobs} ends so much sooner that it would be slowed for all its life", name)
 
     def _together(self, row: int) -> Floats:
         """The sum of the scores of ``row`` and each job."""

@@ -53,7 +53,7 @@ class Victims:
     """
 
     def __init__(self, view: View, level: Floats) -> None:
-        self.jobs, self._pool = view.jobs, len(view.gpus)
+        self.jobs, self._pool, self._node = view.jobs, len(view.gpus), view.gpus.node
         self.level = level
         self.level_of_gpus = self._by_gpu(level)
         self._reaches: dict[float, tuple[int, Reach]] = {}  #: by memory, with the placement's version
@@ -78,17 +78,21 @@ class Victims:
         owner[self.jobs.alloc_gpus] = self.jobs.holder
         return owner
 
-    def choose(self, placement: Placement, n: int, memory: float, claim: float) -> list[int]:
+    def choose(self, placement: Placement, n: int, memory: float, claim: float, *, weakest: bool = False) -> list[int]:
         """Rows of the victims that let a gang of ``n`` start, none of whom could be spared; [] when nothing helps.
 
-        ``claim``: levels that it exceeds.
+        ``claim``: levels that it exceeds. ``weakest``: of the jobs of a node the weakest, wherever their GPUs are; else those on the
+        GPUs that suit the gang best.
         """
         last = self.least(placement, n, memory)
         if not last < claim:
             return []
         doomed = (self.level <= last).nonzero()[0].tolist()
         if len(doomed) > 1:
-            doomed = self._spare(placement, n, memory, self._in_order(self._owners(self._target(placement, n, memory, last))))
+            target = self._target(placement, n, memory, last)
+            if weakest:
+                target = tuple(np.isin(self._node, self._node[list(target)]).nonzero()[0].tolist())
+            doomed = self._spare(placement, n, memory, self._in_order([row for row in self._owners(target) if self.level[row] <= last]))
         self._goes(doomed)
         return doomed
 
@@ -145,10 +149,13 @@ class Victims:
 
     def _spare(self, placement: Placement, n: int, memory: float, doomed: list[int]) -> list[int]:
         """Drop victims that are not needed, strongest first; what remains is minimal."""
+        held = self.jobs.held
+        more = placement.free_soon() + int(held[doomed].sum()) - n  # GPUs at most that are not needed
         for row in reversed(doomed):
             fewer = [other for other in doomed if other != row]
-            if fewer and self._suffice(fewer, placement, n, memory):
+            if fewer and held[row] <= more and self._suffice(fewer, placement, n, memory):
                 doomed = fewer
+                more -= int(held[row])
         return doomed
 
     def _suffice(self, rows: list[int], placement: Placement, n: int, memory: float) -> bool:

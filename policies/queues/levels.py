@@ -15,7 +15,6 @@ from ..arrays import among
 from ..contract import Bools, Floats, Ints, Jobs, Phase, Plan
 
 AT_ONCE = 1e-3  #: seconds; sums of times miss a threshold by less than this, so what is so close to it has reached it
-ENTERING = 1.0  #: seconds of service for which a job counts as entering its queue
 
 
 def service_rate(jobs: Jobs) -> Floats:
@@ -31,9 +30,7 @@ class Standing:
     level: Floats  #: service that counts for the queue, in the unit of the thresholds
     rate: Floats  #: how fast the level of a job grows while it runs
     queue: Ints  #: 0 is the highest
-    entering: Bools  #: has just sunk into its queue
     starving: Bools  #: has waited too long for what it was given, so it is in the highest queue
-    lifted: Bools  #: is in a higher queue than all that it was given would have it
 
 
 class Queues:
@@ -42,11 +39,6 @@ class Queues:
     A job that has waited ``starve_limit`` times as long as it has run is lifted to the highest queue; for as long as the lease
     lasts that it gets there, its service is counted from the start of that lease. 0: nobody is lifted. (Gu et al., sec. 3, count
     both from when it was last lifted, and not the wait before the first start; the view tells only the sums over its life.)
-
-    A job counts as entering its queue for `ENTERING` seconds, in which whoever is asked when `next_change` says so sees it. Where decisions
-    wait for rounds (``--interval``) that moment is mostly missed: who has sunk keeps its GPUs, as if it had stood in its queue for long,
-    until somebody of a higher queue takes them. Schedulers that work in rounds move who sank to the end of its queue at whatever
-    round sees it; the view does not tell who sank since the last one.
     """
 
     def __init__(self, thresholds: Sequence[float], starve_limit: float = 0.0) -> None:
@@ -58,7 +50,7 @@ class Queues:
     def standing(self, jobs: Jobs, now: float, *, by_service: bool) -> Standing:
         """``by_service``: levels are GPU-seconds, else seconds."""
         rate = service_rate(jobs) if by_service else np.ones(len(jobs))
-        level = given = jobs.attained if by_service else jobs.run_time
+        level = jobs.attained if by_service else jobs.run_time
         starving = np.zeros(len(jobs), dtype=bool)
         if self.starve_limit > 0:
             waited = now - jobs.submitted_at - jobs.run_time + AT_ONCE
@@ -70,8 +62,7 @@ class Queues:
         reached = np.searchsorted(self.thresholds, level + AT_ONCE * rate, side="right")
         # A running job that would starve the moment it was stopped is not let sink: it would come back at once.
         queue = np.where(starving, 0, reached)
-        lifted = starving if self.starve_limit <= 0 else queue < np.searchsorted(self.thresholds, given + AT_ONCE * rate, side="right")
-        return Standing(level, rate, queue, level < self.floor[queue] + ENTERING * rate, starving, lifted)
+        return Standing(level, rate, queue, starving)
 
     def room(self, standing: Standing) -> Floats:
         """How much service is left to each job until it sinks, inf in the last queue."""
@@ -116,11 +107,11 @@ def after(jobs: Jobs, plan: Plan) -> tuple[Bools, Bools]:
 
 def ranks(values: Floats) -> Floats:
     """Position of each value in ascending order, from 0; equals in the order in which they stand."""
-    return ranks_of(np.argsort(values, kind="stable"))
+    return ranks_of(np.argsort(values, kind="stable")).astype(np.float64)
 
 
-def ranks_of(order: Ints) -> Floats:
+def ranks_of(order: Ints) -> Ints:
     """Position of each row in an order of the rows."""
-    rank = np.empty(len(order))
+    rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     return rank

@@ -32,12 +32,16 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
     ]
 
 
-def lacking(view: View, rows: Ints, placement: Placement) -> list[Waiting]:
-    """The same for ``rows`` that were each looked at and found no GPUs: now, or ever."""
+def lacking(view: View, rows: Ints, placement: Placement, blocks: int | None = None) -> list[Waiting]:
+    """The same for ``rows`` that were each looked at and found no GPUs: now, or ever. Behind ``blocks``, one of them, none was."""
     memories, which = np.unique(view.jobs.gpu_memory[rows], return_inverse=True)
     capacity = np.array([placement.capacity(memory=memory) for memory in memories.tolist()], dtype=np.int64)
     never = Why.IMPOSSIBLE if len(view.gpus) else Why.NO_GPUS
-    return waiting(view.jobs, rows, np.where(view.jobs.gpus_min[rows] > capacity[which], never, Why.RESOURCES), placement)
+    why = np.where(view.jobs.gpus_min[rows] > capacity[which], never, Why.RESOURCES)
+    if blocks is not None:
+        behind = np.arange(len(rows)) > np.flatnonzero(rows == blocks)[0]
+        why[behind & (why == Why.RESOURCES)] = Why.BEHIND
+    return waiting(view.jobs, rows, why, placement)
 
 
 def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, blocking: bool) -> Ints:

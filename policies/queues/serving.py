@@ -40,6 +40,7 @@ class Ranking:
     blocking: bool = False  #: a job that does not fit holds back the jobs behind it with the same claim
     displaceable: str = ""  #: whom a waiting job may displace, in words
     relaxed: Bools | None = None  #: jobs that may be spread over more nodes than they need; None: none
+    weakest: bool = False  #: of the jobs of a node the weakest give way, wherever their GPUs are; else those on the GPUs that suit best
 
     def columns(self, jobs: int) -> tuple[Floats, Floats, Floats]:
         """Key, claim and hold of so many jobs, one each, with what stands for None; nobody gives way where nobody claims anything."""
@@ -195,7 +196,7 @@ class _Tick:
         return gpus
 
     def _make_room(self, row: int, n: int, memory: float) -> bool:
-        chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]))
+        chosen = self.victims.choose(self.placement, n, memory, float(self.claim[row]), weakest=self.ranking.weakest)
         for victim in chosen:
             self.placement.release_soon(self.jobs.allocation(victim).tolist())
             self.preempted.add(victim)

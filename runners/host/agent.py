@@ -26,10 +26,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from ... import __version__
 from ...engine import identity
@@ -39,6 +39,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
+from ..share.slot_turns import SlotTurns
 from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
@@ -89,6 +90,7 @@ class Agent:
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
+        self._turns = SlotTurns(devices, options.home)
         self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
@@ -107,6 +109,7 @@ class Agent:
             if welcome is None:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            self._turns.kind = welcome.turn
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
@@ -273,6 +276,8 @@ class Agent:
         self._cores.tell(self._running())
         if self.desired is not None:  # before the first answer nobody knows who shares
             self._pins.hold(self._running())
+            self._turns.tell(self._running())
+            self._turns.rank(self._running())
 
     def _stop_unwanted(self, run: Run) -> None:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
@@ -307,6 +312,7 @@ class Agent:
         cuda = [gpu for gpu in gpus if self.devices.gpus[gpu].kind == "cuda"]
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
+            self._turns.tell([*self._running(), run])
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
@@ -326,14 +332,11 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        spec = run.assignment.spec
-        field = "gpu_memory" if spec.get("gpu_memory") else "memory.cap"
-        asked = int(spec.get("gpu_memory") or (spec.get("memory") or {}).get("cap") or 0)
-        needed = _needed(run)
+        needed, field = run.assignment.gpu_memory, _field(run.assignment.spec)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
-            if asked > known.memory and (known.memory or known.kind == "cuda"):
-                words = f"{field}: {_size(asked)} is more than GPU {known.index} ({known.name}) has, {_size(known.memory)}"
+            if needed > known.memory and (known.memory or known.kind == "cuda"):
+                words = f"{field}: {_size(needed)} is more than GPU {known.index} ({known.name}) has, {_size(known.memory)}"
                 less = "lower it" if field == "memory.cap" else f"lower it, or {SMALLER}"
                 return "start-failed", f"{words}; {less}"
             if gpu not in shared:
@@ -341,13 +344,13 @@ class Agent:
                 if now.health != "ok":
                     return "lost", f"not started, GPU {now.index} is {now.health}: {now.note}"
             beside = [other for other in self._running() if other is not run and gpu in other.assignment.gpus]
-            taken = sum(map(_needed, beside))  # theirs, though they may not have it yet
+            taken = sum(other.assignment.gpu_memory for other in beside)  # theirs, though they may not have it yet
             if beside and 0 < known.memory < taken + needed:
-                words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} (gpu_memory)"
+                words = f"its other jobs need {_size(taken)} of {_size(known.memory)} and the job {_size(needed)} ({field})"
                 return "lost", f"not started, GPU {known.index} is full: {words}"
             free = self.devices.free(gpu)
             if free is not None and needed > free:
-                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} (gpu_memory)"
+                return "lost", f"not started, GPU {known.index} has {_size(free)} free and the job needs {_size(needed)} ({field})"
         return None
 
     # -- what happens here --------------------------------------------------------------------------------------------
@@ -401,12 +404,16 @@ class Agent:
     def _sample(self, outbox: Outbox, now: float) -> None:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
-        samples, quiet = self._telemetry.sample(workers, time.time(), now)
+        samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
         outbox.samples += samples
+        waiting, stuck = self._turns.waiting(), set(self._turns.stuck({run.lease: run.assignment.grace for run, _ in live}))
         for run, _ in live:
             with run.isolated():
                 run.note_reports(now)
-                if run.lease not in quiet:
+                if run.lease in stuck and run.stopping is None:
+                    log.warning("lease %d keeps the turn without a sign and is stopped", run.lease, extra={"action": "hang"})
+                    run.stop("hang", run.assignment.grace)
+                elif run.lease not in quiet or run.lease in waiting:
                     run.active_at = now
                 elif run.hangs(now):
                     log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
@@ -471,10 +478,13 @@ def _remove_empty(directory: RunDir) -> None:
         job.rmdir()
 
 
-def _needed(run: Run) -> int:
-    """Bytes of each GPU: as asked for, what it keeps to, or what earlier jobs of the model were measured to need; 0: not known."""
-    spec = run.assignment.spec
-    return int((spec.get("share") or {}).get("memory") or spec.get("gpu_memory") or 0) or run.assignment.gpu_memory
+def _field(spec: Mapping[str, Any]) -> str:
+    """What its need of memory goes by, for a person."""
+    if (spec.get("share") or {}).get("memory"):
+        return "share.memory"
+    if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
+        return "memory.cap"
+    return "gpu_memory"
 
 
 def _size(count: int) -> str:

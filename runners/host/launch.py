@@ -113,8 +113,12 @@ def _check_program(program: str, cwd: Path, env: Mapping[str, str]) -> None:
 
 def _users(spec: JobSpec, given: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """What people have set. Later wins: the runner's own, the env file, the spec's."""
-    env = {name: value for name, value in inherited.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_FROM)}
-    return env | dict(given) | spec.env
+    return handed_on(inherited) | dict(given) | spec.env
+
+
+def handed_on(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Of the agent's environment what jobs get."""
+    return {name: value for name, value in inherited.items() if name not in _WITHHELD and not name.startswith(_WITHHELD_FROM)}
 
 
 def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Sequence[str], env: dict[str, str]) -> dict[str, str]:

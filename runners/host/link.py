@@ -13,6 +13,7 @@ import msgspec
 
 from ...engine.client import Client
 from ...engine.errors import Conflict, LimitExceeded, NotFound, Stale, StokerError, Unauthorized, UsageError
+from ...engine.identity import ahead_of_boot, boot_id, steady_time
 from ...engine.protocol import (
     HELLO,
     POLL,
@@ -25,6 +26,7 @@ from ...engine.protocol import (
     JobFiles,
     LogRequest,
     Poll,
+    Record,
     Records,
     Report,
     Sample,
@@ -193,7 +195,7 @@ class Outbox:
         if not report.samples:
             return False
         used = any(sample.lease is not None for sample in report.samples)
-        return used or time.time() - report.samples[0].ts > _SAMPLES_AGE
+        return used or steady_time() - report.samples[0].ts > _SAMPLES_AGE
 
     def _build(self, runs: list[Run], left: bool) -> tuple[Report, dict[tuple[int, int], int]]:
         workers: list[WorkerUpdate] = []
@@ -210,7 +212,7 @@ class Outbox:
                 if batch.offset != run.acked.offsets.get(rank, 0):
                     offsets[run.lease, rank] = batch.offset
                 if batch.records:
-                    records.append(Records(lease=run.lease, rank=rank, records=batch.records))
+                    records.append(Records(lease=run.lease, rank=rank, records=_by_steady_time(run, batch.records)))
                     room -= len(batch.records)
             workers += updates(run, ended=ended and complete and run.settled)
         report = Report(
@@ -223,6 +225,7 @@ class Outbox:
             left=left,
             servers=self.servers,
             files=self.files,
+            now=steady_time(),
         )
         return report, offsets
 
@@ -274,6 +277,23 @@ def news(run: Run, room: int) -> tuple[list[tail.Batch], bool]:
     return batches, complete
 
 
+def _since_set() -> float:
+    """What to add to the time of day of another process, to have it as `steady_time` of this one: 0 unless the clock was set since."""
+    seconds = steady_time(0.0) - ahead_of_boot()
+    return seconds if abs(seconds) > 1.0 else 0.0
+
+
+def _by_steady_time(run: Run, records: list[Record]) -> list[Record]:
+    """Jobs write the time of day, and what the boot clock says, which is worth nothing after another boot."""
+    seconds, same = _since_set(), run.boot_id == boot_id()
+    return [
+        msgspec.structs.replace(
+            record, ts=max(steady_time(record.at) if same and record.at is not None else record.ts + seconds, 0.0), at=None
+        )
+        for record in records
+    ]
+
+
 def _say(run: Run, words: str) -> None:
     """A line in the job's own log, for whoever wrote the job."""
     with suppress(OSError), run.dir.log.open("ab") as file:
@@ -285,13 +305,13 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
     known = run.acked.states
     found: list[WorkerUpdate] = []
     if "starting" not in known:
-        found.append(WorkerUpdate(lease=run.lease, state="starting", ts=time.time(), run_dir=str(run.dir.path)))
+        found.append(WorkerUpdate(lease=run.lease, state="starting", ts=steady_time(), run_dir=str(run.dir.path)))
     if "running" not in known and run.identity is not None:
         found.append(
             WorkerUpdate(
                 lease=run.lease,
                 state="running",
-                ts=time.time(),
+                ts=steady_time(run.identity.started if run.boot_id == boot_id() else None),
                 pid=run.identity.pid,
                 pid_started=run.identity.started,
                 boot_id=run.boot_id,
@@ -305,7 +325,7 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
             WorkerUpdate(
                 lease=run.lease,
                 state="exited",
-                ts=run.exit["ended_at"],
+                ts=max(run.exit["ended_at"] + _since_set(), 0.0),
                 run_dir=str(run.dir.path),
                 exit_code=run.exit["exit_code"],
                 outcome=run.exit["outcome"],

@@ -104,8 +104,8 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """Whether it shares its GPUs from now on."""
-        self.assignment = msgspec.structs.replace(self.assignment, share=now.share)
+        """How it shares its GPUs from now on."""
+        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority)
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""

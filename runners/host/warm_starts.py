@@ -18,18 +18,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...engine import identity
-from ...engine.identity import Process
+from ...engine.identity import Process, steady_time
 from ...engine.protocol import Assignment, ForkServer
 from .. import recipes
-from ..worker import server_names
+from ..worker import loaded_state, server_names
 from ..worker.fork_server import LENGTH, TAG_PLACE
 from ..worker.server_names import ServerName
 from . import processes
+from .launch import handed_on
 from .rundir import ENV_TAG, RunDir
 from .supervisor import Launch
 
@@ -41,10 +42,15 @@ LATE = 2.0  #: seconds after which a request that nobody has taken up is given u
 LOADING = "its server is loading"
 _KILLED = "its server was killed"
 _REQUEST = 1 << 20  #: bytes of the buffer that takes a request
-#: variables that are read when Python, torch and their libraries are loaded
-_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_", "NUMEXPR_", "PYTHON", "LD_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "MALLOC_",
-              "GLIBC_", "LC_", "LANG", "HOME", "VIRTUAL_ENV")  # fmt: skip
+#: variables that the C libraries of Python, NumPy and torch read when they are loaded; what Python code reads, a server tells
+_AT_IMPORT = (
+    "ACC_", "ATEN_", "CUDA_", "CUDNN_", "DNNL_", "GFORTRAN_", "GLIBC_", "GOMP_", "GOTO_", "HOME", "INTEL_", "I_MPI_", "KINETO_", "KMP_",
+    "LANG", "LC_", "LD_", "MALLOC_", "MKL", "NPY_", "NUMEXPR_", "NUMPY_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "OPENSSL_", "PYTHON",
+    "PYTORCH_", "SQLITE_", "THP_", "TORCH", "VIRTUAL_ENV",
+)  # fmt: skip
 _SET_PER_JOB = ("CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  #: read later than that
+_OURS = ("STOKER_CACHE",)  #: of our own variables, those that are not of a lease
+_FRESH = 0.1  #: seconds for which it is not looked again whether the world is as a server has found it
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -109,12 +115,13 @@ class Server:
     def __init__(self, process: subprocess.Popen[bytes] | Adopted, control: socket.socket, code: str):
         self.process, self._control, self.code = process, control, code
         control.setblocking(False)
-        self.since = time.time()
+        self.since = steady_time()
         self.use()
         self.memory: int | None = None  #: bytes, when it was ready
         self.why = LOADING  #: not ready because
         self._said = b""
-        self.modules: frozenset[str] = frozenset()  #: names that mean what it has loaded
+        self._told: dict[str, Any] = {}  #: what it has taken from the world
+        self._looked = (-math.inf, "")  #: when that was last compared, and what was found
         self.admitted = False  #: it has been looked at whether there is memory for it
 
     @classmethod
@@ -145,7 +152,7 @@ class Server:
 
     def use(self) -> None:
         """It is of use now: it stays for so long again."""
-        self.used_at, self.until = time.monotonic(), time.time() + IDLE
+        self.used_at, self.until = time.monotonic(), steady_time() + IDLE
 
     @property
     def ready(self) -> bool:
@@ -166,14 +173,43 @@ class Server:
             except OSError:
                 heard = b""
             self._said += heard
-        words = self._said.decode(errors="replace").split()
-        if heard and words[:1] == ["ready"]:
-            self.why, self.since, self.modules = "", time.time(), frozenset(words[1:])
+        words, _, told = self._said.decode(errors="replace").partition(" ")
+        if heard and words == "ready":
+            self.why, self.since, self._told, self._said = "", steady_time(), json.loads(told), b""
             found = identity.stat(self.process.pid)
             self.memory = processes.memory(found) if found else None
             return
         silent = _KILLED if isinstance(self.process, Adopted) else "its server ended while it loaded, as where memory runs out"
-        self.why = " ".join(words) if heard else silent
+        self.why = " ".join(self._said.decode(errors="replace").split()) if heard else silent
+
+    def outdated(self) -> str:
+        """Why it is no longer what a fresh process would be, whatever the job; empty: it is. Takes 5 ms."""
+        if (now := time.monotonic()) - self._looked[0] > _FRESH:
+            self._looked = (now, self._compared())
+        return self._looked[1]
+
+    def _compared(self) -> str:
+        if self.code != code_stamp():
+            return "the code has changed since its server was loaded"
+        if path := loaded_state.changed(self._told["stamps"]):
+            return f"{path} has changed since its server was loaded"
+        try:
+            its, ours = loaded_state.inherited(self.process.pid), loaded_state.inherited(os.getpid())
+        except OSError:
+            return _KILLED
+        differ = sorted(name for name in its.keys() | ours.keys() if its.get(name) != ours.get(name))
+        return f"the runner has another {differ[0]} than its server" if differ else ""
+
+    def unlike(self, env: Mapping[str, str]) -> str | None:
+        """Why it is not what a fresh process of this environment would be."""
+        read, packages = frozenset(self._told["read"]), frozenset(self._told["packages"])
+        return _differs(self._told["environment"], env, lambda name: name in read or name.partition("_")[0].lower() in packages)
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Names that mean what it has loaded."""
+        found: Sequence[str] = self._told["modules"]
+        return found
 
     @property
     def heard(self) -> bool:
@@ -271,13 +307,14 @@ class WarmStarts:
         server = self._servers.get(kind)
         if server is None:
             return f"no process had loaded {kind.words} yet"
-        if server.code != self._code():
+        if not server.ready:
+            return server.why
+        if why := server.outdated() or server.unlike(self._servers_environment()):
             server.end()
             del self._servers[kind]
-            return "the code has changed since its server was loaded"
-        if server.ready and assignment.spec.get("entrypoint"):
-            return _hidden(Path(launch["cwd"]), server.modules)
-        return None if server.ready else server.why
+            return why
+        hidden = _hidden(Path(launch["cwd"]), server.modules) if assignment.spec.get("entrypoint") else None
+        return hidden or server.unlike(launch["env"])
 
     def _code(self) -> str:
         """`code_stamp`, at most a second old: it takes a look at each file."""
@@ -296,10 +333,11 @@ class WarmStarts:
             return "a gang is started by torch's launcher"
         if len(launch["env"][ENV_TAG].encode()) > TAG_PLACE:
             return "the path of its home is too long"
-        ours = _read_at_import({**self._environment, **_THREADS, "PYTHONUNBUFFERED": self._environment.get("PYTHONUNBUFFERED", "1")})
-        theirs = _read_at_import(launch["env"])
-        differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-        return f"its environment differs in {', '.join(differ)}, which is read at import" if differ else None
+        if why := _differs(self._servers_environment(), launch["env"]):
+            return why
+        if (path := launch["env"].get("PYTHONPATH")) and not all(part.startswith("/") for part in path.split(":")):
+            return "PYTHONPATH has a part that is no whole path: it means another directory in each job"
+        return None
 
     def expect(self, assignment: Assignment, *, ended: bool = False) -> None:
         """A job has trained a step, or ended: have a server for the next of its kind, in the place of the one used least recently."""
@@ -345,8 +383,9 @@ class WarmStarts:
             self._drop(oldest)
 
     def _servers_environment(self) -> dict[str, str]:
-        env = {name: value for name, value in self._environment.items() if not name.startswith("STOKER_") or name == "STOKER_CACHE"}
-        return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1"), "TOKENIZERS_PARALLELISM": "false"}
+        handed = handed_on(self._environment).items()
+        env = {name: value for name, value in handed if not name.startswith("STOKER_") or name in _OURS}
+        return env | _THREADS | {"PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")}
 
     def _spare(self) -> list[Kind]:
         """Servers that are not kept, the one that was used least recently first."""
@@ -412,7 +451,7 @@ class WarmStarts:
             self._drop(kind)
 
     def _give_up(self, kind: Kind, why: str) -> None:
-        self._broken[kind] = (time.time(), why)
+        self._broken[kind] = (steady_time(), why)
         log.warning("no warm starts of %s: %s", kind.words, why, extra={"action": "warm"})
 
     def _drop(self, kind: Kind) -> None:
@@ -455,8 +494,13 @@ def _hidden(directory: Path, modules: Iterable[str]) -> str | None:
     return None
 
 
-def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(_AT_IMPORT) and name not in _SET_PER_JOB}
+def _differs(its: Mapping[str, str], env: Mapping[str, str], read: Callable[[str], bool] = lambda name: False) -> str | None:
+    """Why a job of this environment starts cold: a fork has what its server has read in another one."""
+    names = sorted(
+        name for name in its.keys() | env.keys() if its.get(name) != env.get(name) and (name.startswith(_AT_IMPORT) or read(name))
+    )
+    names = [name for name in names if name not in _SET_PER_JOB and (not name.startswith("STOKER_") or name in _OURS)]
+    return f"its environment differs in {', '.join(names)}, which is read at import" if names else None
 
 
 def code_stamp() -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from ...engine.errors import UsageError, nearest
+from ...engine.errors import UsageError
 from ..backbones.pretrained import Llm, ids_of
-from ..recipes import TEXT_DATASETS
-from ..recipes.texts import Labelled, Texts, load, split
+from .labelled_files import read_labelled
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +85,7 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
     longest, context = prompt_tokens + max_tokens + len(cue), llm.model.shape.context
     if longest > context:
         raise UsageError(f"params.max_tokens: {longest} tokens with prompt and question are more than the context of {llm.name}, {context}")
-    texts = _texts(data)
-    _require_classes(data, texts)
+    texts = read_labelled(data)
     words = tuple(_SPELLED.get(name, name.strip().lower()) for name in texts.classes)
     answers = tuple(llm.ids(f" {word}")[0] for word in words)
     if len(set(answers)) < len(answers):
@@ -99,6 +94,8 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
         told = ", ".join(f"{word} for {name!r}" for word, name in zip(words, texts.classes, strict=True))
         log.info("some labels begin with the same token, so the LLM is asked for letters: %s", told)
     train, held_out = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
+    if len(train) < len(texts.train):
+        log.info("%d of %d samples are tuned on, as many of each label (balance: false takes all)", len(train), len(texts.train))
     return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, held_out)))
 
 
@@ -109,70 +106,6 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
         tokens[row, : len(ids)] = torch.tensor(ids)
     last = torch.tensor([len(ids) - 1 for ids, _ in samples])
     return tokens, last, torch.tensor([label for _, label in samples])
-
-
-def _texts(data: str) -> Texts:
-    if data in TEXT_DATASETS:
-        return load(data)
-    path = Path(data).expanduser()
-    readers = {".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix not in readers:
-        known = ", ".join(TEXT_DATASETS)
-        raise UsageError(
-            f"params.data: there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or give FILE.csv or FILE.jsonl"
-        )
-    try:
-        return split(readers[path.suffix](path))
-    except OSError as error:
-        raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"params.data: {path.name} is not {path.suffix[1:].upper()} in UTF-8: {error}") from None
-
-
-def _csv(path: Path) -> Iterator[Labelled]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        for column in ("text", "label"):
-            if column not in (rows.fieldnames or ()):
-                there = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise UsageError(f"params.data: {path.name} has no column {column!r}; its first line names {there}")
-        for row in rows:
-            yield _labelled(path, rows.line_num, row["text"], row["label"])
-
-
-def _jsonl(path: Path) -> Iterator[Labelled]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                raise UsageError(f"params.data: {path.name}, line {number} is not JSON") from None
-            row = row if isinstance(row, dict) else {}
-            yield _labelled(path, number, row.get("text"), row.get("label"))
-
-
-def _labelled(path: Path, line: int, text: object, label: object) -> Labelled:
-    for name, value in (("text", text), ("label", label)):
-        if value is None or isinstance(value, dict | list) or not str(value).strip():
-            raise UsageError(f'params.data: {path.name}, line {line} has no {name}; each sample is {{"text": …, "label": …}}')
-    return str(text), str(label).strip()
-
-
-def _require_classes(data: str, texts: Texts) -> None:
-    if not texts.train:
-        raise UsageError(f"params.data: {data} has no samples, or one; there must be some of each label")
-    if len(texts.classes) < 2:
-        raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
-    if len(texts.classes) > len(string.ascii_uppercase):
-        raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {len(string.ascii_uppercase)} can be told apart at most")
-    for rows, what in ((texts.train, "to tune on"), (texts.held_out, "held out")):
-        there = {label for _, label in rows}
-        if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
-            raise UsageError(
-                f"params.data: {data} has too few samples of {lacking[0]!r}: none is left {what}; bring ten or more of each label"
-            )
 
 
 def _balanced(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:

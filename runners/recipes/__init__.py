@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.errors import Gathered, UsageError, nearest
 
 if TYPE_CHECKING:
+    from ...engine.spec.model import Kind
     from ..train.task import Task
 
 
@@ -58,6 +59,7 @@ class Recipe:
     #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
     #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
     pretrained: tuple[str, ...] = ()
+    kind: Kind = "train"  #: of its jobs, unless they say another one
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
@@ -207,6 +209,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            kind="prompt",
         ),
         Recipe(
             "causal-lm",

@@ -79,6 +79,7 @@ def build(
             )
 
     return Task(
+        own=(),  # the head is tied to the embedding
         model=LanguageModel(decoder),
         train=train,
         loss=lambda model, batch: _loss(model, batch, "mean"),

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...engine.errors import StokerError
-from ..packages import ENV_CACHE, cache_dir
+from ..packages import ENV_CACHE, cache_dir, given_out
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Directory of the data set, filled by ``make`` if it is not there. What others make at the same time is the same: the first stays."""
     folder = cache_dir() / "datasets" / name
+    given_out.add(folder)
     if folder.exists():
         return folder
     try:

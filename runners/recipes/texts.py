@@ -29,18 +29,32 @@ class Texts:
 
 
 def load(name: str) -> Texts:
-    """The set of that name, without duplicate texts."""
-    return split(_read(name))
-
-
-def split(rows: Iterable[Labelled]) -> Texts:
-    """Labelled texts without duplicates, a fifth of them held out."""
-    found = sorted(dict(rows).items())
+    """The set of that name, without duplicate texts, a fifth of them held out."""
+    found = sorted(dict(_read(name)).items())
     classes = tuple(sorted({label for _, label in found}))
     numbered = [(text, classes.index(label)) for text, label in found]
     random.Random(_SPLIT_SEED).shuffle(numbered)
     held_out = int(len(numbered) * _HELD_OUT)
     return Texts(classes, numbered[held_out:], numbered[:held_out])
+
+
+def split_by_class(rows: Iterable[Labelled]) -> Texts:
+    """Labelled texts, each once; of each class a fifth is held out, and one at least where it has two."""
+    by_class: dict[str, list[str]] = {}
+    for text, label in sorted(set(rows)):
+        by_class.setdefault(label, []).append(text)
+    classes, shuffled = tuple(sorted(by_class)), random.Random(_SPLIT_SEED)
+    train: list[tuple[str, int]] = []
+    held_out: list[tuple[str, int]] = []
+    for number, name in enumerate(classes):
+        own = by_class[name]
+        shuffled.shuffle(own)
+        count = max(int(len(own) * _HELD_OUT), int(len(own) > 1))
+        held_out += [(text, number) for text in own[:count]]
+        train += [(text, number) for text in own[count:]]
+    for part in (train, held_out):
+        shuffled.shuffle(part)
+    return Texts(classes, train, held_out)
 
 
 def _read(name: str) -> Iterator[Labelled]:

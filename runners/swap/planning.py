@@ -58,7 +58,8 @@ def measured_task(task: Task, device: Device) -> Measured:
     units = compared_task(task, Finder(task.model, task.units, task.whole), [batch], device.emulated)
     interception = Interception(units)
     try:
-        for units.varied in (units.varied, True):
+        for varied in (units.varied, True):
+            units.varied = varied
             with suppress(Varies):
                 return measure(units, lambda where: begun(task, batch, rng.get_state(), where), device, _say)
         raise UsageError("memory: the calls of the model's modules change their order while it is measured; write 'memory: {swap: off}'")

@@ -35,11 +35,17 @@ class Interrupted(Exception):
     """Stoker has asked the job to stop, in the middle of something that need not be finished."""
 
 
+#: what a training that shares its GPU does between items, see `runners.share.yielding`
+between: Callable[[], None] | None = None
+
+
 def interruptible(items: Iterable[T]) -> Iterator[T]:
     """The items, until the job is asked to stop: then Interrupted. For loops in the set-up and in `Task.evaluate`."""
     for item in items:
         if script.should_stop():
             raise Interrupted
+        if between is not None:
+            between()
         yield item
 
 

@@ -4,10 +4,12 @@
     DIR/step-0000000120/manifest.json   {"step", "files": {"state.pt": {"sha256", "size"}}}
 
 A checkpoint is made in a hidden directory, fsynced, and renamed. The last ``keep`` stay; a damaged one is passed over.
+Who begins with the weights of another job locks the directory that it reads (flock, shared), and that job keeps it for so long.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -15,18 +17,24 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
 import torch
 
-from ...engine.errors import StokerError
+from ...engine.errors import StokerError, UsageError
+from ..worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 _STATE, _MANIFEST = "state.pt", "manifest.json"
+
+
+#: what reading a checkpoint raises that is not whole
+DAMAGES = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
 class CheckpointError(StokerError):
@@ -52,7 +60,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Make the state durable. When it cannot be written, what was there before remains."""
-        final, temporary = self._of(step), self.path / f".step-{step}.tmp"
+        final, temporary = self.path_of(step), self.path / f".step-{step}.tmp"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
@@ -68,19 +76,35 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
         self._clear_leftovers()
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self._of(old), ignore_errors=True)
+            if not _is_read(self.path_of(old)):
+                shutil.rmtree(self.path_of(old), ignore_errors=True)
         return final
 
     def load(self) -> dict[str, Any] | None:
         """State of the newest checkpoint that is whole, None when there is none."""
         for step in reversed(self.steps()):
             try:
-                return self._read(self._of(step))
-            except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                return self.read(step)
+            except DAMAGES as error:
                 log.warning("checkpoint of step %d is damaged (%s); trying the one before it", step, error)
         return None
 
-    def _of(self, step: int) -> Path:
+    @contextmanager
+    def held(self, step: int) -> Iterator[None]:
+        """The job that writes here keeps the checkpoint of this step meanwhile. Raises OSError when it has gone."""
+        directory = os.open(self.path_of(step), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # a file system without such locks: who finds it gone looks again
+                fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(directory)
+
+    def read(self, step: int) -> dict[str, Any]:
+        """State of one checkpoint; one of `DAMAGES` when it is not whole."""
+        return self._read(self.path_of(step))
+
+    def path_of(self, step: int) -> Path:
         return self.path / f"step-{step:010d}"
 
     def _write(self, directory: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -129,6 +153,98 @@ class Checkpoints:
         kept = f"the checkpoint of step {before[-1]} remains" if before else "there is no earlier checkpoint"
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         return f"cannot save the checkpoint of step {step} in {self.path}: {why}; free some space there; {kept}"
+
+
+def weights_of(source: Path, ranks: Ranks) -> tuple[dict[str, torch.Tensor], Path]:
+    """The weights that a training is to begin with, and where they were: of a file, or the newest whole checkpoint of a directory.
+
+    All ranks read the same. Raises UsageError where there are none: who is to begin with something must not begin with nothing.
+    """
+    for _ in range(_LOOKS):
+        state, where, problem = None, source, ""
+        with ExitStack() as held:
+            if ranks.first:
+                try:
+                    state, where = _newest(source, held)
+                except UsageError as error:
+                    problem = str(error)
+            where, problem = ranks.gather((where, problem))[0]
+            if problem:
+                raise UsageError(problem)
+            if not ranks.first:
+                try:
+                    state = _state_in(where)
+                except DAMAGES as error:
+                    problem = f"weights: {where} cannot be read by every rank: {_line(error)}"
+            problem = next(filter(None, ranks.gather(problem)), "")
+        if not problem:
+            return _weights(state, where), where
+    raise UsageError(problem)
+
+
+_LOOKS = 10  #: where a checkpoint goes while ranks read it, on a file system without locks
+
+
+def _newest(source: Path, held: ExitStack) -> tuple[Any, Path]:
+    if source.is_dir():
+        checkpoints, seen, damaged = Checkpoints(source), list[int](), list[str]()
+        while (steps := checkpoints.steps()) != seen:  # who writes there may have removed what was found
+            seen, damaged = steps, []
+            for step in reversed(steps):
+                try:
+                    held.enter_context(checkpoints.held(step))
+                    return checkpoints.read(step), checkpoints.path_of(step)
+                except DAMAGES as error:
+                    damaged.append(f"that of step {step} is damaged ({_line(error)})")
+        if not damaged:
+            raise UsageError(f"weights: there is no checkpoint in {source}")
+        raise UsageError(f"weights: there is no whole checkpoint in {source}: {', '.join(damaged)}")
+    if not source.exists():
+        raise UsageError(f"weights: there is no {source} on this host")
+    try:
+        return _state_in(source), source
+    except Exception as error:  # whatever torch makes of a file of something else
+        raise UsageError(f"weights: {source} cannot be read as weights saved by torch.save: {_line(error)}") from None
+
+
+def _state_in(place: Path) -> Any:
+    """What a directory of a checkpoint holds, or a file, which may be that of a checkpoint."""
+    directory = place if place.is_dir() else place.parent
+    if place.is_dir() or (place.name == _STATE and (directory / _MANIFEST).is_file()):
+        return Checkpoints._read(directory)
+    return torch.load(place, map_location="cpu", weights_only=True)
+
+
+def _weights(state: Any, where: Path) -> dict[str, torch.Tensor]:
+    """By name: the model of a checkpoint, or a state_dict as it is."""
+    model = state.get("model", state) if isinstance(state, Mapping) else None
+    found = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)} if isinstance(model, Mapping) else {}
+    if not found:
+        raise UsageError(f"weights: {where} holds no tensors by name; give a checkpoint, or what torch.save(model.state_dict()) wrote")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The first line of what it says; torch goes on for many."""
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _is_read(directory: Path) -> bool:
+    """Whether somebody begins with it (`Checkpoints.held`)."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such locks here
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class _Hashing:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -108,15 +110,84 @@ def scaled(loss: torch.Tensor, weight: float) -> torch.Tensor:
 
 
 def optimizer_of(task: Task, model: nn.Module, *, fused: bool) -> Optimizer:
-    """The task's, for what trains; its fused kernels where it leaves the choice (on a CPU several times as fast)."""
+    """The task's, for what trains; its fused kernels where it leaves the choice (on a CPU several times as fast) and they work.
+
+    That is decided at each step and weight by weight, by the weight, its gradient and its state alone. So a step by parts, and one after
+    a checkpoint was loaded, decide alike. A gradient that turns out to be sparse needs no further thought.
+    """
     optimizer = task.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
-    for group in optimizer.param_groups if fused and type(optimizer) in _FUSED else ():
-        if group["fused"] is None and not group["foreach"] and not group["differentiable"]:
-            group["fused"] = True
+    if fused and type(optimizer) in _FUSED:
+        given = [group["fused"] for group in optimizer.param_groups]
+        optimizer.step = MethodType(_step, optimizer)  # type: ignore[method-assign]
+        optimizer.register_load_state_dict_post_hook(partial(_as_given, given))  # not as in the checkpoint
     return optimizer
 
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _as_given(given: Sequence[bool | None], optimizer: Optimizer) -> None:
+    for group, fused in zip(optimizer.param_groups, given, strict=False):
+        group["fused"] = fused
+
+
+def _step(optimizer: Any, closure: Any = None) -> Any:
+    """The optimizer's step, with groups divided by how their weights are moved."""
+    groups = optimizer.param_groups
+    if not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):  # which may look at the groups
+        optimizer.param_groups = [part for group in groups for part in _divided(optimizer, group)]
+    try:
+        return type(optimizer).step(optimizer, closure)
+    finally:
+        optimizer.param_groups = groups
+
+
+def _divided(optimizer: Optimizer, group: dict[str, Any]) -> list[dict[str, Any]]:
+    if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
+        return [group]
+    parts: dict[tuple[bool, bool], list[torch.Tensor]] = {}
+    for parameter in group["params"]:
+        if parameter.grad is None:
+            continue
+        state = optimizer.state.get(parameter, {})
+        fused = _works_fused(optimizer, parameter, state)
+        if fused and "step" in state:  # elsewhere after steps of the other kind
+            state["step"] = state["step"].to(parameter.device, torch.float32)
+        # SGD's fused kernel begins the momentum of all of its weights, or of none.
+        parts.setdefault((fused, state.get("momentum_buffer") is None), []).append(parameter)
+    return [{**group, "params": parameters, "fused": fused or None} for (fused, _), parameters in parts.items()]
+
+
+def _works_fused(optimizer: Optimizer, parameter: torch.Tensor, state: dict[str, Any]) -> bool:
+    """Whether the fused kernels move this weight, and to where the others would.
+
+    They take numbers from memory in the order in which they lie, whatever the strides say, so all tensors of a weight have to lie alike.
+    SGD's leaves weights of 16 bits on a CPU as they are (PyTorch 2.13).
+    """
+    if type(parameter) not in (nn.Parameter, torch.Tensor) or parameter.device.type not in ("cpu", "cuda"):
+        return False
+    if parameter.dtype not in (torch.float64, torch.float32, *_HALF):
+        return False
+    if parameter.dtype in _HALF and parameter.device.type == "cpu" and isinstance(optimizer, torch.optim.SGD):
+        return False
+    if parameter.layout != torch.strided or not (parameter.is_contiguous() or _IS_DENSE(parameter)):
+        return False
+    gradient = parameter.grad
+    beside = [value for name, value in state.items() if name != "step" and isinstance(value, torch.Tensor)]
+    return type(gradient) is torch.Tensor and all(_lies_as(parameter, tensor) for tensor in (gradient, *beside))
+
+
+_IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
+def _lies_as(parameter: torch.Tensor, other: torch.Tensor) -> bool:
+    if (other.layout, other.dtype, other.device, other.shape) != (torch.strided, parameter.dtype, parameter.device, parameter.shape):
+        return False
+    if other.is_neg() or parameter.is_neg():
+        return False
+    strides = zip(parameter.shape, parameter.stride(), other.stride(), strict=True)
+    return parameter.stride() == other.stride() or all(one == two for size, one, two in strides if size > 1)
 
 
 @contextmanager

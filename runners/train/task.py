@@ -65,6 +65,8 @@ class Task:
     units: Sequence[str] = ()
     """Names of modules at whose calls the model may be cut into parts, where a part of it is swapped (docs/memory.md). By default its
     repeated blocks, and the modules beside them. No unit lies within another one."""
+    own: Sequence[str] = ("head",)
+    """Names of modules and parameters that stay as they are built where it begins with other weights (the job's ``weights``)."""
     whole: Sequence[str] = ()
     """Names of modules that stay whole where the model is cut into parts, though they are large or hold blocks."""
     finish: Callable[[nn.Module, Path], None] | None = None
@@ -80,6 +82,10 @@ class Task:
             return self.epochs * (len(self.train) // self.batch_size) // accumulate
         raise UsageError("stop.iterations: the job does not say how many steps to train; add 'stop: {iterations: N}'")
 
+    def owns(self, name: str) -> bool:
+        """Whether a parameter stays as it is built where the training begins with other weights."""
+        return any(name == own or name.startswith(f"{own}.") for own in self.own)
+
     def check(self, ranks: int) -> None:
         """Refuse what cannot be trained, in words."""
         if not len(self.train):
@@ -87,5 +93,7 @@ class Task:
         if not ranks <= self.batch_size <= len(self.train):
             bounds = f"{ranks} (the number of ranks) and {len(self.train)} (the samples there are)"
             raise UsageError(f"batch_size: {self.batch_size} must be between {bounds}")
+        if isinstance(self.own, str):
+            raise UsageError(f"the task's own is the text {self.own!r}; give a list of names, such as [{self.own!r}]")
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("the task's model has no parameter that requires gradients: there is nothing to train")

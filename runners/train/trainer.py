@@ -17,12 +17,13 @@ import torch
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.spec.model import PipelineOptions, Reuse, Stop
+from ..share.yielding import Yielding
 from ..worker import script
 from ..worker.ranks import Ranks, any_rank
 from . import rng
 from .batch_feeds import Feed, Part, ReuseFeed, Source, State
 from .batches import Interrupted, Order
-from .checkpoint import CheckpointError, Checkpoints
+from .checkpoint import CheckpointError, Checkpoints, weights_of
 from .feed_choice import Loading
 from .reusing import Reusing
 from .speed import Watch
@@ -39,7 +40,8 @@ _RESERVED = {"step", "total", "checkpoint", "memory"}  #: names that `script.rep
 class Trainer:
     """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
-    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights.
+    ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights;
+    ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Trainer:
         reuse: Reuse | None = None,
         pipeline: PipelineOptions | None = None,
         work: Step | None = None,
+        begin_from: Path | None = None,
     ) -> None:
         self.task, self.stop, self.ranks = task, stop, ranks
         self.work = work or PlainStep(task, ranks)
@@ -66,17 +69,22 @@ class Trainer:
         self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
         self.model, self.parallel = task.model, self.work.place(task.model)
         self.optimizer = self.work.optimizer
+        self.sharing = Yielding(self.model.parameters(), ranks.device)
         self.scheduler = task.scheduler(self.optimizer, self.total) if task.scheduler else None
         self.reusing = Reusing(reuse, task, self.total, self.order, ranks) if reuse is not None else None
         self.step = 0
         self.evaluated = 0  #: the step at which the last evaluation was made
-        self.saved = 0  #: the step of the newest checkpoint
+        self.saved: int | None = None  #: the step of the newest checkpoint
+        self.begun = False  #: with the weights of another training
+        self.kept: set[str] = set()  #: frozen parameters that are not as the task builds them, so that checkpoints have them
         self.last: float | None = None  #: value of the stopping rule's metric, since this attempt began
         self.reached = False  #: the target of the stopping rule
         rng.seed_all(task.seed * 1_000_003 + ranks.rank)
         if self.reusing is not None:
             self.reusing.warn(self.optimizer, self.loading.capacity, self.loading.part, len(task.train) // parts)
         feeds = self._resume()
+        if self.saved is None and begin_from is not None:
+            self._begin(begin_from)
         if len(set(ranks.gather(self.step))) > 1:
             raise UsageError(f"the ranks see different checkpoints in {checkpoints}; the directory must be shared by all nodes of the job")
         self.watch = Watch(self.parallel, ranks)
@@ -95,13 +103,16 @@ class Trainer:
         """End what loads and what computes."""
         self.feed.close()
         self.work.close()
+        self.sharing.close()
 
     def _run(self) -> bool:
         if any_rank(script.should_stop()):
             return self._leave(rng.get_state())
-        if self.step:
+        if self.saved is not None:
             log.info("resumed at step %d of %d", self.step, self.total)
             self._report(checkpoint=self.saved)
+        elif self.begun:
+            self._save(rng.get_state())  # whatever comes, it goes on from these weights: that job's newest may be others by then
         while True:
             if self._evaluation_due() and not self._evaluate():
                 return self._leave(rng.get_state())
@@ -143,11 +154,12 @@ class Trainer:
         part = parts[-1]  #: the only one where samples are reused
         weight = self.weight(part)
         values: dict[str, float] = {}
-        if self.reusing is not None and self.reusing.probes(self.step):
-            values |= self.reusing.probe(self.step, self.model, part)
-        if self.reusing is not None:
-            self.reusing.before(self.optimizer)
-        loss = self.update([part.data for part in parts], weight)
+        with self.sharing:
+            if self.reusing is not None and self.reusing.probes(self.step):
+                values |= self.reusing.probe(self.step, self.model, part)
+            if self.reusing is not None:
+                self.reusing.before(self.optimizer)
+            loss = self.update([part.data for part in parts], weight)
         if self.scheduler is not None:
             self.scheduler.step()
         self.step += 1
@@ -189,7 +201,7 @@ class Trainer:
             assert self.task.evaluate is not None
             self.model.eval()
             try:
-                with rng.preserved(), torch.no_grad():  # whether and when one evaluates must not change the training
+                with rng.preserved(), torch.no_grad(), self.sharing:  # whether and when one evaluates must not change the training
                     metrics = _metrics(self.task.evaluate(self.model))
             except Interrupted:
                 interrupted = True
@@ -242,7 +254,8 @@ class Trainer:
         assert self.reusing is not None and isinstance(self.feed, ReuseFeed)
         positions, reusing = self.feed.rest(), self.reusing
         try:
-            reusing.choose_peak(Trials(self, positions).loss)
+            with self.sharing:
+                reusing.choose_peak(Trials(self, positions).loss)
         except Interrupted:
             return False
         self.scheduler = reusing.schedule(self.optimizer, self.total - self.step, reusing.peaks)
@@ -265,7 +278,7 @@ class Trainer:
 
     def _leave(self, generators: Mapping[str, Any]) -> bool:
         self.watch.tell()
-        if self.step > self.saved:
+        if self.step > (self.saved or 0):
             self._save(generators)
         log.info("asked to stop: leaving at step %d of %d, all of it in a checkpoint", self.step, self.total)
         return False
@@ -273,7 +286,7 @@ class Trainer:
     def _checkpoint_due(self) -> bool:
         if self.step == self.saved:
             return False
-        return self._done() or bool(self.task.checkpoint_every and self.step % self.task.checkpoint_every == 0)
+        return self._done() or bool(self.task.checkpoint_every and self.step and self.step % self.task.checkpoint_every == 0)
 
     def _save(self, generators: Mapping[str, Any]) -> None:
         """Rank 0 writes, the others wait: all go on only when it is durable."""
@@ -293,7 +306,7 @@ class Trainer:
     def _state(self, generators: list[Any], feeds: list[State]) -> dict[str, Any]:
         model = self.model.state_dict()
         if not self.task.save_frozen:
-            for name in self._frozen():
+            for name in self._frozen() - self.kept:
                 del model[name]
         return {
             "step": self.step,
@@ -324,6 +337,7 @@ class Trainer:
         if unexpected or not set(missing) <= (set() if self.task.save_frozen else self._frozen()):
             names = ", ".join([*missing, *unexpected][:3])
             raise UsageError(f"the checkpoint in {self.checkpoints.path} is of another model (it differs in {names}); submit a new job")
+        self.kept = self._frozen() & state["model"].keys()
         self._resume_reuse(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -336,6 +350,33 @@ class Trainer:
             rng.seed_all(self.task.seed * 1_000_003 + self.step * 1009 + self.ranks.rank)
         feeds: list[State] = state.get("feeds", [])
         return feeds
+
+    def _begin(self, source: Path) -> None:
+        """Take over the weights of another training by name and shape, but for what the task calls its own."""
+        given, where = weights_of(source, self.ranks)
+        now = {name: value for name, value in self.model.state_dict().items() if isinstance(value, torch.Tensor)}
+        taken = {name: value for name, value in given.items() if not self.task.owns(name)}
+        # Who leaves out frozen parameters has them as they are built.
+        missing = [name for name in now if name not in given and not self.task.owns(name)] if self.task.save_frozen else []
+        wrong = [f"it lacks {name}" for name in missing]
+        wrong += [f"this one has no {name}" for name in taken if name not in now]
+        wrong += [
+            f"{name} is {_shape(value)}, here {_shape(now[name])}"
+            for name, value in taken.items()
+            if name in now and value.shape != now[name].shape
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise UsageError(f"weights: {where} is of another model: {', '.join(wrong[:3])}{more}; see 'own' in docs/writing-a-job.md")
+        if not taken:
+            raise UsageError(f"weights: {where} holds nothing but what this task calls its own ({', '.join(self.task.own)})")
+        self.model.load_state_dict(taken, strict=False)
+        self.begun, self.kept = True, self._frozen() & taken.keys()
+        log.info("begins with %d tensors of %s", len(taken), where)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "one number"
 
 
 def _metrics(returned: Any) -> dict[str, float]:

@@ -7,7 +7,8 @@ server holds no secrets and no slow client blocks it. When the agent is gone the
 (server_names.py), and leaves when none comes; what it has forked goes on.
 
 It has computed nothing, has not touched CUDA, and has one thread, or it leaves before it serves: a fork copies no other thread, and locks
-that those hold stay taken in the child for ever. What it says to an agent is one line: "ready", or why it cannot be.
+that those hold stay taken in the child for ever. What it says to an agent is one line: "ready" and what it has taken from the world
+(loaded_state.py), or why it cannot be.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
+import multiprocessing
 import os
+import platform
 import select
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,11 +35,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import packages
 from ..backbones import held
 from ..host import supervisor
 from ..host.rundir import ENV_LEASE, ENV_NAME, ENV_TAG
 from ..host.supervisor import Launch, Supervisor, default_signals
-from . import server_names
+from . import loaded_state, server_names
 
 LENGTH = struct.Struct("!I")  #: of the request that follows it
 TAG_PLACE = 600  #: bytes of environment in which a child's tag is written
@@ -43,6 +49,7 @@ _PR_SET_NAME = 15
 _NICE = 10
 _PATIENCE = 5.0  #: seconds for a request to be there
 _ORPHANED = 60.0  #: seconds for the next agent to come
+_reading = loaded_state.Reading()
 
 
 def main() -> int:
@@ -51,7 +58,14 @@ def main() -> int:
     recipe, backbone = (*what, "", "")[:2]
     listener = server_names.listen(server_names.ServerName(place, key, os.getpid(), recipe, backbone)) if place else None
     try:
-        niced(load, what)
+        directories = loaded_state.directories()
+        with _reading:
+            niced(load, what)
+        read = loaded_state.files(loaded_state.began(), packages.given_out)
+        told = json.dumps({
+            "modules": sorted(loaded()), "packages": loaded_state.packages(), "environment": _reading.before, "read": _reading.read,
+            "stamps": read | directories,
+        })  # fmt: skip
         if trouble := unfit():
             raise RuntimeError(trouble)
     except Exception as error:
@@ -59,10 +73,10 @@ def main() -> int:
         return 1
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy every page
-    show_name(READY)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     while True:
-        _say(control, f"ready {' '.join(sorted(loaded()))}")
+        _say(control, f"ready {told}")
+        show_name(READY)  # not before: that line is longer than what a socket holds, so the agent has heard nearly all of it by now
         serve(control, listener)
         if listener is None or not succeeded(control, listener):
             return 0
@@ -302,6 +316,7 @@ class ForkingSupervisor(Supervisor):
         os.closerange(3, max(4096, os.sysconf("SC_OPEN_MAX")))
         os.environ.clear()
         os.environ.update(self.launch["env"])
+        _reading.repeat()
         time.tzset()
         os.chdir(self.launch["cwd"])
         name = self.launch["env"][ENV_NAME]
@@ -312,7 +327,8 @@ class ForkingSupervisor(Supervisor):
             signal.signal(number, signal.SIG_IGN)  # all three as Python begins
         from . import script, worker
 
-        sys.argv[:] = [worker.__file__]
+        sys.argv[:], sys.orig_argv[:] = [worker.__file__], self.launch["argv"]
+        _forget()
         script.begin()
         gc.enable()
         try:
@@ -325,6 +341,15 @@ class ForkingSupervisor(Supervisor):
             traceback.print_exc()
             code = 1
         worker.leave(code)
+
+
+def _forget() -> None:
+    """What Python's own modules have asked for once, and a fresh process would ask for anew."""
+    tempfile.tempdir = None
+    importlib.invalidate_caches()
+    platform._uname_cache = None  # type: ignore[attr-defined]  # the host's name
+    logging._startTime = time.time()  # type: ignore[attr-defined]
+    multiprocessing.current_process().authkey = os.urandom(32)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class _State:
         self.seen = False
         self.reports: _Reports | None = None
         self.lock = threading.Lock()
-        self.memory_read = 0.0
+        self.memory_read = -math.inf
 
     def open_reports(self, run_dir: Path) -> _Reports:
         with self.lock:
@@ -153,8 +153,7 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
     if state.run_dir is None:
         return
     reports = state.reports or state.open_reports(state.run_dir)
-    now = time.time()
-    record: dict[str, Any] = {"seq": 0, "ts": now, "step": _count("step", step)}
+    record: dict[str, Any] = {**_stamp(), "step": _count("step", step)}
     if len(values) > _MOST_VALUES:
         raise ValueError(f"report: {len(values)} values; one report takes {_MOST_VALUES} at most")
     if values:
@@ -163,12 +162,17 @@ def report(*, step: int, total: int | None = None, checkpoint: int | None = None
         record["total"] = _count("total", total)
     if checkpoint is not None:
         record["checkpoint"] = _count("checkpoint", checkpoint)
-    if memory is None and now - state.memory_read >= _MEMORY_INTERVAL:
+    if memory is None and (now := time.monotonic()) - state.memory_read >= _MEMORY_INTERVAL:
         state.memory_read = now
         memory = _peak_gpu_memory()
     if memory is not None:
         record["memory"] = _count("memory", memory)
     reports.append(record)
+
+
+def _stamp() -> dict[str, Any]:
+    """When a record is made: the time of day, which somebody may set, and by the boot clock. Its number it gets when it is written."""
+    return {"seq": 0, "ts": time.time(), "at": time.clock_gettime(time.CLOCK_BOOTTIME)}
 
 
 def report_speed(*, steps: int, compute: float, communication: float | None, total: int | None = None) -> None:
@@ -177,7 +181,7 @@ def report_speed(*, steps: int, compute: float, communication: float | None, tot
     if state.run_dir is None:
         return
     speed = {"compute": compute, "communication": communication, "steps": steps, "memory": _peak_gpu_memory()}
-    record: dict[str, Any] = {"seq": 0, "ts": time.time(), "step": 0, "speed": {k: v for k, v in speed.items() if v is not None}}
+    record: dict[str, Any] = {**_stamp(), "step": 0, "speed": {k: v for k, v in speed.items() if v is not None}}
     if total is not None:
         record["total"] = total
     (state.reports or state.open_reports(state.run_dir)).append(record)
@@ -189,7 +193,7 @@ def report_pipeline(pipeline: Mapping[str, Any]) -> None:
     if state.run_dir is None:
         return
     stages = [_known(stage) for stage in pipeline["stages"]]
-    record = {"seq": 0, "ts": time.time(), "step": 0, "pipeline": {**_known(pipeline), "stages": stages}}
+    record = {**_stamp(), "step": 0, "pipeline": {**_known(pipeline), "stages": stages}}
     (state.reports or state.open_reports(state.run_dir)).append(record)
 
 
@@ -205,7 +209,7 @@ def report_part_times(model: str, signature: int, device: str, emulated: bool, r
     reports = state.reports or state.open_reports(state.run_dir)
     for begin in range(0, len(rows), _ROWS):
         part_times = whole | {"rows": rows[begin : begin + _ROWS]}
-        reports.append({"seq": 0, "ts": time.time(), "step": 0, "part_times": part_times})
+        reports.append({**_stamp(), "step": 0, "part_times": part_times})
 
 
 def given_cores() -> float | None:

@@ -70,19 +70,19 @@ def _tell_place(error: Exception) -> None:
         sys.stderr.write(f"stoker: {type(error).__name__}: {what} ({'; '.join(notes)})\n")
 
 
-def _read() -> tuple[JobSpec, bool]:
-    """The job, and whether it is only to be profiled."""
+def _read() -> tuple[JobSpec, Assignment]:
+    """The job, and what its lease says of it."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if not run_dir:
         raise UsageError(f"{ENV_RUN_DIR} is not set: the worker is started by Stoker's runner, with the directory of a lease")
     try:
         assignment = msgspec.json.decode((Path(run_dir) / "assignment.json").read_bytes(), type=Assignment)
-        return msgspec.convert(assignment.spec, JobSpec), assignment.profile
+        return msgspec.convert(assignment.spec, JobSpec), assignment
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"{run_dir}/assignment.json cannot be read: {error}") from None
 
 
-def _train(spec: JobSpec, profile: bool) -> int:
+def _train(spec: JobSpec, assignment: Assignment) -> int:
     import torch
 
     torch.set_num_threads(_threads())
@@ -100,7 +100,7 @@ def _train(spec: JobSpec, profile: bool) -> int:
     from ..train.trainer import Trainer
     from .ranks import Ranks, any_rank
 
-    if profile:  # the checkpoints of the job are no business of a run that trains for nothing
+    if assignment.profile:  # the checkpoints of the job are no business of a run that trains for nothing
         os.environ[ENV_CHECKPOINTS] = str(Path(os.environ[ENV_RUN_DIR]) / "scratch")
     # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
     ranks = Ranks.join(_device())
@@ -116,10 +116,12 @@ def _train(spec: JobSpec, profile: bool) -> int:
         # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
         work = _work(spec, task, ranks)
         loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
-        if profile:
+        if assignment.profile:
             done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
         else:
-            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, **loading).run()
+            source = assignment.begin_from or spec.weights_file
+            begin_from = Path(source) if source else None
+            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
         if done:
             script.done()
         return 0 if done else PREEMPTED_EXIT

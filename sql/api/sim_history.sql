@@ -6,7 +6,8 @@ slowed AS (
     FROM leases l JOIN lease_gpus h ON h.lease_id = l.id
     JOIN lease_gpus g ON g.gpu_id = h.gpu_id AND g.lease_id <> h.lease_id JOIN leases o ON o.id = g.lease_id
     JOIN jobs j ON j.id = l.job_id JOIN jobs p ON p.id = o.job_id
-    LEFT JOIN (SELECT model, beside, max(slowdown) AS slowdown FROM slowdowns GROUP BY model, beside) s ON s.model = j.model AND s.beside = p.model
+    LEFT JOIN (SELECT model, beside, kind, max(slowdown) AS slowdown FROM slowdowns GROUP BY ALL) s
+           ON s.model = j.model AND s.beside = p.model AND s.kind = l.share
     LEFT JOIN used a ON a.model = j.model LEFT JOIN used b ON b.model = p.model
     WHERE l.share <> 'exclusive' AND o.share <> 'exclusive' AND l.granted_at < o.ended_at AND o.granted_at < l.ended_at
     GROUP BY l.job_id

@@ -1,7 +1,8 @@
 -- Who holds which GPU under live leases: a row a GPU, those of a lease together and in the order of its ranks.
-SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop,
+SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop, j.priority,
        w.node_id AS node, w.state = 'exited' AS exited, n.address, lg.gpu_id AS gpu
 FROM leases l
+JOIN jobs j ON j.id = l.job_id
 JOIN workers w ON w.lease_id = l.id
 JOIN nodes n ON n.id = w.node_id
 JOIN lease_gpus lg ON lg.lease_id = w.lease_id AND lg.node_id = w.node_id

@@ -6,11 +6,13 @@ unmet AS (
     SELECT d.job_id, min(d.needs) AS needs, count(*) AS n FROM dependencies d WHERE NOT d.met GROUP BY d.job_id
 )
 SELECT j.id,
-       CASE WHEN j.held THEN 'held' WHEN u.n IS NOT NULL THEN 'dependency' WHEN epoch(j.not_before) > $2 THEN 'backoff' ELSE 'cap' END AS code,
+       CASE WHEN j.held THEN 'held' WHEN u.n IS NOT NULL THEN 'dependency' WHEN epoch(j.not_before) > $2 THEN 'backoff'
+            WHEN j.state = 'submitted' THEN 'weights' ELSE 'cap' END AS code,
        CASE WHEN j.held THEN 'held: ''stoker release ' || j.id || ''' lets it go'
             WHEN u.n = 1 THEN 'waits for job ' || u.needs || ' to end'
             WHEN u.n > 1 THEN 'waits for ' || u.n || ' jobs to end, the first of them job ' || u.needs
             WHEN epoch(j.not_before) > $2 THEN 'backs off after a failed attempt until ' || strftime(j.not_before, '%H:%M:%S') || ' UTC'
+            WHEN j.state = 'submitted' THEN 'waits for job ' || j.begin_from || ' to save a checkpoint, with which it is to begin'
             ELSE 'its array may run ' || j.array_cap || ' task' || CASE WHEN j.array_cap > 1 THEN 's' ELSE '' END || ' at once' END AS reason
 FROM jobs j
 LEFT JOIN unmet u ON u.job_id = j.id

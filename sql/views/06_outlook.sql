@@ -1,5 +1,6 @@
 -- When jobs that have not ended should start and end, and what becomes of their deadlines: what every listing, explanation and alarm says.
--- A start that is not known is no start at once, so nothing follows from it; but who would be late even so is at risk.
+-- A start that is not known is no start at once, so nothing follows from it; but who would be late even so is at risk, and so is who was
+-- told to be in time. For the first 10 s of a stay in the queue, and of the time after a pause, nobody has worked its start out yet.
 CREATE OR REPLACE VIEW outlook AS
 WITH clock AS (SELECT make_timestamp(epoch_us(now())) AS moment),
 starts AS (  -- who is being stopped, or trains only to be measured, has to wait for its start yet
@@ -7,12 +8,15 @@ starts AS (  -- who is being stopped, or trains only to be measured, has to wait
            CASE WHEN j.lease_id IS NOT NULL THEN CASE WHEN j.state <> 'suspending' AND l.profile IS DISTINCT FROM true THEN c.moment END
                 WHEN w.est_start < c.moment THEN c.moment
                 ELSE w.est_start END AS goes_on,
+           d.job_id IS NOT NULL AND j.state <> 'suspending' AND l.profile IS DISTINCT FROM true
+               AND epoch(c.moment - greatest(j.state_since, j.not_before)) >= 10 AS promised,
            j.lease_id IS NULL AND coalesce(w.code IN ('crowded', 'late', 'outweighed', 'rejected'), false) AS given_up
     FROM jobs j
     CROSS JOIN clock c
     JOIN estimates e ON e.job_id = j.id
     LEFT JOIN leases l ON l.id = j.lease_id
     LEFT JOIN waiting w ON w.job_id = j.id
+    LEFT JOIN deadline_promises d ON d.job_id = j.id
     WHERE j.finished_at IS NULL
 ),
 ends AS (  -- further ahead than 30 years no end is worth a figure, and some are no timestamp any more
@@ -25,6 +29,7 @@ SELECT id AS job_id, ran, remaining, goes_on AS est_start, goes_on + takes AS es
             WHEN moment > deadline THEN 'missed'
             WHEN given_up OR slack < 0 THEN 'at risk'
             WHEN slack < epoch(goes_on) - epoch(moment) THEN 'at risk'
+            WHEN (slack IS NULL OR goes_on IS NULL) AND promised THEN 'at risk'
             WHEN slack IS NULL OR goes_on IS NULL THEN 'unknown'
             ELSE 'safe' END AS deadline_risk
 FROM ends;

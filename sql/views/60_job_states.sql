@@ -1,12 +1,17 @@
 -- What state each job was in from when to when, from the events; while it waits, a new row whenever it waits for something else.
 CREATE OR REPLACE VIEW job_states AS
-WITH steps AS (
-    SELECT e.*, CASE WHEN e.kind = 'job.state' THEN e.after END AS entered
-    FROM events e
+WITH turned AS (  -- by how much the clock was set up to an event, in all: events keep the time that was shown
+    SELECT seq, sum((detail ->> '$.seconds')::DOUBLE) OVER (ORDER BY seq) AS seconds FROM events WHERE kind = 'clock.set'
+),
+steps AS (
+    SELECT e.*, CASE WHEN e.kind = 'job.state' THEN e.after END AS entered, coalesce(t.seconds, 0) AS turned
+    FROM events e ASOF LEFT JOIN turned t ON e.seq >= t.seq
     WHERE e.kind IN ('job.state', 'job.waiting')
 )
 SELECT e.job_id, last_value(e.entered IGNORE NULLS) OVER history AS state, e.ts AS since, lead(e.ts) OVER history AS until,
-       epoch(coalesce(lead(e.ts) OVER history, make_timestamp(epoch_us(now()))) - e.ts) AS seconds, e.reason, e.actor, e.lease_id
+       coalesce(lead(epoch(e.ts) - e.turned) OVER history,
+                epoch(make_timestamp(epoch_us(now()))) - coalesce((SELECT max_by(seconds, seq) FROM turned), 0))
+           - epoch(e.ts) + e.turned AS seconds, e.reason, e.actor, e.lease_id
 FROM steps e
 WINDOW history AS (PARTITION BY e.job_id ORDER BY e.seq);
 COMMENT ON VIEW job_states IS 'What state each job was in from when to when, from the events';

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from common import Runner, submission
+from stoker.engine.autosched import pool_tuning
 from stoker.engine.autosched.pool_tuning import NAME, Asked, PoolTuning
 from stoker.engine.autosched.stored_tunings import NewTuning, add_tuning
 from stoker.engine.client import Client
@@ -89,6 +90,18 @@ def test_what_was_replaced_and_what_was_of_a_pool_that_is_gone_is_measured(pool:
     here, gone = pool.told()
     assert here[0] == "measured" and here[2] == "hourly; another change followed"
     assert gone[0] == "measured" and gone[2] == "hourly; no job was at hand"
+
+
+def test_it_is_told_when_the_next_search_comes(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pool.tuning.standing() == {}
+    pool.put(AFTER, Auto(True, PERIOD))
+    assert pool.tuning.standing()["default"] == {
+        "period": PERIOD, "objective": "jct", "next": None, "why": "waits for a history of 30 jobs; it has 1"}  # fmt: skip
+    monkeypatch.setattr(pool_tuning, "LEAST_JOBS", 1)
+    assert pool.tuning.standing()["default"]["next"] == pytest.approx(pool.now + PERIOD / 12, abs=5), "at the next look"
+    pool.applied(NAME, 50.0)
+    pool.now = time.time() + PERIOD / 4
+    assert pool.tuning.standing()["default"]["next"] == pytest.approx(time.time() + PERIOD, abs=10)
 
 
 def test_of_two_changes_within_a_period_the_newest_alone_is_taken_back(pool: Pool) -> None:

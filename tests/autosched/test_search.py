@@ -27,6 +27,7 @@ from stoker.policies.autosched.search import (
     is_rejected,
     reward_of,
     search,
+    without_idle,
 )
 from stoker.policies.autosched.search_space import Configuration, ascending, space_of
 from stoker.policies.keys import make_config, tunable
@@ -56,6 +57,37 @@ def figures(jct: float) -> Figures:
 def bowl(config: Configuration) -> Figures:
     """Least at x = 0.8, y = 40, kind b."""
     return figures(10 + 40 * (config["x"] - 0.8) ** 2 + 5 * math.log10(config["y"] / 40) ** 2 + (0 if config["kind"] == "b" else 3))
+
+
+# Thresholds that hold nobody
+
+
+def sinking(config: Configuration) -> Figures:
+    """Jobs of 10 to 1000 seconds sink through the thresholds in use that are below."""
+    thresholds = [config[f"threshold_{n}"] for n in range(1, config["queues"])]
+    return figures(100.0 + sum(threshold % 7 for threshold in {one for one in thresholds if 10 <= one < 1000}))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "only", "left", "as_counts"),
+    [
+        ((100.0, 500.0), (), (100.0, 500.0), {}),
+        ((100.0, 1e6), (), (100.0,), {"queues": 2}),
+        ((1.0, 100.0, 1e6), (), (100.0,), {"queues": 2}),
+        ((100.0, 100.0, 500.0, 1e6), (), (100.0, 500.0), {"queues": 3}),
+        ((1e4, 1e5), (), (), {"queues": 1}),
+        ((100.0, 1e6), ("threshold_1", "threshold_2"), (100.0, 1e6), {"queues": 2}),
+    ],
+)
+def test_thresholds_that_hold_nobody_are_left_out_of_what_is_best(
+    thresholds: tuple[float, ...], only: tuple[str, ...], left: tuple[float, ...], as_counts: dict[str, int]
+) -> None:
+    best = {**TIRESIAS, "queues": len(thresholds) + 1, **{f"threshold_{n}": value for n, value in enumerate(thresholds, 1)}}
+    found = Found(TIRESIAS, best, 1.5, figures(150.0), sinking(best))
+    space = space_of(Tiresias.Config, TIRESIAS if not only else best, only=only)
+    kept = without_idle(found, space, sinking)
+    assert Tiresias.Config(**kept.best).thresholds == left and dict(kept.as_counts) == as_counts
+    assert sinking(kept.best) == found.figures
 
 
 # The space

@@ -397,7 +397,7 @@ def test_without_the_extra_it_searches_and_says_so(monkeypatch: pytest.MonkeyPat
     workload = crowded()
     answer = find(Request(at(workload), {}, trials=3, learn=Past(workload, CLUSTER, NOW)))
     assert answer.model is None and len(answer.found.trials) == 3
-    assert answer.words == "the extra is not installed: pip install 'stoker[autosched]'"
+    assert answer.words == "the extra is not installed: pip install '.[autosched]' in Stoker's source tree"
     with pytest.raises(NoPredictor, match="the extra is not installed"):
         predictor_of(History(np.arange(200.0), np.ones(200, dtype=int), np.full(200, 9.0), np.arange(200.0) + 9, ["u"] * 200))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +55,10 @@ def test_what_cannot_be_tuned_says_so_and_what_is_in_force_stays(home: Home, sta
     assert early.code == 0 and "auto: waits for a history of 30 jobs; it has 0" in early.err
     assert "auto: pool 'default' tunes itself, every 12s for jct, and upon bursts of arrivals" in early.err
     assert "every 12s, jct" in command(home, "policy", "show", "tiresias").out
+    jobs.client.post("/v1/policy", {"policy": "tiresias", "pool": "other", "create": True})
+    rows = {line.split()[0]: line for line in command(home, "status").out.splitlines() if line}
+    assert rows["default"].endswith("  every 12s for jct; waits for a history of 30 jobs; it has 0")
+    assert "every 12s" not in rows["other"], "it does not tune itself"
     for arguments, words in (
         (("tune", "default", "--dry-run"), "pool 'default' has no GPUs, so there is nothing to tune"),
         (("tune", "nowhere"), "there is no pool 'nowhere'"),
@@ -69,6 +74,19 @@ def test_what_cannot_be_tuned_says_so_and_what_is_in_force_stays(home: Home, sta
 TEN = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n" + "".join(
     f"{n},1,{30 * n},100,vgg16,{100 + n},30\n" for n in range(10)
 )
+
+
+@pytest.mark.slow
+def test_an_idle_pool_is_told_what_to_do_instead(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    start_daemon()
+    start_runner("here", 2)
+    assert command(home, "policy", "set", "tiresias").code == 0
+    dry = command(home, "tune", "--dry-run")
+    assert (dry.code, dry.err) == (0, "") and "no job is there or expected" in dry.out and "stoker tune --trace FILE" in dry.out
+    said = command(home, "tune")
+    assert said.code == 1 and "stoker tune --trace FILE" in said.line
 
 
 @pytest.mark.slow
@@ -108,7 +126,9 @@ def test_a_simulation_that_tunes_itself_says_what_came_of_it(home: Home, tmp_pat
     told = json.loads(command(home, "simulate", str(tmp_path / "many.csv"), *asked, "--json").out)
     plain, tuned = (run["tuned"] for run in told["runs"])
     assert plain is None and tuned["searches"] >= 1 and 0 <= tuned["applied"] <= tuned["searches"]
-    said = command(home, "simulate", str(tmp_path / "ten.csv"), *asked).out
+    told = command(home, "simulate", str(tmp_path / "ten.csv"), *asked)
+    assert "tiresias,auto=true, seed 0: about 1 search of 40 trials each come, one every 1h" in told.err
+    said = told.out
     assert "tiresias,auto=true, seed 0: it never searched: it waits for a history of 30 jobs, and for one at hand" in said
 
 
@@ -117,6 +137,7 @@ def test_a_pool_that_tunes_itself_obeys_a_person(home: Home, pool: Jobs) -> None
     assert command(home, "policy", "set", "srtf", "hysteresis=50", "--auto", "--every", "12s").code == 0
     row: tuple[Any, ...] = until(lambda: pool.sql("SELECT outcome, why, trials FROM tunings WHERE asked_by = 'autosched'"), 60)[0]
     assert row[0] in ("applied", "kept") and row[2] > 1
+    until(lambda: re.search(r"every 12s for jct; next search (soon|in \d+s)\n", command(home, "status").out))
     by_hand = command(home, "policy", "set", "fifo")
     assert by_hand.code == 0 and "auto: pool 'default' no longer tunes itself" in by_hand.err
     count = pool.sql("SELECT count(*) FROM tunings")[0][0]

@@ -1,12 +1,9 @@
-"""Attained service: LAS and Tiresias, their queues, and what the simulator published with Tiresias gives on the same input."""
+"""Attained service: LAS and Tiresias, and their queues; test_tiresias_lists.py has their lists."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from stoker.engine.sim.workload import make_workload
 from stoker.policies import registry
 from stoker.policies.contract import Phase, Profile
 from stoker.policies.placement.consolidated import Placement
-from stoker.policies.queues import entry
 from stoker.policies.queues.levels import Queues
 from stoker.policies.tiresias import Tiresias, gittins_index
 from views import NOW, Job, World, accounts_for_all, leaves_alone, make_view, reasons, views, written_out
@@ -86,79 +82,6 @@ def test_las_by_hand():
 # Tiresias
 
 
-def by_lists(jobs, gpus, thresholds):
-    """When jobs end under lists. Who comes to a queue goes to its end. What fits runs in their order, who runs before who waits."""
-    came, queue, served, left = {}, {}, {}, {}
-    ended, running, now, arrived = {}, set(), 0.0, 0
-    while len(ended) < len(jobs):
-        until = [jobs[arrived][0]] if arrived < len(jobs) else []
-        until += [now + left[job] for job in running]
-        until += [now + (thresholds[queue[job]] - served[job]) / jobs[job][2] for job in running if queue[job] < len(thresholds)]
-        passed, now = min(until) - now, min(until)
-        for job in running:
-            left[job] -= passed
-            served[job] += passed * jobs[job][2]
-        for job in sorted(running):
-            if left[job] <= 1e-7:
-                ended[job] = now
-                del came[job]
-            elif queue[job] < len(thresholds) and served[job] >= thresholds[queue[job]] - 1e-6:
-                queue[job], came[job] = queue[job] + 1, now
-        while arrived < len(jobs) and jobs[arrived][0] <= now:
-            queue[arrived], came[arrived], served[arrived], left[arrived] = 0, now, 0.0, jobs[arrived][1]
-            arrived += 1
-        sunk = {job for job in came if queue[job] and came[job] == now}
-        order = sorted(came, key=lambda job: (queue[job], job not in running or job in sunk, came[job], job))
-        free, running = gpus, set()
-        for job in order:
-            if jobs[job][2] <= free:
-                running.add(job)
-                free -= jobs[job][2]
-    return [ended[job] for job in range(len(jobs))]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_within_a_queue_who_came_first_goes_first_as_in_lists(seed):
-    rng = np.random.default_rng(seed)
-    # Tens of seconds: a job counts as entering its queue for one second, in which nothing else is to happen.
-    jobs = sorted((10.0 * rng.integers(0, 400), 10.0 * rng.integers(1, 60), int(rng.choice([1, 1, 2, 4]))) for _ in range(120))
-    expected = np.array(by_lists(jobs, 8, [200.0, 800.0])) - [submitted for submitted, _, _ in jobs]
-    entered, submitted = (
-        completion_times("tiresias", jobs, 8, threshold_1=200.0, threshold_2=800.0, within=within) for within in ("entered", "submitted")
-    )
-    assert entered == pytest.approx(expected, abs=0.01)
-    assert submitted != pytest.approx(expected, abs=10.0)
-
-
-def test_the_moment_at_which_a_job_sank_outlives_its_lease():
-    """1 and 2 have sunk, 2 before 1, though it was submitted later; both give way to 3, and then 2 goes on first."""
-    ran = {"run_time": 4000.0, "lease_time": 4000.0}
-    jobs = [Job(1, held=(0,), **{**ran, "run_time": 3900.0, "lease_time": 3900.0}), Job(2, submitted=1, held=(1,), **ran)]
-    first = raw("tiresias", make_view([2], [*jobs, Job(3, gpus=2, submitted=2)]))
-    assert sorted(first.preempt) == [1, 2]
-    assert first.memory == {"entered": {"1": [1, NOW - 650.0], "2": [1, NOW - 750.0]}}
-    waits = [dataclasses.replace(job, held=(), lease_time=0.0) for job in jobs]
-    view = make_view([1], waits)
-    assert given_gpus(plan("tiresias", dataclasses.replace(view, memory=first.memory))) == {2: (0,)}
-    assert given_gpus(plan("tiresias", dataclasses.replace(view, memory=first.memory), within="submitted")) == {1: (0,)}
-    # What is known is not written anew, and who has run since with what is known keeps it.
-    kept = raw("tiresias", dataclasses.replace(view, memory=first.memory))
-    assert kept.memory is first.memory
-    again = [dataclasses.replace(waits[0], held=(0,), lease_time=5.0, run_time=3905.0), waits[1]]
-    assert raw("tiresias", dataclasses.replace(make_view([1], again), memory=first.memory)).memory is first.memory
-
-
-def test_memory_of_moments_is_bounded():
-    waits = [Job(number, run_time=4000.0 + number, submitted=number) for number in range(1, 60)]
-    queues = Queues(Tiresias.Config().thresholds)
-    view = make_view([1], waits)
-    standing = queues.standing(view.jobs, view.now, by_service=True)
-    came = entry.entry(view.jobs, view.now, standing, queues.floor, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry, "MOST", 10)
-        assert len(came.memory(view.jobs, standing, [], None)["entered"]) == 10
-
-
 def test_tiresias_worked_example():
     # Four GPUs; queues end at 3250 and 7200 GPU-seconds. 1 stands in the first (2 GPUs x 1000 s), 2 in the second, 3 in the third.
     running = [
@@ -196,25 +119,45 @@ def test_thresholds_in_use_are_sorted_and_as_many_as_the_queues_need():
     assert Tiresias.Config(queues=1).thresholds == ()
 
 
+def lists(*of_queues, **config):
+    """What Tiresias keeps under a configuration, its lists written as ``"3-5|1"``: those that run, then those that wait."""
+    settings = Tiresias.Config(**config)
+    return {"lists": list(of_queues), "rule": [float(settings.priority == "time"), settings.starve_limit, *settings.thresholds]}
+
+
 @pytest.mark.parametrize(
-    ("run_time", "submitted", "within", "displaced"),
+    ("before", "displaced"),
     [
-        (3250, 10, "submitted", True),  # it sinks at this moment, behind 2, which was submitted before it
-        (3250, 1, "submitted", False),  # it was submitted before 2
-        (3250, 1, "entered", True),  # but came to the queue later
-        (3300, 10, "entered", False),  # it was there already
+        (lists("1|", "|2"), True),  # it has just sunk
+        (lists("|", "1|2"), False),
+        (lists("|", "2 1|"), False),  # 2 was to run, or has failed
+        (lists("|", "|2 1"), True),  # it was to give way, but a guard kept it
     ],
 )
-def test_a_job_that_sinks_takes_its_place_among_those_that_wait(run_time, submitted, within, displaced):
-    jobs = [Job(1, run_time=run_time, lease_time=run_time, held=(0,), submitted=submitted), Job(2, run_time=4000, submitted=5)]
-    view = make_view([1], jobs)
-    view = dataclasses.replace(view, memory={"entered": {"2": [1, NOW - 900.0]}})
-    answer = plan("tiresias", view, within=within)
+def test_only_who_has_sunk_gives_way_within_its_queue(before, displaced):
+    """1 runs in the second queue, where 2 waits: has it sunk since the decision before, it stands behind 2."""
+    jobs = [Job(1, run_time=3300, lease_time=3300, held=(0,)), Job(2, run_time=4000, submitted=5)]
+    view = dataclasses.replace(make_view([1], jobs), memory=before)
+    answer = plan("tiresias", view)
     assert given_gpus(answer) == ({2: (0,)} if displaced else {1: (0,)})
+    assert answer.memory == lists("|", "2|1" if displaced else "1|2")
     if displaced:  # and once it has stopped, the GPU still goes to 2
         jobs[0] = dataclasses.replace(jobs[0], held=(), lease_time=0.0)
         stopped = dataclasses.replace(make_view([1], jobs), memory=answer.memory)
-        assert given_gpus(plan("tiresias", stopped, within=within)) == {2: (0,)}
+        assert given_gpus(plan("tiresias", stopped)) == {2: (0,)}
+
+
+def test_who_was_displaced_goes_before_all_that_wait_in_its_queue():
+    """1 and 2 run in the second queue, 2 before 1, and 4 waits there; all give way to 5, and then 2 goes on first, then 1."""
+    ran = {"run_time": 4000.0, "lease_time": 4000.0}
+    jobs = [Job(1, held=(0,), **ran), Job(2, submitted=1, held=(1,), **ran), Job(4, submitted=2, run_time=4000.0)]
+    view = make_view([2], [*jobs, Job(5, gpus=2, submitted=3)])
+    answer = plan("tiresias", dataclasses.replace(view, memory=lists("|", "2 1|4")))
+    assert sorted(answer.preempt) == [1, 2]
+    assert list(answer.order) == [2, 1, 4]
+    assert answer.memory == lists("5|", "|2 1 4")
+    waits = make_view([2], [dataclasses.replace(job, held=(), lease_time=0.0) for job in jobs])
+    assert given_gpus(plan("tiresias", dataclasses.replace(waits, memory=answer.memory))) == {2: (0,), 1: (1,)}
 
 
 def test_of_the_lowest_queue_who_came_last_goes_first():
@@ -391,29 +334,3 @@ def test_everything_finishes(name, config, lengths):
         world.tick(policy)
         ticks -= 1
     assert world.finished == set(range(1, len(lengths) + 1))
-
-
-# Against the simulator that was published with Tiresias
-
-
-@pytest.mark.parametrize(
-    ("trace", "cluster", "config", "published"),
-    [
-        # dlas-gpu and dlas with their default queues (docs/simulator.md explains what differs). Of the first the published figure is
-        # 38 473.99: it looks for a demotion (limit - executed) / GPUs seconds on, which is late for a gang that has run; with
-        # (limit - executed x GPUs) / GPUs, as meant, it prints 37 540.11.
-        pytest.param("itp06", "1x128", {}, 37_540.11, marks=pytest.mark.slow),
-        pytest.param("itp06", "1x128", {"priority": "time"}, 34_575.90, marks=pytest.mark.slow),
-        ("philly_11cb48_2w", "1x8", {}, 2_468.61),
-    ],
-)
-def test_average_completion_time_is_that_of_the_published_simulator(trace, cluster, config, published):
-    folder = os.environ.get("STOKER_TRACES")
-    if not folder:
-        pytest.skip("STOKER_TRACES does not name the directory of the traces")
-    with (Path(folder) / "side_by_side" / f"{trace}.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    columns = [[float(row[name]) for row in rows] for name in ("submit", "duration")]
-    workload = make_workload(trace, *columns, [int(row["num_gpu"]) for row in rows])
-    fates = simulate(workload, Cluster.parse(cluster), registry.create("tiresias", config), Options()).fates
-    assert np.mean(fates.ended - workload.submitted) == pytest.approx(published, rel=0.01)

@@ -17,6 +17,7 @@ import pytest
 from stoker.engine import errors
 from stoker.engine.cli import main as entry
 from stoker.engine.cli.docs import commands, policies, reference
+from stoker.engine.cli.foreign_words import COMMANDS, OPTIONS, WITH_A_JOB
 from stoker.engine.cli.main import EXIT_CODES, SECTIONS, cli, run
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,17 @@ def test_examples_parse(path: str, command: click.Command, tmp_path: Path, monke
         with found.make_context(name, rest, parent=root):
             pass
     assert own, f"no example shows {path} itself"
+
+
+def test_commands_that_hints_name_parse() -> None:
+    for hint in [*COMMANDS.values(), *WITH_A_JOB.values(), *(hint for hints in OPTIONS.values() for hint in hints.values())]:
+        words = shlex.split(hint.command.format(jobs="17", words="true"))[1:]
+        root = click.Context(cli, info_name="stoker")
+        name, found, rest = cli.resolve_command(root, words)
+        assert found is not None
+        with found.make_context(name, rest, parent=root):
+            pass
+    assert not COMMANDS.keys() & cli.list_commands(click.Context(cli))
 
 
 def test_lists_of_commands_are_not_cut(stoker: Stoker) -> None:
@@ -163,7 +175,19 @@ BAD: list[tuple[list[str], int, str]] = [
     (["submit", "--"], 2, "nothing follows '--'"),
     (["swap", "plan", "job.yml", "--cap", "1MiB"], 3, "no such file"),
     (["swap", "plan", "job.yml", "--cap", "0"], 2, "a cap of 0"),
-    (["submit", "train.py"], 3, "stoker submit -- train.py"),
+    (["submit", "train.py"], 3, "stoker submit -- python train.py"),
+    (["submit", "-g", "2", "train.py", "--lr", "1"], 2, "stoker submit -- python train.py --lr 1"),
+    (["submit", str(Path(__file__)), "-v"], 2, "; a command and its options stand after '--': stoker submit -- python "),
+    (["submit", str(Path(__file__))], 2, "is a program, not a file of jobs"),
+    (["submit", "--memory", "4GiB", "job.yaml"], 2, "stoker submit --set memory.cap=8GiB"),
+    (["prompt", "tune", "--mem=4GiB", "job.yaml"], 2, "stoker submit --set memory.cap=8GiB"),
+    (["retry", "17"], 2, "stoker submit FILE.yaml --retries 3"),
+    (["wait", "bert"], 2, "stoker logs -f bert"),
+    (["kill", "-9", "17", "18"], 2, "stoker cancel 17 18"),
+    (["squeue", "-u", "ann"], 2, "stoker ps"),
+    (["run", "train.py", "--lr", "1"], 2, "stoker submit -- python train.py --lr 1"),
+    (["ps", "bert"], 2, "stoker show bert"),
+    (["priority", "bert", "x y", "-5"], 2, "the priority comes first: stoker priority -5 bert 'x y'"),
     (["submit", "job.yml"], 3, "no such file"),
     (["submit", "--gpus", "x", "--", "true"], 2, "--gpus"),
     (["submit", "--recipe", "digits-cn"], 2, "digits-cnn"),
@@ -179,7 +203,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["cancel"], 2, "JOB"),
     (["hold"], 2, "JOB"),
     (["release"], 2, "JOB"),
-    (["priority", "high", "1"], 2, "NUMBER"),
+    (["priority", "high", "one"], 2, "NUMBER"),
     (["schedule"], 2, "missing command"),
     (["schedule", "remove", "x"], 2, "ID"),
     (["top", "--interval", "0"], 2, "--interval"),

@@ -154,6 +154,21 @@ def test_an_array_is_one_row(stoker: Stoker, jobs: dict[str, int]) -> None:
     assert sum("sweep[" in line for line in every.splitlines()) == 3
 
 
+def test_an_array_is_summed_up_by_task(stoker: Stoker, jobs: dict[str, int]) -> None:
+    first = jobs["sweep[0]"]
+    code, out, err = stoker("show", "sweep")
+    assert code == 0 and "array sweep: 3 tasks: 3 submitted\n" in out, err
+    tasks = [line.split() for line in out[out.index("TASK ") :].splitlines()[1:4]]
+    assert [row[:3] for row in tasks] == [[str(place), str(first + place), "submitted"] for place in range(3)]
+    code, out, err = stoker("explain", "sweep")
+    assert code == 0 and out.startswith("array sweep: 3 tasks: 3 submitted\n") and "'sweep' is an array of 3 tasks" in err
+    assert out.splitlines()[2].split()[:4] == ["3", "submitted", "(held)", "0-2"], out
+    assert f"job {first} sweep[0] waits: held" in out
+    _, out, _ = stoker("explain", "sweep", "--json")
+    assert json.loads(out)["array"]["groups"][0]["indices"] == [0, 1, 2]
+    assert "array sweep" not in stoker("explain", str(first))[1]
+
+
 def test_filters_of_ps(stoker: Stoker, jobs: dict[str, int]) -> None:
     _, out, _ = stoker("ps", "--state", "failed", "--json")
     assert [row["name"] for row in json.loads(out)] == ["bad"]

@@ -127,6 +127,7 @@ def test_a_full_disk_ends_neither_up_nor_its_runner(home: Home, disk: SmallDisk 
     agent = running.until(lambda: running.client.get("/v1/runners")["runners"])[0]["pid"]
     with running.log.open("ab") as log:  # to the end of a block: in one that it has already there would be room for more lines
         log.write(b"\n" * (-log.tell() % 4096))
+    (home.path / "reserve").unlink(missing_ok=True)  # with it the daemon would start
     disk.fill(pid)
     os.kill(first, signal.SIGKILL)
     tried: set[int] = set()

@@ -244,6 +244,21 @@ def test_the_wait_for_max_running_is_not_one_for_gpus() -> None:
     assert {row["code"]: row["seconds"] for row in found.waits} == {"gpus": 40, "cap": 30, "start": 1}
 
 
+def test_commands_wait_together_by_their_names_without_number_user_and_label() -> None:
+    """Each has a digest of its own, as its arguments differ; recipes have their models."""
+    names = ["bert-1", "ann-bert-2", "bert_003", "big-bert[4]", "Bert lr 1e-4"]
+    others = ["resnet50-1", "resnet50-2", "job17", "job18", "ann", "7"]
+    made = History()
+    for number in range(1, 41):
+        name = (names + others)[(number - 1) % 11]
+        made.job(number, name, 0, 0, model=f"command/{name}@{number:08x}", labels='{"size": "big", "lr": "x"}', owner="ann")
+        made.run(number, [0], 10, 11, 20, "completed", "completed")
+    made.job(41, "vit-1", 0, 0, model="vit/b16")
+    found = read_report(Database(made), now=T0 + 100)
+    jobs = {row["label"]: row["jobs"] for row in found.waits}
+    assert jobs == {"command/bert": 20, "command/resnet50": 8, "command/job": 6, "command/ann": 3, "command/7": 3, "vit/b16": 1}
+
+
 def at(steps: Steps, seconds: float) -> float:
     return float(steps.value[np.searchsorted(steps.moment, T0 + seconds, side="right") - 1])
 

@@ -26,7 +26,7 @@ from e2e import DaemonProcess, Jobs, RunnerProcess
 from stoker import __version__
 from stoker.engine.api import run_uploads
 from stoker.engine.api.run_uploads import RunUploads
-from stoker.engine.cli import sim_report, sim_store, sim_words
+from stoker.engine.cli import sim_report, sim_store, sim_words, simulating
 from stoker.engine.cli.main import run
 from stoker.engine.cli.numbers import Finite, FiniteRange
 from stoker.engine.cli.sim_options import DURATION, SETTINGS, make_options
@@ -311,6 +311,13 @@ def test_rows_of_a_file_that_are_no_jobs_are_told(stoker: Callable[..., Told], t
 def test_bad_options_get_one_line(stoker: Callable[..., Told], trace: str, arguments: list[str], code: int, says: str) -> None:
     got, out, err = stoker("simulate", trace, *arguments, "--no-store")
     assert (got, out, err.count("\n")) == (code, "", 1) and says in err
+
+
+def test_a_long_study_says_in_a_pipe_how_far_it_is(stoker: Callable[..., Told], trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "runs are done" not in stoker("simulate", trace, "-p", "fifo", "-n", "1x2", "--no-store")[2]
+    monkeypatch.setattr(simulating, "TELL", 0.02)
+    _, out, err = stoker("simulate", trace, "-p", "fifo", "-p", "srtf", "-n", "1x2", "--no-store", "--jobs", "2", "--json")
+    assert "stoker: 0 of 2 runs are done, 0% of all\n" in err and len(json.loads(out)["runs"]) == 2
 
 
 def test_until_says_who_has_not_ended(stoker: Callable[..., Told], trace: str) -> None:
@@ -671,12 +678,14 @@ def test_a_run_is_stored_whole(store: Store) -> None:
             (number, "one", "fifo", "ann", 3, pytest.approx(380 / 3))
         ]
         assert con.execute(
-            "SELECT job, started, ended, reward, rejected FROM sim_jobs WHERE run_id = $1 ORDER BY job", [number]
+            "SELECT job, started, ended, reward, rejected, gpus, jct - ended + submitted FROM sim_jobs WHERE run_id = $1 ORDER BY job",
+            [number],
         ).fetchall() == [
-            (0, 0.0, 100.0, None, False),
-            (1, 100.0, 150.0, None, False),
-            (2, 150.0, 160.0, None, False),
+            (0, 0.0, 100.0, None, False, 1, 0.0),
+            (1, 100.0, 150.0, None, False, 2, 0.0),
+            (2, 150.0, 160.0, None, False, 1, 0.0),
         ]
+        assert con.execute("SELECT avg(jct) FROM sim_jobs").fetchone() == (pytest.approx(380 / 3),)
         assert con.execute("SELECT trace_id, trace_sha256, not_submitted, undecided FROM sim_runs").fetchall() == [(7, "abc", 0, 0)]
         assert con.execute("SELECT max(busy), min(ts), max(ts) FROM sim_usage").fetchall() == [(2, 0.0, 160.0)]
 

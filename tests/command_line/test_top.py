@@ -88,6 +88,14 @@ def test_what_is_warm_has_a_part_of_its_own_and_stands_at_its_gpus() -> None:
     assert not any("Warm:" in line for line in drawn(snapshot(), 160, 40))
 
 
+@pytest.mark.parametrize(("used", "said"), [(None, "free"), (0.02, "free"), (1.0, "free, 100% by others")])
+def test_a_gpu_that_nobody_has_is_free_whoever_else_computes_on_it(used: float | None, said: str) -> None:
+    lines = [line.rstrip() for line in drawn({**snapshot(), "gpus": [gpu(0, utilisation=used)]}, 160, 40)]
+    assert "GPUs: 0 of 1 busy" in lines[1]
+    (line,) = [line for line in lines if line.startswith("gpu1/gpu0")]
+    assert line.endswith(f"  {said}") and "█" not in line and line.split()[1] == "–"
+
+
 def test_who_shares_a_gpu_stands_beside_both_jobs_and_at_the_gpu() -> None:
     pair = [running(3, name="bert", shared_with="4 vgg"), running(4, name="vgg", shared_with="3 bert")]
     picture = {**snapshot(), "running": pair, "gpus": [gpu(0, state="busy", job_id=3, job="bert", shared_with="4 vgg")]}

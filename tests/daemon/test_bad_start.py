@@ -185,6 +185,7 @@ def test_a_full_disk(home: Home, disk: SmallDisk | Quota, tmp_path: Path) -> Non
     client.close()
     assert daemon.stop() == 0
     if isinstance(disk, SmallDisk):
+        (home.path / "reserve").unlink()  # with it the daemon would start
         disk.fill(0)  # the copy that SQL was asked of went with the daemon
         said = refused(home)
         assert said.code == 8 and "the disk is full" in said.line

@@ -199,7 +199,7 @@ def test_a_recurring_job_is_submitted_once_a_minute_with_its_deadline_from_then(
     tasks.start()
     hour = time.gmtime(until(lambda: recurring.next_run(number)))
     assert (hour.tm_hour, hour.tm_min) == (3, 0)
-    ((_, _, text, user, created),) = store.rows("policy/schedules")
+    ((_, _, text, user, created, _),) = store.rows("policy/schedules")
     recurring._fire(number, text, user, created)
     recurring._fire(number, text, user, created)
     with store.read() as con:

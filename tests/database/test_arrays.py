@@ -134,6 +134,23 @@ def test_an_array_of_which_tasks_were_cancelled_is_not_called_completed(store: S
     assert row["array_finished_at"] > row["finished_at"]  # the row is its first task's, which ended before the others
 
 
+def test_an_array_is_told_by_the_states_and_reasons_of_its_tasks_and_the_gpus_that_they_hold(store: Store) -> None:
+    jobs = submit_array(store, "sweep", 6)
+    store.write(control, Control("hold", tuple(jobs[3:]), "ann"))
+    store.write(control, Control("cancel", (jobs[4],), "ann"))
+    groups = [(row["state"], row["tasks"], row["gpus"], row["indices"]) for row in objects(store, "api/array_groups", jobs[2])]
+    assert groups == [("pending", 3, 0, [0, 1, 2]), ("submitted", 2, 0, [3, 5]), ("cancelled", 1, 0, [4])]
+    assert [row["array_index"] for row in objects(store, "api/array_rows", jobs[2], 4)] == [0, 1, 2, 3]
+    (row,) = listed(store)
+    assert job_columns.gpus(row) == "1", "what each asks for, as none holds any"
+    assert job_columns.gpus({**row, "array_gpus": 5, "gpus": 1}) == "5"
+
+
+def test_indices_are_written_in_short() -> None:
+    assert job_columns.spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert job_columns.spans(range(0, 100, 2)) == "0, 2, 4, 6, 8, 10, 12, 14, …"
+
+
 def test_an_array_tells_how_many_of_its_tasks_run_on_silent_hosts(store: Store) -> None:
     submit_array(store, "sweep", 3)
     (row,) = listed(store)

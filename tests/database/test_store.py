@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
 import pytest
 from stoker.engine.errors import NotFound, StoreError, UsageError
 from stoker.engine.home import Home
+from stoker.engine.jobs.submission import job_row
+from stoker.engine.spec.model import JobSpec
 from stoker.engine.store import define_views, migrate
 from stoker.engine.store.backup import copy_database
 from stoker.engine.store.maintenance import Retention, backup, compact, export_events, thin
 from stoker.engine.store.sqlfiles import sql
 from stoker.engine.store.store import Store
+from stoker.policies import registry
 from waiting import patient
 
 
@@ -211,6 +216,48 @@ def test_an_upgrade_is_preceded_by_a_backup(home, monkeypatch, tmp_path):
     con = duckdb.connect(str(copy))
     assert con.execute("SELECT actor FROM events").fetchall() == [("kept",)]
     assert con.execute("SELECT max(number) FROM migrations").fetchall() == [(extra.number - 1,)]
+
+
+def test_stored_jobs_and_slowdowns_outlive_the_priority_of_a_share_and_a_key_with_the_kind(home, monkeypatch):
+    """As they were before `kinds_of_shares`: shares had a priority of their own, and slow-downs no kind."""
+    everything, plain = migrate.available(), '{"name":"a","recipe":"toy","share":{"gpu":"packed","memory":null}}'
+    before = plain.replace("null}", 'null,"priority":-5}')
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "available", lambda: everything[: [one.name for one in everything].index("kinds_of_shares")])
+        Store.open(home.database).close()
+    con = duckdb.connect(str(home.database))
+    con.execute("INSERT INTO slowdowns VALUES ('a', 'b', 'cpu', 1.5, 3, now()::TIMESTAMP)")
+    con.execute("INSERT INTO schedules BY NAME SELECT 1 AS id, '0 0 * * *' AS cron, ? AS spec, 'a' AS name, 'ann' AS created_by, "
+                "now()::TIMESTAMP AS created_at, true AS enabled", [f'{{"jobs":[{before},{before}]}}'])  # fmt: skip
+    row = job_row(JobSpec(name="a", recipe="toy"), 0.0) | {"id": 1, "owner": "ann", "state": "pending", "unmeasured": 0, "spec": before}
+    moments = {name: datetime(2026, 1, 1, tzinfo=UTC) for name in ("state_since", "submitted_at")}
+    row = {name: value for name, value in (row | moments).items() if value is not None}
+    con.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+    con.close()
+    Store.open(home.database).close()
+    con = duckdb.connect(str(home.database))
+    assert con.execute("SELECT spec FROM jobs").fetchall() == [(plain,)]
+    assert con.execute("SELECT model, beside, gpu_name, kind, slowdown, samples FROM slowdowns").fetchall() == [
+        ("a", "b", "cpu", "packed", 1.5, 3)
+    ]
+    assert con.execute("SELECT spec FROM schedules").fetchall() == [(f'{{"jobs":[{plain},{plain}]}}',)]
+
+
+def test_what_was_set_with_a_key_of_tiresias_that_is_gone_goes_on_without_it(home):
+    Store.open(home.database).close()
+    con = duckdb.connect(str(home.database))
+    sets, found = "INSERT INTO policy_settings BY NAME SELECT", "INSERT INTO tunings BY NAME SELECT"
+    con.execute(f"""{sets} 1 AS id, 'default' AS pool, 'tiresias' AS policy, 30 AS interval, now()::TIMESTAMP AS ts, 'ann' AS set_by,
+        '{{"within": "submitted", "queues": 2}}' AS config""")
+    con.execute(f"{sets} 2 AS id, config, pool, 'own:Own' AS policy, interval, ts, set_by FROM policy_settings")
+    con.execute(f"""{found} 1 AS id, pool, policy, 'jct' AS objective, ts, config AS before, '{{"queues": 4}}' AS after,
+        1 AS predicted_gain, 60 AS period, 1 AS expected, 1 AS trials, 1 AS simulated, 0 AS rejected, 0 AS failed, 1 AS seconds,
+        'applied' AS outcome, '' AS why, 'ann' AS asked_by FROM policy_settings WHERE id = 1""")
+    con.execute(next(one.text for one in migrate.available() if one.name == "tiresias_lists"))
+    settings = [json.loads(config) for (config,) in con.execute("SELECT config FROM policy_settings ORDER BY id").fetchall()]
+    assert settings == [{"queues": 2}, {"within": "submitted", "queues": 2}]
+    assert con.execute("SELECT before->>'queues', before->>'within', after->>'queues' FROM tunings").fetchall() == [("2", None, "4")]
+    registry.create("tiresias", settings[0])
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(home, monkeypatch):

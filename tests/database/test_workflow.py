@@ -25,6 +25,11 @@ HELLO = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", p
               pool="default", gpus=[], leases=[])  # fmt: skip
 
 
+def _granted_long_ago(tx, batch):
+    tx.update("leases", ["id"], [{"id": lease, "granted_at": 1.0} for lease in batch])
+    return [None] * len(batch)
+
+
 class Host:
     """A store with one runner, and short words for what the parts of the system would do."""
 
@@ -44,7 +49,9 @@ class Host:
         given = leases.Grant(job, tuple((f"{node}/cpu{slot}", node) for slot in slots or (0,)), expires)
         enacted = self.enact(grants=[given])
         assert not enacted.skipped, enacted.skipped
-        return enacted.leases[0]
+        (lease,) = enacted.leases
+        self.store.write(_granted_long_ago, lease)  # its runner may tell of any time
+        return lease
 
     def enact(self, **what):
         decision = Decision("default", "test", 0, 0.0, 0.0, 1, 0, "ok", None, 0.0, 0.0, 0.0, "applied")
@@ -171,9 +178,35 @@ def test_failures_are_retried_with_backoff_up_to_the_limit(host):
 
 
 def test_exit_codes_that_are_final_are_not_retried(host):
-    (job,) = host.submit(spec(retries=Retries(limit=5, never_on=(2,))))
-    host.exit(host.grant(job), "failed", 2)
+    (job,) = host.submit(spec(retries=Retries(limit=5, never_on=(3,))))
+    host.exit(host.grant(job), "failed", 3)
     assert host.state(job) == "failed"
+
+
+COMMAND, ENTRYPOINT = {"command": ("train",), "recipe": None}, {"entrypoint": "train:task", "recipe": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome", "stop", "state"),
+    [
+        ({}, "failed", None, "failed"),
+        (ENTRYPOINT, "failed", None, "failed"),
+        (COMMAND, "failed", None, "pending"),
+        (ENTRYPOINT, "failed", "preempted", "pending"),
+        (ENTRYPOINT, "stopped", "timeout", "pending"),
+        (ENTRYPOINT, "lost", None, "pending"),
+    ],
+)
+def test_what_our_own_worker_finds_wrong_with_a_job_is_final(host, fields, outcome, stop, state):
+    (job,) = host.submit(spec(retries=Retries(limit=50), **fields))
+    lease = host.grant(job)
+    host.run(lease)
+    if stop:
+        host.stop(lease, stop)
+    host.exit(lease, outcome, 2)
+    row = host.job(job)
+    assert row["state"] == state
+    assert row["state_reason"].endswith("; the job itself is wrong, so it is not tried again") == (state == "failed")
 
 
 def test_out_of_memory_is_retried_once_at_most():

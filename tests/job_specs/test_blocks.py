@@ -34,9 +34,9 @@ def load(text: str, *given: str, **options: Any) -> JobSpec:
         ("", (), None),
         ("share:", (), None),
         ("share: {}", (), Share()),
-        ("share: {gpu: packed, memory: 2GiB, priority: -3}", (), Share(gpu="packed", memory=2 << 30, priority=-3)),
+        ("share: {gpu: packed, memory: 2GiB}", (), Share(gpu="packed", memory=2 << 30)),
         ("", ("share.gpu=packed", "share.memory=500MB"), Share(gpu="packed", memory=500_000_000)),
-        ("share: {gpu: packed, priority: 1}", ("share.priority=2",), Share(gpu="packed", priority=2)),
+        ("share: {gpu: packed, memory: 1}", ("share.memory=2",), Share(gpu="packed", memory=2)),
         ("share: {gpu: packed, memory: 1073741824}\ngpu_memory: 1GiB", (), Share(gpu="packed", memory=1 << 30)),
     ],
 )
@@ -49,25 +49,29 @@ def test_a_block_is_read_written_and_stored(text: str, given: tuple[str, ...], s
 
 
 def test_a_jobs_block_is_laid_over_the_defaults() -> None:
-    text = "defaults: {share: {gpu: packed, priority: 1}}\njobs: [{command: a, name: a, share: {priority: 2}}, {command: b, name: b}]"
-    assert [spec.share for spec in load_text(text, "f.yaml", HERE)] == [Share(gpu="packed", priority=2), Share(gpu="packed", priority=1)]
+    text = "defaults: {share: {gpu: packed, memory: 1}}\njobs: [{command: a, name: a, share: {memory: 2}}, {command: b, name: b}]"
+    assert [spec.share for spec in load_text(text, "f.yaml", HERE)] == [Share(gpu="packed", memory=2), Share(gpu="packed", memory=1)]
 
 
 @pytest.mark.parametrize(
     ("text", "given", "problems"),
     [
-        ("share: packed", (), ["f.yaml:2: share: must be a mapping of gpu, memory, priority, not 'packed'"]),
+        ("share: packed", (), ["f.yaml:2: share: must be a mapping of gpu, memory, not 'packed'"]),
         (
-            "share:\n  gpu: paked\n  memory: 2XB\n  priority: high\n  prio: 3",
+            "share:\n  gpu: paked\n  memory: 2XB\n  priority: 3\n  memry: 3",
             (),
             [
-                "f.yaml:3: share.gpu: must be one of exclusive, packed, switched, joined, not 'paked' (did you mean 'packed'?)",
+                "f.yaml:3: share.gpu: must be one of exclusive, packed, switched, not 'paked' (did you mean 'packed'?)",
                 "f.yaml:4: share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not '2XB'",
-                "f.yaml:5: share.priority: must be a whole number, not 'high'",
-                "f.yaml:6: share.prio: unknown field (did you mean 'priority'?)",
+                "f.yaml:5: share.priority: is no longer a field: the job's own priority counts; write 'priority' beside 'share'",
+                "f.yaml:6: share.memry: unknown field (did you mean 'memory'?)",
             ],
         ),
-        ("share:\n  gpu: switched", (), ["f.yaml:3: share.gpu: switched is carried out by nothing yet; write packed or exclusive"]),
+        ("share:\n  gpu: switched", (),
+         ["f.yaml:3: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
+        ("gpus: 2\nshare:\n  gpu: switched", (),
+         ["f.yaml:4: share.gpu: switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1",
+          "f.yaml:4: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
         ("share:\n  gpu: packed\n  memory: 0", (), ["f.yaml:4: share.memory: must be a whole number >= 1, not 0"]),
         ("share: {memory: 2GiB}", (),
          ["f.yaml:2: share.memory: is for a job that shares its GPUs; write gpu: packed beside it, or remove it"]),
@@ -76,9 +80,11 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
             (),
             ["f.yaml:5: share.memory: is less than gpu_memory, 4294967296 bytes, which the job needs; raise one or lower the other"],
         ),
-        ("", ("share.gpu=joined",), ["--set share.gpu: joined is carried out by nothing yet; write packed or exclusive"]),
+        ("", ("share.gpu=joined",), ["--set share.gpu: must be one of exclusive, packed, switched, not 'joined'"]),
+        ("", ("share.priority=1",),
+         ["--set share.priority: is no longer a field: the job's own priority counts; write 'priority' beside 'share'"]),
         ("", ("share.memory=2XB",), ["--set share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not '2XB'"]),
-        ("", ("share.nix=1",), ["--set share.nix: unknown field; known: gpu, memory, priority"]),
+        ("", ("share.nix=1",), ["--set share.nix: unknown field; known: gpu, memory"]),
         ("", ("share.gpu.x=1",), ["--set share.gpu.x: must be text, not a mapping"]),
     ],
 )  # fmt: skip
@@ -98,7 +104,7 @@ def test_share_is_an_option_of_submit() -> None:
     (spec,) = load_text("command: a", "f.yaml", HERE, overrides({"share": "packed", "set": ("share.memory=2GiB",)}))
     assert spec.share == Share(gpu="packed", memory=2 << 30)
     assert job_row(spec, 0.0)["gpu_memory"] == 2 << 30, "what it takes of a GPU counts, where it is more than it needs"
-    with pytest.raises(UsageError, match=r"^--share: must be one of exclusive, packed, switched, joined, not 'pakced'"):
+    with pytest.raises(UsageError, match=r"^--share: must be one of exclusive, packed, switched, not 'pakced'"):
         load_text("command: a", "f.yaml", HERE, overrides({"share": "pakced"}))
 
 
@@ -110,8 +116,8 @@ def test_set_is_an_option_of_submit() -> None:
 
 
 def test_a_posted_block_is_checked_as_well() -> None:
-    with pytest.raises(UsageError, match=r"^a: share\.gpu: joined is carried out by nothing yet"):
-        require(JobSpec(name="a", command=("x",), share=Share(gpu="joined")))
+    with pytest.raises(UsageError, match=r"^a: share\.gpu: switched is for a recipe or an entrypoint"):
+        require(JobSpec(name="a", command=("x",), share=Share(gpu="switched")))
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):

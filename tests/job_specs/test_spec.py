@@ -575,7 +575,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         demand=demand,
         **work,
         **loading,
-        kind=draw(st.sampled_from(["train", "infer"])),
+        kind=draw(st.sampled_from(["train", "finetune"])),
         priority=draw(st.integers(-9, 9)),
         gpu_memory=draw(st.integers(0, 2**40)),
         stop=draw(st.sampled_from([Stop(), Stop(5), Stop(5, "acc", target, "min")])),

@@ -343,7 +343,7 @@ def test_forecast_against_free_memory(
 ) -> None:
     """Nothing is started that would run out of memory later; what is the node's fault costs the job no attempt."""
     nvml.gpus[0].used = int(used * GIB)
-    want(agent, assignment(tmp_path, spec={"gpu_memory": int(needed * GIB)}))
+    want(agent, assignment(tmp_path, gpu_memory=int(needed * GIB), spec={"gpu_memory": int(needed * GIB)}))
     ended = agent.runs[1].exit or {}
     assert ended["outcome"] == outcome
     assert words in ended["message"]
@@ -351,7 +351,7 @@ def test_forecast_against_free_memory(
 
 
 def test_a_cap_above_what_the_gpu_has_is_told_as_one(agent: agents.Agent, tmp_path: Path) -> None:
-    want(agent, assignment(tmp_path, spec={"memory": {"cap": 30 * GIB}}))
+    want(agent, assignment(tmp_path, gpu_memory=30 * GIB, spec={"memory": {"cap": 30 * GIB}}))
     ended = agent.runs[1].exit or {}
     assert ended["outcome"] == "start-failed"
     assert ended["message"].endswith("memory.cap: 30.0 GiB is more than GPU 0 (Fake GPU) has, 24.0 GiB; lower it")
@@ -361,9 +361,8 @@ def test_a_cap_above_what_the_gpu_has_is_told_as_one(agent: agents.Agent, tmp_pa
 def test_what_others_on_the_gpu_are_to_need_is_taken_though_they_do_not_use_it_yet(
     agent: agents.Agent, tmp_path: Path, beside: int, needed: int, fits: bool
 ) -> None:
-    want(agent, assignment(tmp_path, share="packed", spec={"gpu_memory": beside * GIB}))
-    second = {"share": {"gpu": "packed", "memory": needed * GIB}}
-    want(agent, agent.runs[1].assignment, assignment(tmp_path, lease=2, share="packed", spec=second))
+    want(agent, assignment(tmp_path, share="packed", gpu_memory=beside * GIB))
+    want(agent, agent.runs[1].assignment, assignment(tmp_path, lease=2, share="packed", gpu_memory=needed * GIB))
     started, ended = [run.phase is Phase.STARTING for run in agent.runs.values()], agent.runs[2].exit or {}
     for run in agent.runs.values():
         until(lambda run=run: run.look() or run.phase is Phase.ENDED)

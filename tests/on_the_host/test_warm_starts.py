@@ -67,7 +67,7 @@ class Warm(Host):
         update = self.daemon.update(lease)
         assert update.outcome == "completed", (update, self.run(lease).log.read_text()[-2000:])
         records = [json.loads(line) for line in self.run(lease).reports(0).read_text().splitlines()]
-        return [{name: value for name, value in record.items() if name not in ("ts", "seq", "speed")} for record in records]
+        return [{name: value for name, value in record.items() if name not in ("ts", "at", "seq", "speed")} for record in records]
 
     def warmed(self, lease: int, **spec: Any) -> list[dict[str, Any]]:
         """Run a first job, and wait until a server has loaded what its next one needs; its reports."""

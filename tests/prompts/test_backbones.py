@@ -147,5 +147,5 @@ def test_an_llm_that_is_not_there_is_named(monkeypatch, tmp_path):
     ):
         load_llm.__wrapped__("smollm2-135m")  # not what the process has already
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(StokerError, match=r"this recipe needs the package 'tokenizers'; install it with: pip install 'stoker\[llm\]'"):
+    with pytest.raises(StokerError, match=r"this recipe needs the package 'tokenizers'; install it with: pip install '.\[llm\]'"):
         load_llm.__wrapped__("tiny")

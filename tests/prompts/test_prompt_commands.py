@@ -20,6 +20,7 @@ from stoker.engine.cli.main import run
 from stoker.engine.errors import Conflict
 from stoker.engine.home import Home
 from stoker.engine.prompts import packaged_prompts
+from stoker.runners import recipes
 
 pytestmark = pytest.mark.xdist_group("prompt-commands")
 
@@ -29,6 +30,7 @@ TOPICS = {
     "news": "Which section of the newspaper printed number {}?",
     "film": "Did they like film {}?",
 }
+KNOWN = ("double", "none", "smollm2-135m")  #: to the command; the double itself knows the first one alone
 DOUBLE = [sys.executable, str(Path(__file__).with_name("double_llm.py"))]
 
 
@@ -41,6 +43,7 @@ def daemon(template: Path) -> Iterator[DaemonProcess]:
 @pytest.fixture
 def stoker(daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stoker:
     monkeypatch.setattr(prompt_work, "WORKER", DOUBLE)
+    monkeypatch.setattr(recipes, "LLMS", KNOWN)
 
     def call(*arguments: str, home: Path = daemon.home.path) -> tuple[int, str, str]:
         code = run(["--home", str(home), *arguments])
@@ -81,7 +84,7 @@ def test_a_build_that_is_cut_off_goes_on(stoker: Stoker, texts: Path, monkeypatc
 
 
 def test_a_lookup_scores_two_layers(built: Stoker) -> None:
-    code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--text", "spam spam spam spam", "--json")
+    code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--text", "spam spam spam spam", "--json")
     assert code == 0, err
     value = json.loads(out)
     assert value["candidates"][0]["text"] == "spam spam spam spam" and value["candidates"][0]["layer"] == 0
@@ -89,23 +92,23 @@ def test_a_lookup_scores_two_layers(built: Stoker) -> None:
     assert value["scored"] == len(value["candidates"]) < 45
     scores = [row["score"] for row in value["candidates"]]
     assert scores == sorted(scores) and {row["layer"] for row in value["candidates"]} == {0, 1, 2}
-    _, out, _ = built("prompt", "lookup", "--llm", "double", "--data", "spam", "-n", "3")
+    _, out, _ = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "-n", "3")
     assert out.splitlines()[0].split() == ["PLACE", "SCORE", "WHAT", "ID", "TEXT"] and "scored" in out
 
 
 def test_a_lookup_needs_no_daemon_but_its_bank(built: Stoker, daemon: DaemonProcess) -> None:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", home=Path(folder))
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", home=Path(folder))
         assert (code, out) == (3, "") and "there is no bank of double yet: 'stoker prompt bank build --llm double' makes one" in err
         shutil.copytree(daemon.home.prompts, Home(Path(folder)).prompts, dirs_exist_ok=True)
-        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--json", home=Path(folder))
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--json", home=Path(folder))
         assert code == 0 and json.loads(out)["prompts"] == 45
         assert not list(Home(Path(folder)).prompts.glob("work/*"))
 
 
 def test_a_bank_of_another_revision_is_not_used(built: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOUBLE_REVISION", "r2")
-    code, _, err = built("prompt", "lookup", "--llm", "double", "--data", "spam")
+    code, _, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam")
     assert code == 4 and "the bank is of double@r1 (letters), and the LLM that is installed is double@r2 (letters)" in err
     code, out, _ = built("prompt", "bank", "add", "--llm", "double", "--text", "Of the second revision")
     assert code == 0 and out == "double@r2 (letters): 1 prompt added\n"
@@ -121,6 +124,8 @@ def test_prompts_are_added_found_and_shown(built: Stoker) -> None:
     _, out, _ = built("prompt", "bank", "search", "MAIL", "spam", "--json")
     (row,) = json.loads(out)
     assert (row["text"], row["task"], row["source"]) == ("Is this mail spam?", "mails", "command line")
+    _, out, _ = built("prompt", "bank", "search", "mails", "this", "--json")
+    assert json.loads(out) == [row], "by a word of its task and one of its text"
     _, out, _ = built("prompt", "bank", "show", str(row["id"]), "--json")
     shown = json.loads(out)
     assert "spam" in shown["prompt"]["representative"] and all("spam" in near["text"] for near in shown["nearest"])
@@ -152,7 +157,8 @@ def test_a_build_that_is_killed_leaves_no_process_and_goes_on(built: Stoker, dae
     lines = [{"text": f"What is asked in text {'y' * number}?"} for number in range(1, 60)]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["--home", str(daemon.home.path), "prompt", "bank", "build", "--llm", "double", "--from", str(tmp_path / "more.jsonl")]
-    script = f"from stoker.engine.cli import main, prompt_work; prompt_work.WORKER = {DOUBLE!r}; main.run({words!r})"
+    doubled = f"prompt_work.WORKER = {DOUBLE!r}; recipes.LLMS = {KNOWN!r}"
+    script = f"from stoker.engine.cli import main, prompt_work; from stoker.runners import recipes; {doubled}; main.run({words!r})"
     before = _count(built)
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "DOUBLE_WAITS_AFTER": "2"}, stderr=subprocess.DEVNULL)
     until(lambda: _count(built) > before)
@@ -173,7 +179,8 @@ BAD = [
     (["build", "--from", "nowhere.jsonl"], 3, "nowhere.jsonl: no such file"),
     (["add"], 2, "nothing to add: give --text, --from or --job"),
     (["add", "--text", " "], 2, "--text: must have 1 to 2000 characters, not 0"),
-    (["build", "--llm", "../x"], 2, "llm: '../x' is no name"),
+    (["build", "--llm", "../x"], 3, "--llm: there is no LLM '../x'; there are double, none, smollm2-135m"),
+    (["add", "--llm", "duble", "--text", "x"], 3, "there is no LLM 'duble' (did you mean 'double'?)"),
     (["show", "99999"], 3, "no prompt has the number 99999"),
     (["search", "--near", "99999"], 3, "no prompt has the number 99999"),
 ]
@@ -185,8 +192,55 @@ def test_bad_input_gets_one_line(stoker: Stoker, arguments: list[str], code: int
     assert (found, out, err.count("\n")) == (code, "", 1) and words in err
 
 
+SAMPLES = [
+    ("nowhere.csv", None, "--data: {} cannot be read: No such file or directory"),
+    ("sms-span", None, "--data: there is no set 'sms-span' (did you mean 'sms-spam'?)"),
+    ("mails.tsv", "text\tlabel\n", "or give FILE.csv or FILE.jsonl"),
+    ("mails.csv", "text,kind\nwin,spam\n", "--data: mails.csv has no column 'label'; its first line names text, kind"),
+    ("mails.jsonl", '{"text": "win", "label": "spam"}\nwin\n', "--data: mails.jsonl, line 2 is not JSON"),
+    (
+        "mails.jsonl",
+        "".join(f'{{"text": "win {n}", "label": "spam"}}\n' for n in range(9)),
+        "all samples of mails.jsonl have the label 'spam'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), SAMPLES, ids=lambda value: str(value)[:30])
+def test_samples_that_cannot_be_used_are_told_before_any_work(
+    built: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(prompt_work, "WORKER", ["/nowhere"])
+    code, out, err = built("prompt", "lookup", "--llm", "double", "--data", name)
+    assert (code, out, err.count("\n")) == (2, "", 1) and words.format(tmp_path / name) in err
+    code, out, err = built("prompt", "tune", "--param", f"data={name}", "--iterations", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1) and words.format(tmp_path / name).replace("--data", "params.data") in err
+
+
+def test_libraries_that_an_llm_needs_are_told_before_any_work(built: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_work, "WORKER", ["/nowhere"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for words in (["bank", "build"], ["bank", "add", "--text", "Which?"], ["lookup", "--data", "bbc"]):
+        code, out, err = built("prompt", *words, "--llm", "double")
+        assert (code, out) == (1, "") and "double needs safetensors and tokenizers" in err and "pip install '.[llm]'" in err
+
+
+def test_a_tuning_takes_the_options_of_a_submission(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "tune.yaml").write_text("recipe: prompt-tune\nparams: {data: bbc}\n")
+    words = ["prompt", "tune", str(tmp_path / "tune.yaml"), "--name", "mine", "--param", "lr=0.01", "--deadline", "2h", "--iterations", "2"]
+    code, out, err = stoker(*words, "--dry-run", "--json")
+    (job,) = json.loads(out)["jobs"]
+    assert code == 0 and job["name"] == "mine" and job["forecast"] is not None, err
+    for more in (["--param", "lr=much"], ["--recipe", "toy"], ["--cron", "@daily"], ["--array", "lr=0.1,0.2"], ["--param", "init=bank"]):
+        code, out, err = stoker(*words, *more, "--dry-run")
+        assert (code, out) == (3 if "init=bank" in more else 2, ""), err
+
+
 def test_a_lookup_is_for_the_host_of_the_daemon(stoker: Stoker) -> None:
-    code, out, err = stoker("prompt", "lookup", "--llm", "double", "--data", "spam", "--url", "http://127.0.0.1:1")
+    code, out, err = stoker("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--url", "http://127.0.0.1:1")
     assert (code, out, err.count("\n")) == (2, "", 1) and "on the daemon's host: run it there" in err
 
 
@@ -195,6 +249,9 @@ LINES = [
     ('{"prompt": "x"}', "texts.jsonl:1: text: must be there"),
     ('{"text": "fine"}\n{"text": ""}', "texts.jsonl:2: text: must have 1 to 2000 characters"),
     ('{"text": "fine", "task": 3}', "texts.jsonl:1: task: must be a text"),
+    ('{"text": "fine"}\n{"text": "half \\ud800"}', "texts.jsonl:2: text: has half a character (\\ud800 to \\udfff, a lone surrogate)"),
+    ('\ufeff{"text": "fine\u2028and more"}\n{"text": "fine", "task": "\\udfff"}', "texts.jsonl:2: task: has half a character"),
+    ("[" * 100_000, "texts.jsonl:1: is not JSON"),
     ("\n", "holds no prompts"),
     (b"\xff\xfe", "is not UTF-8 text"),
 ]
@@ -236,13 +293,12 @@ def test_packages_are_read_without_running_them(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_build_names_what_brings_prompts(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
+    with monkeypatch.context() as patch:
+        patch.setattr(packaged_prompts.Source, "folder", None)
+        code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
     assert (code, out) == (3, "") and "pip install --no-deps lm-eval==" in err and "no package with prompts is installed" in err
-    monkeypatch.undo()
     packages(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(prompt_work, "WORKER", DOUBLE)
     code, out, err = stoker("prompt", "bank", "build", "--llm", "double")
     assert code == 0 and "promptsource: 1 prompts" in err and "lm-eval: 1 prompts" in err and "evals is not installed" in err
 
@@ -257,11 +313,11 @@ def test_on_a_runner_it_is_a_job_unless_told_otherwise(built: Stoker, daemon: Da
     runner = RunnerProcess(daemon.home, "bank-host", 1)
     try:
         runner.start()
-        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--json")
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--json")
         assert code == 0 and "computes it on a runner" in err and json.loads(out)["prompts"] >= 45
-        code, out, err = built("prompt", "lookup", "--llm", "none", "--data", "spam")
+        code, out, err = built("prompt", "bank", "add", "--llm", "none", "--text", "Which?")
         assert (code, out) == (3, "") and "there is no LLM 'none'; there is double (job " in err.splitlines()[-1]
-        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "spam", "--here")
+        code, out, err = built("prompt", "lookup", "--llm", "double", "--data", "sms-spam", "--here")
         assert code == 0 and "job" not in err
         _, out, _ = built("ps", "--all", "--json")
         assert {(row["name"], row["state"]) for row in json.loads(out)} == {

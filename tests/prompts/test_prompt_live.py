@@ -20,7 +20,7 @@ def test_a_tuning_begins_with_what_the_bank_gives(start_daemon, start_runner, tm
     texts = ["Is this mail spam?", "Sort this mail", "Translate into French", "Is this film good?", "What is asked here?"]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "tune.yaml").write_text(
-        "name: mails\nkind: prompt\nrecipe: prompt-tune\nstop: {iterations: 4}\n"
+        "name: mails\nrecipe: prompt-tune\nstop: {iterations: 100}\n"
         f"params: {{backbone: tiny, data: {tmp_path / 'mails.csv'}, init: bank, tokens: 4, eval_limit: 4}}\n"
     )
 
@@ -31,12 +31,14 @@ def test_a_tuning_begins_with_what_the_bank_gives(start_daemon, start_runner, tm
     assert said.code == 0, said.err
     best = json.loads(said.out)["candidates"][0]["text"]
     assert best in texts
-    said = command(daemon.home, "prompt", "tune", str(tmp_path / "tune.yaml"), "--json")
+    said = command(daemon.home, "prompt", "tune", str(tmp_path / "tune.yaml"), "--iterations", "4", "--json")
     assert said.code == 0, said.err
     tuned = json.loads(said.out)
     assert tuned["job"]["state"] == "completed" and tuned["progress"]["step"] == 4
     assert tuned["prompt"]["started_from"]["text"] in texts and "used: " in tuned["prompt"]["started_from"]["bank"]
     assert (Path(tuned["path"]) / "adapter_model.safetensors").exists()
+    assert "; the prompt bank was used: " in command(daemon.home, "explain", "mails").out
+    assert json.loads(command(daemon.home, "show", "mails", "--json").out)["job"]["kind"] == "prompt"
 
     said = command(daemon.home, "prompt", "bank", "add", "--job", "mails", "--here", "--json")
     assert said.code == 0 and json.loads(said.out)["added"] == 1, said.err

@@ -189,15 +189,15 @@ ROWS = "\n".join(f"text {number},{'a' if number % 2 else 'b'}" for number in ran
         ("x.jsonl", "[1]\n", r"params.data: x.jsonl, line 1 has no text"),
         ("x.csv", "words,label\nhello,a\n", r"params.data: x.csv has no column 'text'; its first line names words, label"),
         ("x.csv", "", r"params.data: x.csv has no column 'text'; its first line names nothing"),
-        ("x.csv", "text,label\n", r"x.csv has no samples, or one; there must be some of each label"),
+        ("x.csv", "text,label\n", r"x.csv has no samples; there must be some of each label"),
         ("x.csv", "text,label\n" + ROWS.replace("b", "a"), r"all samples of .*x.csv have the label 'a'; a tuning needs two labels or more"),
         (
             "x.csv",
             "text,label\n" + ROWS + "\nrare,c",
-            r"x.csv has too few samples of 'c': none is left (to tune on|held out); bring ten or more",
+            r"x.csv has one sample of 'c'; bring two or more of each label: one is held out",
         ),
         ("x.csv", "text,label\n" + "\n".join(f"{n},label {n}" for n in range(40)), r"has 40 labels; 26 can be told apart at most"),
-        ("x.csv", b"\xff\xfe", r"params.data: x.csv is not CSV in UTF-8"),
+        ("x.csv", b"\xff\xfe", r"params.data: x.csv, line 1 is not text in UTF-8 \(byte 0xff\)"),
         ("x.txt", "", r"params.data: there is no set '.*x.txt'.*; there are trec, .*; or give FILE.csv or FILE.jsonl"),
     ],
 )
@@ -257,5 +257,5 @@ def test_a_missing_library_names_the_extra(monkeypatch, tmp_path, mails):
     trainer = train(tmp_path, mails, 1)
     for name in [name for name in __import__("sys").modules if name.partition(".")[0] == "safetensors"]:
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(StokerError, match=r"needs the package 'safetensors'; install it with: pip install 'stoker\[llm\]'"):
+    with pytest.raises(StokerError, match=r"needs the package 'safetensors'; install it with: pip install '.\[llm\]'"):
         trainer.run()

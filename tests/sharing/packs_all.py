@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from stoker.policies.contract import EXCLUSIVE, PACKED, Allocation, Group, Jobs, Phase, Plan, Reason, View, Waiting
-
-
-def shares(jobs: Jobs, row: int) -> bool:
-    return jobs.share is None or jobs.share[row] != EXCLUSIVE
+from stoker.policies.contract import PACKED, Allocation, Group, Jobs, Phase, Plan, Reason, View, Waiting
 
 
 class PacksAll:
     @dataclass(frozen=True)
     class Config:
-        pass
+        kind: str = PACKED
 
     name: ClassVar[str] = "packs-all"
 
     def __init__(self, config: Config) -> None:
-        pass
+        self.kind = config.kind
+
+    def shares(self, jobs: Jobs, row: int) -> bool:
+        if self.kind == PACKED:
+            return jobs.share is None or jobs.share[row] in ("", PACKED)
+        return jobs.share is not None and jobs.share[row] == self.kind
 
     def plan(self, view: View) -> Plan:
         jobs = view.jobs
@@ -31,7 +32,9 @@ class PacksAll:
         given: dict[int, Allocation] = {}
         for row in order.tolist():
             held = jobs.allocation(row).tolist()
-            room = [gpu for gpu in held or users if gpu in users and all(shares(jobs, one) for one in (*users[gpu], row) if users[gpu])]
+            room = [
+                gpu for gpu in held or users if gpu in users and all(self.shares(jobs, one) for one in (*users[gpu], row) if users[gpu])
+            ]
             room = [gpu for gpu in room if len(users[gpu]) < 2]
             if not room:
                 continue
@@ -39,6 +42,6 @@ class PacksAll:
             users[gpu].append(row)
             given[int(jobs.id[row])] = Allocation((gpu,))
         out = [int(jobs.id[row]) for row in wanted.tolist() if len(jobs.allocation(row)) and int(jobs.id[row]) not in given]
-        groups = [Group(PACKED, tuple(int(jobs.id[row]) for row in rows)) for rows in users.values() if len(rows) > 1]
+        groups = [Group(self.kind, tuple(int(jobs.id[row]) for row in rows)) for rows in users.values() if len(rows) > 1]
         late = [int(jobs.id[row]) for row in wanted.tolist() if int(jobs.id[row]) not in given]
         return Plan(given, [Waiting(Reason("resources", "two jobs are on each GPU"), late)] if late else (), groups, preempt=out)

@@ -144,8 +144,8 @@ def test_a_plan_that_cannot_be_shared_changes_nothing(
 
 
 def test_what_is_said_of_shares_has_the_same_names_from_the_wish_to_the_runner() -> None:
-    kinds = {contract.EXCLUSIVE, contract.PACKED}
-    assert {leases.EXCLUSIVE, leases.PACKED} == kinds <= set(typing.get_args(typing.get_type_hints(Share)["gpu"]))
+    kinds = {contract.EXCLUSIVE, *contract.KINDS}
+    assert {leases.EXCLUSIVE, *leases.REASONS} == kinds == set(typing.get_args(typing.get_type_hints(Share)["gpu"]))
     asked = Assignment(lease=1, job=1, attempt=1, spec={}, gpus=[], world_size=1)
     started = guards.Start(1, (), None)
     assert {asked.share, started.share, Grant(1, (), None).share} == {contract.EXCLUSIVE}, "what nobody has said"
@@ -171,7 +171,7 @@ def test_gangs_over_several_nodes_and_profiling_runs_are_in_no_group(store: Stor
 def test_a_job_that_asks_to_be_alone_is_in_no_group(host: Host) -> None:
     host.submit("open"), host.submit("closed", share=Share(gpu="exclusive"))
     assert host.tick({1: ON_0, 2: ON_0}, groups=packed(1, 2)) == "invalid"
-    why = "job 2: is in a group (packed), but asks to have its GPUs alone (share: exclusive)"
+    why = "job 2: is in a group (packed), but its submitter says share: exclusive"
     assert host.rows("SELECT error FROM decisions") == [(why,)]
 
 
@@ -228,7 +228,7 @@ def timed(host: Host, job: int, seconds: float, *, at: float, steps: int = 10) -
     host.report(records=[Records(lease=host.lease(job), rank=0, records=[record])])
 
 
-SLOWDOWNS = "SELECT model, beside, gpu_name, slowdown, samples FROM slowdowns ORDER BY model"
+SLOWDOWNS = "SELECT model, beside, gpu_name, slowdown, samples FROM slowdowns WHERE kind = 'packed' ORDER BY model"
 
 
 def test_how_two_models_slow_each_other_is_measured_of_the_pair(host: Host) -> None:

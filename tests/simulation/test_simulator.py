@@ -424,6 +424,29 @@ def test_an_invalid_plan_ends_the_run_and_is_shown(plan: Callable[[View], Plan],
     assert "; the plan: " in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("at", "source", "fault"),
+    [
+        (1.0, 0, None),  # runs, and has saved one
+        (6.0, 0, None),  # has ended
+        (0.0, 0, "job 0 has saved no checkpoint yet"),
+        (1.0, 1, "that is itself"),
+        (1.0, 2, "job 2 starts from the backbone big, and this one from small: the models differ"),
+        (1.0, 3, "there is no such job"),
+        (1.0, 9, "there is no such job"),
+    ],
+)
+def test_a_job_begins_with_the_weights_of_one_that_has_saved_some(at: float, source: int, fault: str | None) -> None:
+    jobs = workload([(0.0, 5.0, 1), (0.0, 5.0, 1), (0.0, 5.0, 1), (50.0, 1.0, 1)], backbone=["small", "small", "big", "small"])
+    begun = Allocation((1,), begin_from=source)
+    plans = {0.0: {0: (0,), 2: (2,)}, at: {0: (0,), 1: begun, 2: (2,)}, 40.0: {3: (0,)}}
+    if fault is None:
+        assert run(jobs, Timetable(plans), "1x3").fates.ended.tolist() == [5.0, at + 5.0, 5.0, 51.0]
+        return
+    with pytest.raises(SimulationError, match=f"invalid plan: job 1: is to begin with the weights of job {source}: {fault}"):
+        run(jobs, Timetable(plans), "1x3")
+
+
 def test_who_stays_is_not_started_over() -> None:
     """The first job runs on GPUs 0 and 1, a second one is given GPU 1 too; so it is if somebody else is preempted for it."""
 

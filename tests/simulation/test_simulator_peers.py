@@ -38,7 +38,9 @@ def named(peer: Peer) -> str:
     return f"{peer.trace}-{peer.policy}-{peer.who}"
 
 
-EXACT = [peer for peer in PEERS if peer.options == Options() and not peer.policy.startswith("tiresias")]
+#: Tiresias' own program counts whole seconds, which is nothing by time and, as it happens, on itp01.
+WHOLE_SECONDS = ("itp06-tiresias-", "philly_11cb48_2w-tiresias-")
+EXACT = [peer for peer in PEERS if peer.options == Options() and not named(peer).startswith(WHOLE_SECONDS)]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from scripted import Scripted, Timetable, run, workload
 from stoker.engine.sim.agenda import Agenda, Kind
 from stoker.engine.sim.run_options import Costs, Errors
 from stoker.engine.sim.truth import beliefs
-from stoker.policies.contract import Allocation, Phase, Plan, Profile, View
+from stoker.policies.contract import Allocation, Group, Phase, Plan, Profile, View, plan_of
 from stoker.policies.estimate.goodput import Goodput, StepTime
 from stoker.policies.estimate.throughput import Throughput
 
@@ -272,6 +272,25 @@ def test_packing_slows_as_was_measured_of_the_pair() -> None:
     seen = []
     run(jobs, PACK, observer=lambda view, *_: seen.append(view.slowdowns is slowdowns))
     assert seen and all(seen), "the policy sees what was measured"
+
+
+@pytest.mark.parametrize(
+    ("priorities", "expected"),
+    [
+        ([0, 0, 0], [55.0, 35.0, 60.0]),  # 10 alone, halves, thirds, halves again, and job 2 alone at the end
+        ([0, 1, 0], [60.0, 20.0, 60.0]),  # job 0 waits from 10 to 20, then halves with job 2
+        ([5, 1, 0], [30.0, 40.0, 60.0]),  # one after the other
+    ],
+)
+def test_switched_jobs_take_turns_and_a_higher_priority_goes_before(priorities: list[int], expected: list[float]) -> None:
+    rows = [(0.0, 30.0, 1), (10.0, 10.0, 1), (20.0, 20.0, 1)]
+    jobs = workload(rows, priority=priorities, share=["switched"] * 3)
+
+    def together(view: View) -> Plan:
+        ids = view.jobs.id.tolist()
+        return plan_of(view, {job: Allocation((0,)) for job in ids}, groups=[Group("switched", tuple(ids))])
+
+    assert run(jobs, Scripted(together)).fates.ended.tolist() == pytest.approx(expected)
 
 
 def test_three_on_a_gpu() -> None:

@@ -14,14 +14,15 @@ from e2e import Jobs, command, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stoker.engine.cli import forecasting
-from stoker.engine.config import Config, Guards, PolicyDefault
+from stoker.engine.config import Config, Guards, Hook, PolicyDefault
 from stoker.engine.estimation.stored_estimates import Estimate, write_estimates
 from stoker.engine.fleet import registration as runners
 from stoker.engine.forecast import foretelling
 from stoker.engine.forecast.deadline_watch import DeadlineWatch
 from stoker.engine.forecast.explain import explain
-from stoker.engine.forecast.foretelling import REFRESH, Foretelling
+from stoker.engine.forecast.foretelling import REFRESH, SLACK, Foretelling
 from stoker.engine.home import Home
+from stoker.engine.hooks import Hooks
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.json_rows import objects
@@ -57,6 +58,7 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
                 "start": draw(st.one_of(st.none(), st.integers(-1, 4).map(lambda n: n * 1000.0))),
                 "code": draw(st.sampled_from(["resources", "behind", *GIVEN_UP])),
                 "demand": draw(st.sampled_from(["strict", "soft"])),
+                "promised": draw(st.booleans()),
             }
         )
     return jobs
@@ -65,21 +67,24 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
 def replace_tables(tx: Transaction, batch: Sequence[tuple[float, list[dict[str, Any]]]]) -> list[None]:
     """What is drawn, in the place of what is there."""
     for now, jobs in batch:
-        for table, key in (("jobs", "id"), ("leases", "job_id"), ("waiting", "job_id"), ("events", "job_id")):
+        for table, key in (("jobs", "id"), ("leases", "job_id"), ("waiting", "job_id"), ("events", "job_id"),
+                           ("deadline_promises", "job_id")):  # fmt: skip
             tx.delete(table, key, range(1, 10))
         for job in jobs:
             number, state = job["id"], job["state"]
             holds = state in HOLDING
             row = {
                 "id": number, "name": f"job{number}", "kind": "train", "pool": "default", "owner": "ann", "state": state,
-                "state_since": now, "state_reason": "so", "priority": 0, "held": False, "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0,
-                "model": "m",
+                "state_since": now - job.get("since", 100.0), "state_reason": "so", "priority": 0, "held": False,
+                "gpus_min": 1, "gpus_max": 1, "gpu_memory": 0, "model": "m",
                 "demand": "best-effort" if job["deadline"] is None else job["demand"], "submitted_at": now - 9000, "attempts": 0,
                 "failures": 0, "preemptions": 0, "cancel_requested": False, "run_time": 0.0, "attained": 0.0, "labels": "{}", "spec": "{}",
                 "deadline": None if job["deadline"] is None else now + job["deadline"], "est_duration": job["takes"],
                 "lease_id": number if holds else None, "finished_at": now if state in ENDED else None,
             }  # fmt: skip
             tx.insert("jobs", [row])
+            if job.get("promised"):
+                tx.insert("deadline_promises", [{"job_id": number, "promised_at": now - 1000.0}])
             if holds:
                 lease = {"id": number, "job_id": number, "attempt": 1, "gpu_count": 1, "state": "running", "granted_at": now,
                          "started_at": now, "policy": "fifo", "profile": state == "profiling"}  # fmt: skip
@@ -102,12 +107,13 @@ def risk(job: Mapping[str, Any]) -> str | None:
         return "missed"
     if state in WAITING and job["code"] in GIVEN_UP:
         return "at risk"
+    unknown = "at risk" if job["promised"] and state not in ("suspending", "profiling") else "unknown"
     if takes is None:
-        return "unknown"
+        return unknown
     if takes > deadline:
         return "at risk"  # even if it went on now
     start = begins(job)
-    return "unknown" if start is None else "at risk" if start + takes > deadline else "safe"
+    return unknown if start is None else "at risk" if start + takes > deadline else "safe"
 
 
 def begins(job: Mapping[str, Any]) -> float | None:
@@ -219,6 +225,34 @@ def test_alarms_say_what_is_wrong(shared: Store, job: dict[str, Any], words: str
     assert words in said
 
 
+def test_a_deadline_that_was_promised_and_is_no_longer_known_is_at_risk(shared: Store, tmp_path: Path) -> None:
+    """Told once, by a hook too, after a restart as before; not while its start is about to be worked out anew."""
+    heard = tmp_path / "heard"
+    hooks = Hooks(shared, [Hook(("deadline-at-risk",), f'echo "$STOKER_REASON" >> {heard}', 10.0)])
+    shared.listen(hooks.committed)
+    assert alarm(shared, takes=500.0, start=100.0) == [], "it is safe"
+    later: dict[str, Any] = {"takes": 500.0, "start": None, "promised": True}
+    assert alarm(shared, **later, since=2.0) == [], "it has just come back into the queue"
+    (words,) = alarm(shared, **later)
+    assert re.fullmatch(r"its deadline of .* UTC was expected to be met, and when .* no longer known: 'stoker explain 1' says why", words)
+    assert explain(shared, 1)["deadline"]["verdict"].startswith("at risk: it was expected to be met")
+    (listed,) = objects(shared, "api/jobs", False, 0.0, None, None, False, 100)
+    assert listed["deadline_risk"] == "at risk"
+    DeadlineWatch(shared).look()
+    hooks.close()
+    assert heard.read_text() == f"{words}\n"
+    (words,) = alarm(shared, takes=None, start=100.0, promised=True)
+    assert "no longer known" in words, "nor is how long it takes"
+
+
+def test_who_is_in_time_is_kept_in_mind(shared: Store) -> None:
+    alarm(shared, takes=500.0, start=100.0)
+    assert shared.rows("policy/promised_deadlines") == [(1,)]
+    DeadlineWatch(shared).look()
+    alarm(shared, takes=500.0, start=None)
+    assert shared.rows("policy/promised_deadlines") == []
+
+
 def test_a_job_that_is_being_stopped_is_not_about_to_end(shared: Store) -> None:
     assert alarm(shared, state="suspending", takes=500.0) == []
     (row,) = objects(shared, "api/top_running")
@@ -236,16 +270,21 @@ class Clock:
         return self.now
 
 
+def grant_ago(tx: Transaction, batch: Sequence[tuple[int, float]]) -> list[None]:
+    tx.update("leases", ["id"], [{"id": lease, "granted_at": time.time() - ago} for lease, ago in batch])
+    return [None] * len(batch)
+
+
 class Host:
     """A daemon's scheduling of one node with one slot, each step of it by hand."""
 
-    def __init__(self, store: Store, policy: str = "fifo") -> None:
+    def __init__(self, store: Store, policy: str = "fifo", min_run_time: float = 0.0) -> None:
         self.store, self.clock = store, Clock()
         gpus = [GpuInfo(id="n1/cpu0", index=0, kind="cpu", name="cpu")]
         greeting = Hello(protocol=VERSION, version="t", node="n1", host="h", boot_id="b", pid=1, pid_started=1.0, home="/h",
                          address="localhost", pool="default", gpus=gpus, leases=[])  # fmt: skip
         self.session = store.write(runners.hello, greeting)
-        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=0.0))
+        config = Config(policy=PolicyDefault(policy), guards=Guards(min_run_time=min_run_time))
         self.scheduling = Scheduling(store, Tasks(lambda *_: None), config, self.clock)
         self.scheduling.start()
 
@@ -270,9 +309,10 @@ class Host:
         (row,) = objects(self.store, "api/job", job)
         return row
 
-    def start(self, job: int) -> int:
-        """Its worker runs from now on; its lease."""
+    def start(self, job: int, granted: float = 200.0) -> int:
+        """Its worker has run for 100 s, or since its lease was granted so many seconds ago; its lease."""
         ((lease,),) = [(row["id"],) for row in objects(self.store, "api/leases", job)]
+        self.store.write(grant_ago, (lease, granted))
         update = WorkerUpdate(lease=lease, state="running", ts=time.time() - 100, pid=9, pid_started=1.0, boot_id="b", run_dir="/tmp")
         self.report(workers=[update])
         return int(lease)
@@ -295,6 +335,20 @@ def strict(after: float, **fields: Any) -> JobSpec:
     return JobSpec(
         **{"name": "timed", "recipe": "toy", "demand": Demand("strict", (Tier(time.time() + after),)), "estimate": 60.0, **fields}
     )
+
+
+def test_who_waits_for_a_guard_has_one_expected_start_for_ps_and_explain(store: Store) -> None:
+    """The end of the guard, where it is not known how long the victim would run."""
+    host = Host(store, "priority", min_run_time=60.0)
+    host.submit(JobSpec(name="victim", recipe="toy"))
+    host.start(1, granted=0.0)
+    (job,) = host.submit(JobSpec(name="urgent", recipe="toy", priority=9))
+    host.pass_time()
+    (listed,) = objects(store, "api/jobs", True, 0.0, None, None, False, 1)
+    held = host.scheduling.held_back("default", job)
+    said = explain(store, job, held_back=host.scheduling.held_back)
+    assert held is not None and listed["id"] == job
+    assert said["waiting"]["est_start"] == listed["est_start"] == pytest.approx(held.until, abs=SLACK)
 
 
 def test_a_pace_that_becomes_known_or_changes_tells_the_start(host: Host) -> None:

@@ -71,7 +71,12 @@ def test_good_plans_pass(good):
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 4]), "order: job 4"),
         (plan(waiting=[Waiting(BEHIND, [5])], order=[5, 5]), "order: names a job twice"),
         (plan(groups=[Group("packed", (2, 5))]), "job 2: is in a group"),
-        (plan({2: (1, 2), 5: (1,)}, groups=[Group("merged", (2, 5))]), "groups: kind 'merged' is not known; 'packed' is"),
+        (plan({2: (1, 2), 5: (1,)}, groups=[Group("merged", (2, 5))]), "groups: kind 'merged' is not known; 'packed' and 'switched' are"),
+        (plan({2: (1, 2), 5: (1,)}, groups=[Group("switched", (2, 5))]), "job 2: is in a group .switched., but its submitter does not say"),
+        (
+            plan({2: (1, 2), 5: (1,)}, groups=[Group("packed", (2, 5)), Group("switched", (5,))]),
+            "job 5: is in groups of two kinds, packed and switched",
+        ),
         (plan({5.0: (1,)}), "allocations: 5.0 is not the id of a job"),
         (plan(waiting=[Waiting(BEHIND, ["5"])]), "waiting: '5' is not the id of a job"),
         (plan(gap=math.nan), "gap"),

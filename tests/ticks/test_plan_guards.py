@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stoker.engine.scheduling.guards import Actions, Evictions, Limits, Start, Stop, next_look, protect, reconcile
+from stoker.engine.scheduling.guards import Actions, Evictions, Joined, Limits, Start, Stop, next_look, protect, reconcile
 from stoker.engine.scheduling.plan_check import PlanError, check
 from stoker.policies.contract import Allocation, Group, Phase, Plan, plan_of
 from views import NOW, Job, World, make_view, views
@@ -197,7 +197,7 @@ def test_nobody_moves_for_a_start_that_is_refused():
 
 def test_partners_of_a_group_share_without_eviction():
     actions = act([Job(1, held=(0,)), Job(2)], {1: (0,), 2: (0,)}, groups=[Group("packed", (1, 2))])
-    assert actions == Actions(starts=[Start(2, (0,), None, share="packed")], renewals=[(1, None)], joined={1: 0.0})
+    assert actions == Actions(starts=[Start(2, (0,), None, share="packed")], renewals=[(1, None)], joined={1: Joined("packed", 0.0)})
 
 
 def test_a_lease_does_not_end_before_the_protection_does():

@@ -191,6 +191,6 @@ def test_a_missing_library_is_named(monkeypatch, tmp_path, rhyme):
     import sys
 
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(StokerError, match=r"needs the package 'tokenizers'.*pip install 'stoker\[llm\]'"):
+    with pytest.raises(StokerError, match=r"needs the package 'tokenizers'.*pip install '\.\[llm\]'"):
         train(tmp_path, 1, rhyme, backbone="tiny")
     assert train(tmp_path, 1, rhyme, **RANDOM).run()  # which reads bytes

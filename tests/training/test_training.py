@@ -92,6 +92,7 @@ class Job:
 
     def __init__(self, path, entrypoint="user:task", stop=None, **params):
         self.path, self.lease, self.alive = path, 0, []
+        self.assigned = {}  #: further fields of its assignments
         path.mkdir(exist_ok=True)
         (path / "user.py").write_text(USER)
         self.spec = {"name": "job", "entrypoint": entrypoint, "params": params, "stop": {"iterations": STEPS} if stop is None else stop}
@@ -102,9 +103,9 @@ class Job:
 
     def start(self, ranks=1, largest_file=0, **env):
         self.lease += 1
-        self.run_dir.mkdir()
+        self.run_dir.mkdir(exist_ok=True)
         assignment = {"lease": self.lease, "job": 1, "attempt": self.lease, "spec": self.spec, "gpus": ["n/cpu0"], "world_size": ranks}
-        (self.run_dir / "assignment.json").write_text(json.dumps(assignment))
+        (self.run_dir / "assignment.json").write_text(json.dumps(assignment | self.assigned))
         env |= {"STOKER_RUN_DIR": str(self.run_dir), "STOKER_CHECKPOINT_DIR": str(self.path / "checkpoints"), "CUDA_VISIBLE_DEVICES": ""}
         if ranks > 1:
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

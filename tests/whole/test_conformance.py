@@ -412,8 +412,8 @@ def _know_the_model(tx: Transaction, batch: Sequence[None]) -> Sequence[None]:
     speed["utilisation"] = BUSY
     gangs = [JobSpec(name="any", recipe="toy", gpus_min=gpus, gpus_max=gpus) for gpus in range(1, 9)]
     tx.upsert("speeds", ["signature", "gpu_name"], [{**speed, "signature": gang.signature, "gang": gang.gpus_min} for gang in gangs])
-    pair = {"model": "toy", "beside": "toy", "gpu_name": "slot", "slowdown": SLOWDOWN, "samples": 1, "updated_at": tx.now}
-    tx.upsert("slowdowns", ["model", "beside", "gpu_name"], [pair])
+    pair = {"model": "toy", "beside": "toy", "gpu_name": "slot", "kind": "packed", "slowdown": SLOWDOWN, "samples": 1, "updated_at": tx.now}
+    tx.upsert("slowdowns", ["model", "beside", "gpu_name", "kind"], [pair])
     return [None] * len(batch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -109,6 +110,38 @@ def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / link).resolve() for link in LINK.findall(index.read_text())}
     assert {page.resolve() for page in PAGES} - {index.resolve()} <= listed
+
+
+def index_table(heading: str) -> str:
+    return (ROOT / "docs" / "README.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_every_room_of_the_source_has_a_row() -> None:
+    """A room within a room is named in the row of the outer one, or has its own."""
+    rows = [words(row) for row in re.findall(r"^\|(.*)\|$", index_table("The source"), re.MULTILINE)]
+    for init in (path for part in ("policies", "engine", "runners") for path in (ROOT / part).rglob("__init__.py")):
+        part, *rooms = init.parent.relative_to(ROOT).parts
+        wanted = {f"{part}/{room}/" for room in rooms[:1]} | {f"{room}/" for room in rooms[1:2]}
+        assert any(wanted <= set(row) for row in rows), init.parent
+
+
+CITES = re.compile(r"\b002,? \(?ch\. [46]\b|\b004,? ch\. 3\b|\b002 algorithm")
+
+
+def test_files_that_name_a_chapter_stand_in_from_paper_to_file() -> None:
+    """Of the chapters whose systems are spread over many files: what a module's first words cite, the table leads to."""
+    table = index_table("From paper to file")
+    for part in ("policies", "engine", "runners"):
+        for path in (ROOT / part).rglob("*.py"):
+            first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
+            assert not CITES.search(first) or path.name in table or f"`{path.relative_to(ROOT)}`" in table, path
+    paths = [path for row in table.splitlines() for path in re.findall(r"`((?:engine|policies|runners|benchmarks)/[\w/]+\.py)`", row)]
+    assert len(paths) > 40 and all((ROOT / path).is_file() for path in paths)
+    for row in table.splitlines():
+        room = ""
+        for name in re.findall(r"`([\w/]+\.py)`", row):  # a name without its room is of the room before it
+            room = name.rpartition("/")[0] or room
+            assert (ROOT / room / name.rpartition("/")[2]).is_file(), name
 
 
 @each_page

@@ -32,11 +32,11 @@ MAY_IMPORT = {
         "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
-    "engine.store": ("engine.store", "engine.errors", "engine.home"),
+    "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
     "engine.adhoc": ("engine.adhoc", "engine.store", "engine.errors", "engine.home"),
     "engine.jobs": (
         "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.home", "engine.json_rows",
-        "engine.protocol", "engine.tasks",
+        "engine.identity", "engine.protocol", "engine.tasks",
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
@@ -56,15 +56,22 @@ MAY_IMPORT = {
     "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
-        "", "engine.cli", "engine.client", "engine.errors", "engine.format", "engine.home", "engine.jobs.states", "engine.store.sqlfiles",
-        "engine.spec", "engine.streams",
+        "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
+        "engine.store.sqlfiles", "engine.spec", "engine.streams",
         "engine.report", "engine.adhoc.quack", "engine.sim", "engine.traces", "policies",
         "engine.autosched.learning", "engine.autosched.simulated_tuning", "engine.autosched.situation",
         "engine.autosched.moment_of_trace", "engine.autosched.summary", "engine.autosched.search_process",
         "engine.prompts",
     ),
     # Recipes and their parameters are checked before a job is submitted; the module is a table of names, without torch.
+    # So are samples to tune on.
+    # What the kernel of this host can do is found out where runners do it.
+    "engine.cli.checks": (
+        "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home",
+        "runners.share.kernel_priority",
+    ),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
+    "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
 }  # fmt: skip
 

@@ -119,6 +119,9 @@ def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
         "rho": of.rho_of(workload, fates, study.cluster),
         "reward": np.where(of.undecided(workload, fates, study.until), np.nan, of.reward_of(workload, fates)),
         "rejected": fates.rejected,
+        "submitted": workload.submitted,
+        "jct": fates.ended - workload.submitted,
+        "gpus": workload.gpus_min,
     }
     kept = of.takes_part(workload, fates, study.until)
     return {

@@ -75,10 +75,12 @@ def _measure(node: Node, field: str, read: Callable[[Any], T], forms: str) -> T:
         raise node.mark.error(field, str(error)) from None
 
 
-def choice(options: Collection[str]) -> Reader[Any]:
+def choice(options: Collection[str], refused_later: Collection[str] = ()) -> Reader[Any]:
+    """One of the options; those that are refused later have a message of their own there."""
+
     def read(node: Node, field: str) -> str:
         value = text(node, field)
-        if value not in options:
+        if value not in options and value not in refused_later:
             raise node.mark.error(field, f"must be one of {', '.join(options)}, not {shown(value)}{nearest(value, options)}")
         return value
 
@@ -122,13 +124,17 @@ def listed(nodes: Sequence[Node], field: str, read: Reader[T]) -> list[T]:
     return values
 
 
+#: fields that there were, and what is to be written now
+GONE = {"share.priority": "is no longer a field: the job's own priority counts; write 'priority' beside 'share'"}
+
+
 def known(node: Node, field: str, names: Collection[str], wanted: str, errors: Gathered | None = None) -> dict[str, Node]:
     """Fields of a mapping whose names are ours; those left empty count as not given. With ``errors`` the others are noted there."""
     found, wrong = entries(node, field, wanted), Gathered() if errors is None else errors
     for key, item in found.items():
         if key not in names:
             path = f"{field}.{key}" if field else key
-            wrong.add(item.mark.error(path, f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}"))
+            wrong.add(item.mark.error(path, GONE.get(path) or f"unknown field{nearest(key, names) or f'; known: {_few(names)}'}"))
     if errors is None:
         wrong.tell()
     return {key: item for key, item in found.items() if item.value is not None and key in names}

@@ -1,0 +1,86 @@
+"""What keeps a waiting job from GPUs beside their being taken: a job before it that it may not pass, and why it is packed with nobody.
+
+The policy is asked for a plan of the pool as it is, an instance of its own, and once more as it would be with another setting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from ...policies.contract import Plan, Policy, View
+from ...policies.placement.packing import Unpacked
+from ..scheduling.guards import protect
+from ..scheduling.plan_check import check, check_enacted
+from ..scheduling.ticks import Rules
+
+BEHIND, RESOURCES = "behind", "resources"  #: codes of reasons
+KEY = "backfill"  #: of policies whose first job in line holds back the others
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A job that holds back another one."""
+
+    job: int
+    passes: bool  #: whether the other would start at once if the policy let jobs pass
+
+
+@dataclass(frozen=True, slots=True)
+class InTheWay:
+    """What keeps one job."""
+
+    before: Before | None = None
+    remedy: str | None = None  #: a command that would let it pass
+    unpacked: Unpacked | None = None
+
+
+def in_the_way(job: int, code: str, rules: Rules, view: View, auto: Mapping[str, Any] | None) -> InTheWay:
+    """``code``: why it waits, which of the two is asked by that. ``rules``: of its pool, which tunes itself as ``auto`` says."""
+    view = protect(view, rules.limits)
+    try:
+        if code == RESOURCES:
+            return InTheWay(unpacked=unpacked(job, rules.policy(), view))
+        held = before(job, rules.policy(), view)
+        return InTheWay(held, command(rules.name, rules.config, view.pool, auto) if held is not None and held.passes else None)
+    except (Exception, SystemExit):  # a policy is anybody's code; that it fails is told elsewhere
+        return InTheWay()
+
+
+def before(job: int, policy: Policy, view: View) -> Before | None:
+    """Who holds back a job that waits for its turn alone; None: nobody does."""
+    plan = _asked(policy, view)
+    order = [int(one) for one in plan.order]
+    codes = {int(one): group.reason.code for group in plan.waiting for one in group.jobs}
+    if codes.get(job) != BEHIND or job not in order:
+        return None
+    ahead = [one for one in order[: order.index(job)] if codes.get(one) == RESOURCES]
+    if not ahead:
+        return None
+    config: Any = getattr(policy, "config", None)
+    passes = False
+    if is_dataclass(config) and getattr(config, KEY, None) is False:
+        other = type(policy)(replace(config, **{KEY: True}))  # type: ignore[type-var]
+        passes = job in _asked(other, view).allocations
+    return Before(ahead[-1], passes)
+
+
+def unpacked(job: int, policy: Policy, view: View) -> Unpacked | None:
+    """Why a job shares the GPUs of nobody under a policy that packs; None: it does, or the policy does not say."""
+    tells = getattr(policy, "unpacked", None)
+    found = tells(view, job) if tells is not None else None
+    return found if isinstance(found, Unpacked) else None
+
+
+def command(policy: str, config: Mapping[str, Any], pool: str, auto: Mapping[str, Any] | None) -> str:
+    """What sets the key, with all else as it is."""
+    settings = " ".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in {**config, KEY: True}.items())
+    where = "" if pool == "default" else f" --pool {pool}"
+    tunes = f" --auto --every {auto['period']:.0f}s --objective {auto['objective']}" if auto else ""
+    return f"stoker policy set {policy} {settings}{where}{tunes}"
+
+
+def _asked(policy: Policy, view: View) -> Plan:
+    return check_enacted(check(policy.plan(view), view))

@@ -1,0 +1,71 @@
+"""Jobs that begin with the weights of another one: which can, and when those that wait for a checkpoint go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..spec.model import JobSpec
+from ..store.transaction import Transaction
+from .moves import Move, move
+from .states import FINAL, State
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A job with whose weights others would begin."""
+
+    name: str  #: or number, as people are told
+    spec: JobSpec
+    state: State
+    saved: bool  #: there is a checkpoint of it
+    begin_from: int | None = None  #: with whose weights it begins itself
+
+
+def sources_of(rows: Iterable[Sequence[Any]]) -> dict[int, Source]:
+    """Of the query ``store/weight_sources``, by number."""
+    return {
+        job: Source(str(job), msgspec.json.decode(spec, type=JobSpec), State(state), saved, begin_from)
+        for job, spec, state, saved, begin_from in rows
+    }
+
+
+def objection(spec: JobSpec, source: Source) -> str | None:
+    """Why a job can never begin with those weights; None: it can, once there is a checkpoint. Whether tensors fit shows when it begins."""
+    of, name = source.spec, f"job {source.name}"
+    if of.command is not None:
+        return f"{name} runs a command, whose checkpoints nothing else can read; name a job with a recipe or an entrypoint"
+    if spec.recipe != of.recipe:
+        return f"{name} trains {of.recipe or of.entrypoint}, and this one {spec.recipe or spec.entrypoint}: the models differ"
+    if None not in (spec.starts_from, of.starts_from) and spec.starts_from != of.starts_from:
+        return f"{name} starts from the backbone {of.starts_from}, and this one from {spec.starts_from}: the models differ"
+    if source.state in FINAL and not source.saved:
+        return f"{name} has ended as {source.state} without a checkpoint"
+    return None
+
+
+def planned(rows: Callable[[list[int]], Iterable[Sequence[Any]]], wanted: Mapping[int, int]) -> dict[int, str]:
+    """What there is to object to jobs that a plan begins with the weights of others, by job; ``rows``: of ``store/weight_sources``."""
+    known = sources_of(rows(sorted({*wanted, *wanted.values()})))
+    found = {job: _objection_now(known.get(job), known.get(source), source) for job, source in wanted.items()}
+    return {job: words for job, words in found.items() if words is not None}
+
+
+def _objection_now(job: Source | None, source: Source | None, number: int) -> str | None:
+    if job is None or source is None or job is source:
+        return "there is no such job" if job is not source else "that is itself"
+    if job.spec.command is not None:
+        return "it runs a command, which reads what it begins with itself"
+    if job.begin_from != number and (job.begin_from or job.spec.weights):
+        return f"it begins with {f'those of job {job.begin_from}' if job.begin_from else job.spec.weights} already"
+    return objection(job.spec, source) or (None if source.saved else f"job {source.name} has saved no checkpoint yet")
+
+
+def first_saved(tx: Transaction, jobs: Sequence[int]) -> None:
+    """These have saved their first checkpoint: who waits for it, and for nothing else, may start."""
+    waiting = [row[0] for row in tx.execute("weight_waiters", list(jobs))] if jobs else []
+    ready = tx.execute("ready", waiting) if waiting else []
+    move(tx, [Move(job, State.PENDING, "there is a checkpoint with which it can begin", "daemon") for (job,) in ready])

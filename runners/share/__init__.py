@@ -1,0 +1,1 @@
+"""Several jobs on a GPU: whose turn it is."""

@@ -1,0 +1,95 @@
+"""What an agent does for leases that are switched: it says where they take turns, or lets the kernel decide by priority, and watches.
+
+On CPU slots the kernel shares better than any turn (a request is served in 0.15 ms rather than at the next layer), so there the lower of
+two jobs gets the lowest scheduling class, unless turns are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ..host import processes
+from ..host.gpus import Devices
+from ..host.rundir import TURN
+from ..host.runs import Run
+from .kernel_priority import means, put
+from .turn import look, path_of
+
+Kind = Literal["kernel", "cooperative"]  #: who decides on CPU slots
+
+
+class SlotTurns:
+    """``kind``: who decides on CPU slots; on GPUs jobs take turns."""
+
+    def __init__(self, devices: Devices, home: Path, kind: Kind = "kernel") -> None:
+        self._devices, self._home, self.kind = devices, home, kind
+        self._means = means()
+        self._told: dict[int, tuple[str | None, int]] = {}
+        self._ranked: dict[int, bool] = {}  #: leases, and whether they are in the lowest class
+        self._rank_at = 0.0  #: when all are looked at again
+
+    def tell(self, running: Sequence[Run]) -> None:
+        """Write to all who run, or are about to, whether they take turns, where it has changed."""
+        told: dict[int, tuple[str | None, int]] = {}
+        for run in running:
+            with run.isolated():  # tried again at the next look
+                said = (self._place(run), run.assignment.priority)
+                before = self._told.get(run.lease) or self._written(run)
+                if said != before and (said[0] or before[0]):
+                    run.dir.replace(TURN, {"path": said[0], "priority": said[1]})
+                told[run.lease] = said
+        self._told = told
+
+    @staticmethod
+    def _written(run: Run) -> tuple[str | None, int]:
+        """What an agent before has told it."""
+        said = run.dir.read(TURN) or {}
+        return said.get("path"), said.get("priority", 0)
+
+    def _place(self, run: Run) -> str | None:
+        """The file by which it takes turns."""
+        gpu = self._devices.gpus.get(run.assignment.gpus[0])
+        if run.assignment.share != "switched" or gpu is None or (gpu.kind == "cpu" and self.kind == "kernel"):
+            return None
+        return str(path_of(self._home, gpu.id))
+
+    def rank(self, running: Sequence[Run]) -> None:
+        """By the kernel: whoever shares a slot with a higher priority is in the lowest class, and out of it when that has left.
+
+        All is looked at again each second while anybody is, as a process that begins a session is out of it.
+        """
+        known = [run for run in running if run.identity is not None and run.assignment.share == "switched"]
+        wanted = {run.lease: self._is_behind(run, running) for run in known}
+        now = time.monotonic()
+        if wanted == self._ranked and (now < self._rank_at or not any(wanted.values())):
+            return
+        table = processes.table()
+        for run in known:
+            if wanted[run.lease] or self._ranked.get(run.lease) is not False:
+                for process in processes.descendants(run.identity.pid if run.identity else 0, table):
+                    put(process.pid, self._means, low=wanted[run.lease])
+        self._ranked, self._rank_at = wanted, now + 1.0
+
+    def _is_behind(self, run: Run, running: Sequence[Run]) -> bool:
+        gpu = self._devices.gpus.get(run.assignment.gpus[0])
+        if run.assignment.share != "switched" or gpu is None or gpu.kind != "cpu" or self.kind != "kernel":
+            return False
+        beside = [other for other in running if other is not run and other.assignment.gpus == run.assignment.gpus]
+        return any(other.assignment.priority > run.assignment.priority for other in beside)
+
+    def waiting(self) -> set[int]:
+        """Leases that wait for their turn: they are not hanging."""
+        return {lease for path in self._places() for lease in look(path).waiting}
+
+    def stuck(self, graces: dict[int, float]) -> Iterator[int]:
+        """Leases that have kept the turn from a living one without a sign for longer than their grace."""
+        for path in self._places():
+            seen = look(path)
+            if seen.holder is not None and seen.waiting and seen.silent > graces.get(seen.holder, float("inf")):
+                yield seen.holder
+
+    def _places(self) -> list[Path]:
+        return [Path(path) for path in sorted({path for path, _ in self._told.values() if path is not None})]

@@ -1,0 +1,173 @@
+"""The turn of a GPU: of the jobs that are switched there one computes at a time, and nobody has to be started to see to it.
+
+A file a GPU, ``HOME/turns/ID``. Under record locks (POSIX, by process) byte 0 is the turn, and byte 1 + slot says "I live". Its mapped page
+has a slot a lease: since when it wants the turn, its priority, when it was last heard, and its number; each writes its own slot only.
+
+- The page is advice, the lock is the truth: there are never two holders, whatever the page says.
+- The kernel frees both at death, also by SIGKILL; a forked loader process keeps nothing, as record locks are not inherited.
+  (flock would be, and starves between holders on several cores.)
+- Only its agent takes the turn from a live process, by ending it (`runners.share.slot_turns`).
+- Closing any descriptor of the file gives up the locks of the whole process: one `Turn` a process and file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ...engine.errors import StokerError
+
+SLOTS = 32  #: leases on a GPU at once
+MOST_URGENT = 1 << 62  #: priority of a job that is asked to leave: it has a step to finish
+PATIENCE = 0.25  #: seconds after which whoever waits and is not heard is passed over: it has been stopped
+_SINCE, _PRIORITY, _HEARD, _LEASE = range(4)
+_WORDS = 4  #: of a slot
+_PAGE = SLOTS * _WORDS * 8
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002  #: seconds between looks of whoever waits
+_LOCK = "hhqqi4x"  #: struct flock
+
+
+def path_of(home: Path, gpu: str) -> Path:
+    return home / "turns" / gpu.replace("%", "%25").replace("/", "%2F")
+
+
+class Turn:
+    """This process's place at a GPU. ``leaving``: whether it is asked to end, and so goes before all others that wait."""
+
+    def __init__(self, path: Path, lease: int, priority: int = 0, leaving: Callable[[], bool] = lambda: False) -> None:
+        self.path, self.priority, self.held, self._leaving = path, priority, False, leaving
+        self._since = 0  #: when we asked, of the monotonic clock
+        try:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._slot = self._enter()
+            except BaseException:
+                os.close(self._file)
+                raise
+        except OSError as error:
+            needs = "the home needs room, and a file system with record locks (fcntl)"
+            raise StokerError(f"share: no turns can be taken by {path}: {error.strerror}; {needs}") from None
+        self._own = self._slot * _WORDS
+        self._others = [slot * _WORDS for slot in range(SLOTS) if slot != self._slot]
+        self._words[self._own + _SINCE] = 0
+        self._words[self._own + _LEASE] = lease
+
+    def _enter(self) -> int:
+        if os.fstat(self._file).st_size < _PAGE:
+            os.posix_fallocate(self._file, 0, _PAGE)  # a page without room on the disk would end the process when it is written
+        self._map = mmap.mmap(self._file, _PAGE)
+        self._words = memoryview(self._map).cast("q")
+        for slot in range(SLOTS):
+            if self._lock(1 + slot):
+                return slot
+        raise OSError(errno.EUSERS, f"{SLOTS} jobs share this GPU already")
+
+    def take(self) -> None:
+        """Wait for the turn: until nobody living stands before us, by priority and then since when, and the lock is free."""
+        if not self.held:
+            self._since = time.monotonic_ns()
+            self._take()
+
+    def pause(self) -> None:
+        """Give way, and go on when the turn comes back: before equals that have asked since, as these change when a step is over."""
+        self.give()
+        self._take()
+
+    def _take(self) -> None:
+        words, own, pause = self._words, self._own, _FIRST_PAUSE
+        words[own + _PRIORITY] = MOST_URGENT if self._leaving() else self.priority
+        words[own + _HEARD], words[own + _SINCE] = time.monotonic_ns(), self._since
+        while self._somebody_before() or not self._lock(0):
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LONGEST_PAUSE)
+            words[own + _HEARD] = time.monotonic_ns()
+            if self._leaving():
+                words[own + _PRIORITY] = MOST_URGENT
+        self.held = True
+        words[own + _HEARD] = time.monotonic_ns()
+        words[own + _SINCE] = 0
+
+    def wanted(self) -> bool:
+        """Whether somebody living of a higher priority waits for the turn that we have. A look, cheap enough for each layer."""
+        words, own = self._words, self._own
+        words[own + _HEARD] = time.monotonic_ns()
+        priority = MOST_URGENT if words[own + _PRIORITY] == MOST_URGENT else self.priority
+        return any(words[at] and words[at + _PRIORITY] > priority and self._waits(at) for at in self._others)
+
+    def give(self) -> None:
+        if self.held:
+            self.held = False
+            self._unlock(0)
+
+    def close(self) -> None:
+        """Leave; whoever waits goes on."""
+        self._words[self._own + _SINCE] = 0
+        self._words.release()
+        self._map.close()
+        os.close(self._file)  # and with it all locks
+        self.held = False
+
+    def _somebody_before(self) -> bool:
+        words, own = self._words, self._own
+        mine = (-words[own + _PRIORITY], words[own + _SINCE], own)
+        return any(words[at] and (-words[at + _PRIORITY], words[at], at) < mine and self._waits(at) for at in self._others)
+
+    def _waits(self, at: int) -> bool:
+        """Whether who says so in a slot lives, and is not stopped."""
+        if time.monotonic_ns() - self._words[at + _HEARD] > PATIENCE * 1e9:
+            return False
+        return _holder(self._file, 1 + at // _WORDS) is not None
+
+    def _lock(self, byte: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            return True
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+
+    def _unlock(self, byte: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+
+def _holder(file: int, byte: int) -> int | None:
+    """The process that has locked a byte, None: none but ours."""
+    asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    kind, _, _, _, pid = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+class Seen(NamedTuple):
+    """What one who takes no part sees of a turn."""
+
+    holder: int | None  #: its lease, None: nobody has the turn
+    silent: float  #: seconds since the holder was last heard
+    waiting: dict[int, int]  #: leases that wait, and their priorities
+
+
+def look(path: Path) -> Seen:
+    """For a process that has no `Turn` of this file, as an agent."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return Seen(None, 0.0, {})
+    try:
+        words = struct.unpack(f"{SLOTS * _WORDS}q", os.pread(file, _PAGE, 0).ljust(_PAGE, b"\0"))
+        slots = {words[at + _LEASE]: words[at : at + _WORDS] for slot in range(SLOTS) if _holder(file, 1 + slot) for at in [slot * _WORDS]}
+        pids = {_holder(file, 1 + slot): words[slot * _WORDS + _LEASE] for slot in range(SLOTS)}
+        turn = _holder(file, 0)
+    finally:
+        os.close(file)
+    holder = None if turn is None else pids.get(turn)
+    now = time.monotonic_ns()
+    silent = (now - slots[holder][_HEARD]) / 1e9 if holder in slots else 0.0
+    return Seen(holder, silent, {lease: slot[_PRIORITY] for lease, slot in slots.items() if slot[_SINCE]})
