@@ -220,10 +220,14 @@ def wrong(row: dict[str, Any]) -> str | None:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """By whole names, or else by how they begin."""
+    """By whole names, or else by the words with which they begin."""
     if not names:
         return list(MODELS)
-    found = [name for wanted in names for name in ([wanted] if wanted in MODELS else [each for each in MODELS if each.startswith(wanted)])]
+    found = [
+        name
+        for wanted in names
+        for name in ([wanted] if wanted in MODELS else [each for each in MODELS if re.match(rf"{re.escape(wanted)}\b", each)])
+    ]
     if not found:
         raise SystemExit(f"--models: there is none of {', '.join(names)}; there are {', '.join(MODELS)}")
     return list(dict.fromkeys(found))
@@ -231,7 +235,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--models", nargs="*", default=[], help="names, or how they begin (default: all)")
+    parser.add_argument("--models", nargs="*", default=[], help="names, or their first words (default: all)")
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's file model.py")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2], help="of a step")
     parser.add_argument("--share", type=float, default=0.5, help="the cap, of what a step in one part takes")
