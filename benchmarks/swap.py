@@ -36,13 +36,16 @@ import swap_cuda
 import torch
 from common import arguments, machine, progress, show
 from stoker.engine.errors import UsageError
+from stoker.runners.device.device import Device
 from stoker.runners.device.metered import BANDWIDTH, MeteredDevice
-from stoker.runners.swap.chain import Chain, size_of
-from stoker.runners.swap.model_graph import trace
-from stoker.runners.swap.part_times import measure
+from stoker.runners.swap.comparison import compared
+from stoker.runners.swap.interception import Interception
+from stoker.runners.swap.micro_batch import MicroBatch
+from stoker.runners.swap.part_times import measure, size_of, sizes_of
 from stoker.runners.swap.partition import Measured, cost_of, smallest_cap
-from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
+from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swap_plan import plan_step
+from stoker.runners.swap.units import Finder, Units
 from stoker.runners.train import rng
 from swap_schedules import at_bandwidth, at_rate, bandwidth_for, fsdp2, micro_batch_major, parts_of
 from torch import nn
@@ -96,7 +99,7 @@ class Gpt(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(self.blocks(self.words(tokens) + self.places.weight)))
+        return self.head(self.norm(self.blocks(self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device)))))
 
 
 class Operations(TorchDispatchMode):
@@ -111,13 +114,11 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def equal_cuts(chain: Chain, parts: int) -> list[int]:
-    """Cuts into parts of about equal weights, where a single value crosses."""
-    sizes = [size_of([chain.attribute(name) for name in names]) for names in chain.tensors_of]
-    bound = chain.bound_cuts(set(chain.parameters))
-    fit = [cut for cut in range(1, len(chain)) if cut not in bound and len(chain.crossing(cut)) == 1]
+def equal_cuts(units: Units, parts: int) -> list[int]:
+    """Cuts into parts of about equal weights."""
+    sizes = sizes_of(units)
     goals = [sum(sizes) * part / parts for part in range(1, parts)]
-    return sorted({min(fit, key=lambda cut: abs(sum(sizes[:cut]) - goal)) for goal in goals})
+    return sorted({min(units.cuts(), key=lambda cut: abs(sum(sizes[:cut]) - goal)) for goal in goals})
 
 
 class Case:
@@ -131,6 +132,21 @@ class Case:
         self.batches = [torch.randint(model.words.num_embeddings, size, generator=generator) for _ in range(count)]
         self.batches = [tokens.to(model.words.weight.device) for tokens in self.batches]
         self.operations = Operations()
+        self._units: Units | None = None
+
+    @property
+    def units(self) -> Units:
+        """By a comparison with the model itself, if it has any content."""
+        if self._units is None:
+            finder = Finder(self.model)
+            begin = [lambda: self.begun(self.batches[0][:, :8], None)]
+            self._units = Units(self.model, finder.units()) if self.batches[0].is_meta else compared(self.model, finder, begin)
+            Interception(self._units)
+        return self._units
+
+    def begun(self, tokens: torch.Tensor, device: Device | None) -> MicroBatch:
+        there = tokens if device is None else device.put(tokens)
+        return MicroBatch(lambda: self.loss(self.model(there), there), rng.get_state(), size_of(tokens))
 
     def device(self, **link: float) -> MeteredDevice:
         return MeteredDevice(UNBOUND, clock=lambda: self.operations.done / self.rate, **link)
@@ -158,26 +174,21 @@ class Case:
 
     def measured(self, bandwidth: float) -> Measured:
         """The profile of the model with the first micro-batch."""
-        device = self.device(bandwidth=bandwidth)
-        chain = Chain(self.model, trace(self.model))
-        tokens = device.put(self.batches[0])
+        units = self.units
         with self.operations:
-            return measure(
-                chain, lambda: chain.bind((device.put(tokens),), {}), lambda _, answer: self.loss(answer, tokens), device, rounds=1
-            )
+            return measure(units, lambda device: self.begun(self.batches[0], device), self.device(bandwidth=bandwidth), rounds=1)
 
     def swapped(self, cuts: Sequence[int] | int, bandwidth: float) -> tuple[MeteredDevice, Any, list[torch.Tensor]]:
-        """``cuts``: before these nodes, or into so many equal parts."""
+        """``cuts``: before these calls, or into so many equal parts."""
         self.model.zero_grad(set_to_none=True)
-        chain = Chain(self.model, trace(self.model))
         device = self.device(bandwidth=bandwidth)
-        executor = SwapExecutor(chain, equal_cuts(chain, cuts) if isinstance(cuts, int) else cuts, device)
-        micro, there = [], [device.put(tokens) for tokens in self.batches]
-        for c, tokens in enumerate(there):
+        executor = SwapExecutor(self.units, equal_cuts(self.units, cuts) if isinstance(cuts, int) else cuts, device)
+        micro = []
+        for c, tokens in enumerate(self.batches):
             rng.seed_all(rng.mixed(0, c))
-            micro.append(MicroBatch(chain.bind((tokens,), {}), rng.get_state()))
+            micro.append(self.begun(tokens, device))
         with self.operations, device.step() as times:
-            executor.run(micro, lambda c, answer: self.loss(answer, there[c]))
+            executor.run(micro)
         return device, times, gradients(self.model)
 
 

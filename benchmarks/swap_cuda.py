@@ -16,11 +16,12 @@ from stoker.engine.errors import UsageError
 from stoker.engine.spec.model import Memory
 from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
-from stoker.runners.swap.chain import Values
 from stoker.runners.swap.part_times import measure
 from stoker.runners.swap.partition import Measured
 from stoker.runners.swap.swap_plan import SwapPlan, plan_step
 from stoker.runners.swap.swapped_step import SwappedStep
+from stoker.runners.swap.task_batches import begun
+from stoker.runners.train import rng
 from stoker.runners.train.step import PlainStep
 from stoker.runners.train.task import Task
 from stoker.runners.worker.ranks import Ranks
@@ -55,7 +56,7 @@ def run(options: Any, model: nn.Module, told: Told) -> None:
     progress("pinning, and measuring the parts")
     step.place(model)
     begun = time.perf_counter()
-    profile = profiled(step, data)
+    profile = profiled(task, step, data)
     took = time.perf_counter() - begun
     rows: list[Row] = []
     plans: list[Row] = []
@@ -97,8 +98,8 @@ def swapped(
     for room in (1.0, 0.95, 0.9, 0.8):
         plan = plan_step(profile, int(room * cap), count)
         progress(f"{count} micro-batches, cap {cap >> 20} MiB, {len(plan.parts)} parts")
-        step._cuts = lambda _, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
-        step.training.executor = None
+        step._cut = lambda batches, weight, used, plan=plan: plan.cuts  # type: ignore[method-assign, misc]
+        step.executor = None
         try:
             return plan, measured_row(options, step, data, count, cap, plan, plain)
         except CapExceeded as error:
@@ -115,18 +116,10 @@ def next_tokens(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def profiled(step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
-    chain, device, call = step.training.chain, step.device, step.call
-    judged = device.put(torch.stack(list(data)))
+def profiled(task: Task, step: SwappedStep, data: Sequence[torch.Tensor]) -> Measured:
+    batch = torch.stack(list(data))
     step.model.train()
-
-    def begun() -> Values:
-        return chain.bind(*call.inputs(device.put(judged)))
-
-    def loss(_: int, answer: Any) -> torch.Tensor:
-        return call.loss(judged, lambda: answer)
-
-    return measure(chain, begun, loss, device, rounds=2)
+    return measure(step._compared([batch, batch]), lambda device: begun(task, batch, rng.get_state(), device), step.device, rounds=2)
 
 
 def seconds(act: Callable[[], object], steps: int) -> float:

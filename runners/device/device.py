@@ -29,6 +29,7 @@ class Device(Protocol):
     name: str
     emulated: bool  #: its times are of a model of a link, not of hardware
     cap: int  #: bytes
+    device: torch.device  #: where its tensors are
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a small host tensor on the device, for the computing stream; waits for it."""

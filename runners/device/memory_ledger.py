@@ -30,9 +30,9 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             if tensor.untyped_storage()._cdata not in self._sizes:
-                self.count(tensor, {given.untyped_storage()._cdata for given in _tensors((args, tuple(kwargs.values())))})
+                self.count(tensor, {given.untyped_storage()._cdata for given in tensors_in((args, tuple(kwargs.values())))})
         return result
 
     def count(self, tensor: torch.Tensor, known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
@@ -52,10 +52,11 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self._sizes.pop(key)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """In what an operation takes or gives: lists at most. (torch's own walk through any tree takes as long as a small operation.)"""
     if isinstance(value, torch.Tensor):
-        yield value
+        if value.layout == torch.strided:  # a sparse one has no storage of its own
+            yield value
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)

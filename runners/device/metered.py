@@ -51,6 +51,7 @@ class MeteredDevice:
 
     name = "metered"
     emulated = True
+    device = torch.device("cpu")
 
     def __init__(
         self,

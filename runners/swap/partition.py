@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What is made in one piece and used last in another, of one micro-batch."""
+    """What is made in one piece and used last in another, of one micro-batch; ``last``: the count of pieces for what is kept throughout."""
 
     birth: int
     last: int
@@ -70,7 +70,8 @@ class Measured:
     inputs: int = 0  #: bytes of a micro-batch
     part_forward: float = 0.0  #: seconds that each part adds to the forward of a micro-batch, whatever is in it
     part_backward: float = 0.0
-    there: int = 0  #: bytes that are used whatever is planned: on a GPU batches, and what libraries keep
+    there: int = 0  #: bytes that are used whatever is planned: weights of the glue; on a GPU batches, and what libraries keep
+    bottom: int | None = None  #: the first piece that is gone through backward; by default the first one with trained weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class Part:
     forward_work: int
     backward_work: int  #: in a step of one micro-batch
     later_work: int  #: in a step of several
+    staying: int  #: bytes that it has made and keeps until it goes back, of a micro-batch that waits for its turn to do so
     made: int  #: bytes that cross its end and not its start, and statistics: kept of each micro-batch
     crossing: int  #: bytes that cross its end, and inputs: all that is kept of a micro-batch where nothing goes back
     arriving: int  #: bytes of the gradients of what crosses its end
@@ -114,6 +116,8 @@ class Parts:
 
     @cached_property
     def first_trained(self) -> int:
+        if self.measured.bottom is not None:
+            return self.measured.bottom
         trained = (any(weight.trained for weight in piece.weights) for piece in self.measured.pieces)
         return next((index for index, trains in enumerate(trained) if trains), 0)
 
@@ -146,7 +150,7 @@ class Parts:
             stop=stop,
             trains=trains,
             forward=sum(piece.forward for piece in pieces) + self.measured.part_forward,
-            backward=sum(piece.backward for piece in pieces) + self.measured.part_backward if trains else 0.0,
+            backward=self._backward(start, stop) if trains else 0.0,
             load=load,
             out=sum(piece.out for piece in pieces),
             weights=weights,
@@ -154,11 +158,21 @@ class Parts:
             forward_work=statistics + max(self.alive(start, p) + self.measured.pieces[p].forward_work for p in range(start, stop)),
             backward_work=first,
             later_work=later,
+            staying=self._staying(start, stop) + statistics if stop < self.count else 0,
             made=self.alive(start, stop) + statistics,
             crossing=self.alive(0, stop) + self.measured.inputs,
             arriving=self.gradients_at[stop],
             leaving=self.gradients_at[start],
         )
+
+    def _staying(self, start: int, stop: int) -> int:
+        return sum(c.size for c in self.measured.values if start <= c.birth < stop and c.last >= self.count)
+
+    def _backward(self, start: int, stop: int) -> float:
+        """Seconds. What is not trained, before all that is, is computed in the last part, which goes forward and back in one; else not."""
+        seconds = sum(piece.backward for piece in self.measured.pieces[start:stop]) + self.measured.part_backward
+        frozen = self.measured.pieces[start : self.first_trained] if stop == self.count else ()
+        return seconds + sum(piece.forward for piece in frozen)
 
     @staticmethod
     def _loaded(pieces: Sequence[Piece]) -> tuple[int, float]:
@@ -234,12 +248,13 @@ def needed(before: Part | None, part: Part, kept: int, accumulate: int) -> int:
     here = kept if before is None else before.kept_after(kept)
     most = 0
     if part.trains:
-        gone_back = part.gradients + part.work(accumulate) + accumulate * here + others * max(part.arriving, part.leaving)
+        gone_back = part.gradients + part.work(accumulate) + accumulate * here + others * (part.staying + max(part.arriving, part.leaving))
         most = part.weights + (before.weights if before is not None else 0) + gone_back
     if before is not None:
         most = max(most, before.weights + part.weights + before.forward_work + accumulate * kept + others * before.made)
         if before.trains and room_after(accumulate) > 0:
-            gone_back = before.gradients + before.work(accumulate) + accumulate * kept + others * max(before.arriving, before.leaving)
+            gone_back = before.gradients + before.work(accumulate) + accumulate * kept
+            gone_back += others * (before.staying + max(before.arriving, before.leaving))
             most = max(most, before.weights + part.gradients + gone_back)
     return most
 

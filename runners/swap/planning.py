@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ...engine.spec.model import JobSpec
 from ..device.cuda import CudaDevice
@@ -21,15 +19,14 @@ from ..device.metered import MeteredDevice
 from ..train import rng
 from ..train.batch_feeds import Source
 from ..train.batches import Order
-from ..train.step import checked
 from ..train.task import Task
 from ..worker import script
-from .chain import Chain, Values, size_of
-from .loss_call import LossCall
-from .model_graph import arguments, trace
+from .interception import Interception
 from .part_times import measure
 from .partition import Measured, Piece
 from .swap_plan import plan_step
+from .task_batches import begun, compared_task
+from .units import Finder
 
 MARK = "stoker-swap-plan "  #: begins the line with the plan
 
@@ -55,26 +52,12 @@ def measured_task(task: Task, device: Device) -> Measured:
     task.check(1)
     task.model.train()
     batch = first_batch(task)
-
-    def placed() -> Any:
-        return tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
-
-    judged, call = placed(), LossCall(task.model, task.loss)
-    with rng.preserved():
-        given = arguments(task.model, *call.inputs(placed()))[1]
-    chain = Chain(task.model, trace(task.model, getattr(task, "whole", ()), given))
-
-    def begun() -> Values:
-        return chain.bind(*call.inputs(placed()))
-
-    def loss(_: int, answer: Any) -> torch.Tensor:
-        return checked(call.loss(judged, lambda: answer))
-
+    units = compared_task(task, Finder(task.model, task.units, task.whole), [batch, batch], device.emulated)
+    interception = Interception(units)
     try:
-        measured = measure(chain, begun, loss, device, _say)
+        return measure(units, lambda where: begun(task, batch, rng.get_state(), where), device, _say)
     finally:
-        call.close()
-    return replace(measured, inputs=max(measured.inputs, size_of(judged, device.rounded)))
+        interception.close()
 
 
 def first_batch(task: Task) -> Any:

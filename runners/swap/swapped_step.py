@@ -1,20 +1,20 @@
 """Training under a cap of device memory: the model's parts are swapped in and out, weights and optimizer stay on the host (004 ch. 3.3).
 
-It is the plain step with the same batches to the bit, on a CPU. The task's loss runs as it stands: the model's forward is replaced, so
-that the call tells what the model is to compute, and later gets what the parts have computed.
+It is the plain step with the same batches to the bit, on a CPU. The task's loss runs as it stands, in a thread for each micro-batch,
+which waits where the model calls a unit of another part (`micro_batch`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...engine.errors import UsageError
 from ...engine.spec.model import Memory
@@ -22,16 +22,17 @@ from ..device.cuda import CudaDevice
 from ..device.device import CapExceeded, Device, Times
 from ..device.metered import MeteredDevice
 from ..train import rng
-from ..train.step import PlainStep, Step, checked, drawn, mean, optimizer_of, scaled
+from ..train.step import PlainStep, Step, drawn, mean, optimizer_of
 from ..train.task import Task
 from ..worker import script
 from ..worker.ranks import Ranks
-from .chain import Chain, Values, size_of, tensors, versions
 from .host_memory import give_back_large_blocks
-from .loss_call import LossCall
-from .model_graph import arguments, trace
-from .swap_executor import MicroBatch, SwapExecutor
-from .tried_cuts import cuts_for, cuts_of_answers
+from .interception import Interception, here
+from .part_times import size_of
+from .swap_executor import SwapExecutor
+from .task_batches import begun, compared_task
+from .tried_cuts import DoesNotFit, cuts_for
+from .units import Finder, Units
 
 log = logging.getLogger(__name__)
 
@@ -52,69 +53,6 @@ def open_device(cap: int, device: torch.device) -> Device:
     return CudaDevice(cap, device)
 
 
-class _Parts:
-    """A chain in one mode, and how it is cut for the largest inputs so far: with larger ones it is cut anew."""
-
-    def __init__(self, model: nn.Module, whole: Sequence[str]) -> None:
-        self.whole = whole
-        self.chain = Chain(model, trace(model, whole))
-        self.called = False
-        self.executor: SwapExecutor | None = None
-        self.cuts: tuple[int, ...] = ()
-        self.largest: dict[Any, tuple[int, ...]] = {}
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
-        """The inputs of the model. By the first ones it is traced again where it is called, or has become, otherwise than as it was."""
-        model, first, self.called = self.chain.model, not self.called, True
-        given = arguments(model, args, kwargs)[1]
-        if first and (given != self.chain.given or not self.chain.unchanged()):
-            self.chain = Chain(model, trace(model, self.whole, given))
-        self.chain.require_unchanged()
-        return self.chain.bind(args, kwargs)
-
-    def ready(self, values: Sequence[Values], device: Device, cut: Callable[[], tuple[int, ...]]) -> SwapExecutor:
-        grown = False
-        for key, shape in ((node, tuple(leaf.shape)) for each in values for node, value in each.items() for leaf in tensors(value)):
-            before = self.largest.get(key, ())
-            if len(before) != len(shape) or any(new > old for new, old in zip(shape, before, strict=True)):
-                grown = True
-                self.largest[key] = shape if len(before) != len(shape) else tuple(map(max, shape, before))
-        if self.executor is None or grown:
-            cuts = cut()
-            if self.executor is None or cuts != self.cuts:
-                self.cuts = cuts
-                self.executor = SwapExecutor(self.chain, cuts, device)
-        return self.executor
-
-
-class _Batches:
-    """The micro-batches of one step, on the device: what the loss gives to the model, and the loss of its answers."""
-
-    def __init__(self, step: SwappedStep, placed: list[Any], weight: float) -> None:
-        self.step, self.placed, self.scale = step, placed, weight / len(placed)
-        self.losses: list[torch.Tensor] = []
-        self.starts, self.after = _starts(len(placed))  #: the generators before each of them, and after the step
-        self.micro = [self._begun(c) for c in range(len(placed))]
-
-    def _begun(self, c: int) -> MicroBatch:
-        """Before the first part."""
-        step, inputs = self.step, []
-        rng.set_state(self.starts[c])
-        step.device.launch(lambda: inputs.append(step.call.inputs(self.placed[c])))
-        args, kwargs = inputs[0]
-        return MicroBatch(step.training.bind(args, kwargs), rng.get_state())
-
-    def loss(self, c: int, answer: Any) -> torch.Tensor:
-        """After the last part, for its backward."""
-        step, between = self.step, rng.get_state()
-        rng.set_state(self.starts[c])  # what the loss draws before it calls the model was drawn from here
-        loss = checked(step.call.loss(self.placed[c], lambda: _going_on(between, answer)))
-        if len(self.placed) == 1:
-            self.after = rng.get_state()
-        self.losses.append(loss.detach())
-        return scaled(loss, self.scale)
-
-
 class SwappedStep:
     """A step of C micro-batches by parts; the optimizer's step of a part runs while the parts before it are still computed.
 
@@ -126,16 +64,17 @@ class SwappedStep:
         self.task, self.device, self.accumulate, self.cap = task, device, memory.batches, memory.cap
         self.least = 2 if memory.swap == "force" else 1
         self.values: dict[str, float] = {}
-        self.logged: SwapExecutor | None = None
+        self.units: Units | None = None
+        self.interception: Interception | None = None
+        self.executor: SwapExecutor | None = None
+        self.cuts: tuple[int, ...] = ()
+        self.largest: dict[int, tuple[int, ...]] = {}  #: shapes of a batch's tensors so far: with larger ones it is cut anew
         self.evaluated_here = False  #: on the host, as a batch did not fit under the cap
 
     def place(self, model: nn.Module) -> nn.Module:
-        self.model, mode = model, model.training
-        model.train()
-        self.training = _Parts(model, self.task.whole)
-        model.eval()
-        self.evaluating = _Parts(model, self.task.whole) if self.task.evaluate is not None else None
-        model.train(mode)
+        self.model = model
+        self.finder = Finder(model, self.task.units, self.task.whole)
+        self.finder.units()
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self.device.pinned(tensor.data)
         self.optimizer = optimizer_of(self.task, model, fused=True)
@@ -144,35 +83,36 @@ class SwappedStep:
         for name, parameter in model.named_parameters():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise UsageError(f"memory: {name} has a hook on its gradient, which parts would not call; write 'memory: {{swap: off}}'")
-        # In the parts copies are computed with: only the loss itself can reach these.
-        self.hooks = [parameter.register_post_accumulate_grad_hook(_reached) for parameter in self.trained]  # type: ignore[no-untyped-call]
-        self.call = LossCall(model, self.task.loss, self._evaluate)
         give_back_large_blocks()
         return model
 
     def close(self) -> None:
-        self.call.close()
-        for hook in self.hooks:
-            hook.remove()
+        if self.interception is not None:
+            self.interception.close()
 
     # ---- one step ----
 
     def update(self, batches: Sequence[Any], weight: float) -> torch.Tensor:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        self.device.reset_peak()
         self._require_room(size_of(list(batches), self.device.rounded))
+        executor = self._ready(batches, weight)
+        starts, after = _starts(len(batches))
+        self.moved = False
+        self.device.reset_peak()
         with self.device.step() as times:
-            batch_of = _Batches(self, [self._put(batch) for batch in batches], weight)
-            executor = self.training.ready([each.values for each in batch_of.micro], self.device, lambda: self._cuts(batch_of))
-            self._tell_parts(executor)
-            executor.run(batch_of.micro, batch_of.loss, self._arrived if self.overlapped else lambda part: None)
+            micro = [
+                begun(self.task, batch, start, self.device, weight / len(batches)) for batch, start in zip(batches, starts, strict=True)
+            ]
+            executor.run(micro, self._arrived if self.overlapped else lambda whole: None)
             if not self.overlapped:
                 self.device.on_host(self._optimize)
+            elif not self.moved:
+                self._move()
             executor.stepped()
-            rng.set_state(batch_of.after)
+            rng.set_state(after if after is not None else micro[0].generators)
         self._tell(times)
-        loss = mean(batch_of.losses)
+        loss = mean([batch.told for batch in micro if batch.told is not None])
         if not math.isfinite(found := loss.item()):
             raise UsageError(f"memory: the loss of a step is {found}; no checkpoint has it: lower the learning rate, or set Task.clip_norm")
         return loss
@@ -184,23 +124,74 @@ class SwappedStep:
                 f"{self.cap} bytes; raise it, or lower the batch size or accumulate"
             )
 
-    def _cuts(self, batches: _Batches) -> tuple[int, ...]:
-        """Found with the largest micro-batch as all of them."""
-        largest = max(range(len(batches.placed)), key=lambda c: _elements(batches.placed[c]))
-        values = batches.micro[largest].values
+    def _ready(self, batches: Sequence[Any], weight: float) -> SwapExecutor:
+        if self._grown(batches) or self.executor is None:
+            used, before = (self.cuts, self.units) if self.executor is not None else (None, None)
+            cuts = self._cut(batches, weight, used)
+            if self.executor is None or cuts != self.cuts or self.units is not before:
+                assert self.units is not None
+                self.cuts, self.executor = cuts, SwapExecutor(self.units, cuts, self.device)
+                where = "emulated on the CPU" if self.device.emulated else "on the GPU"
+                log.info("swapping %d parts of the model under a cap of %s bytes, %s", len(cuts) + 1, f"{self.cap:,}", where)
+        return self.executor
 
-        def tail(c: int, answer: Any) -> torch.Tensor:
-            if c == 0:
-                batches.losses.clear()  # of the trial before: they are on the device
-            return batches.loss(largest, answer)
+    def _cut(self, batches: Sequence[Any], weight: float, used: tuple[int, ...] | None) -> tuple[int, ...]:
+        """With the units at hand if it can be, else with smaller ones."""
+        largest = max(batches, key=_elements)
+        smallest: list[int] = []
+        while True:
+            units = self.units if self.units is not None else self._compared(batches)
+            try:
+                return cuts_for(
+                    units, self.cap, len(batches),
+                    lambda device: begun(self.task, largest, rng.get_state(), device, weight / len(batches)),
+                    self.device, self.least, used, _log,
+                )  # fmt: skip
+            except DoesNotFit as error:
+                smallest += [error.smallest] if error.smallest is not None else []
+            if not self._smaller_units(units):
+                raise self._does_not_fit(units, smallest)
+            used = None
 
-        used = self.training.cuts if self.training.executor is not None else None
-        cuts = cuts_for(self.training.chain, self.cap, len(batches.micro), lambda: dict(values), tail, self.device, self.least, used, _log)
-        batches.losses.clear()
-        return cuts
+    def _smaller_units(self, units: Units) -> bool:
+        """Whether there are other places to cut."""
+        if not units.apart and len(units.cuts()) < len(units) - 1:
+            units.apart = True
+            _log("calls of one module may be in several parts, each of which loads it again")
+            return True
+        self.units = None
+        return self.finder.open_largest()
 
-    def _put(self, batch: Any) -> Any:
-        return tree_map(lambda leaf: self.device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    def _does_not_fit(self, units: Units, smallest: Sequence[int]) -> UsageError:
+        if not smallest and self.least > 1:
+            return UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
+        would = f"the smallest that would is {-(-min(smallest) // 1024)}KiB" if smallest else "ask for more of the GPU"
+        shared = [name for name in units.slots if name in units.seen.glue]
+        used = max(shared, key=lambda name: units.masters[name].numel(), default=None)
+        if used is not None:
+            would += (f"; {used} is used far apart under one name, so that all of it stays on the device: give it two, as "
+                      "'head.weight = words.weight' does")  # fmt: skip
+        cap = -(-self.cap // 1024)
+        return UsageError(
+            f"memory.cap: this model with accumulate: {self.accumulate} does not fit into {cap}KiB however it is cut; {would}"
+        )
+
+    def _compared(self, batches: Sequence[Any]) -> Units:
+        """The units, compared with the model itself on the host."""
+        self.close()
+        self.units = compared_task(self.task, self.finder, batches, self.device.emulated)
+        self.interception = Interception(self.units, self._called)
+        return self.units
+
+    def _grown(self, batches: Sequence[Any]) -> bool:
+        grown = False
+        for batch in batches:
+            for key, shape in enumerate(tuple(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
+                before = self.largest.get(key, ())
+                if len(before) != len(shape) or any(new > old for new, old in zip(shape, before, strict=True)):
+                    grown = True
+                    self.largest[key] = shape if len(before) != len(shape) else tuple(map(max, shape, before))
+        return grown
 
     def _optimize(self) -> None:
         if self.task.clip_norm is not None:
@@ -217,64 +208,35 @@ class SwappedStep:
         finally:
             torch.set_num_threads(threads)
 
-    def _arrived(self, part: int) -> None:
-        """The gradients of a part are on the host: step what has all of its own, which the parts before it do not use."""
-        executor = self.training.executor
-        assert executor is not None
-        parameters = self.training.chain.parameters
-        earlier = {id(parameters[name]) for names in executor.names[:part] for name in names if name in parameters}
-        waiting = [(each, each.grad) for each in self.trained if id(each) in earlier and each.grad is not None]
-        for each, _ in waiting:
-            each.grad = None
-        if any(each.grad is not None for each in self.trained):
+    def _arrived(self, whole: Sequence[nn.Parameter]) -> None:
+        """These have all of their gradients: step them, while the parts before are computed."""
+        if whole:
+            self.moved = True
             self.device.on_host(self._move)
-        for each in self.trained:
+        for each in whole:
             each.grad = None
-        for each, gradient in waiting:
-            each.grad = gradient
 
     # ---- evaluation ----
 
-    def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's answer, computed in parts too, or else on the host, which has all weights; a training is not to end by it."""
-        parts = self.evaluating
-        if parts is None:
-            raise UsageError("memory: the model is called in eval mode, but the task has no evaluate(); write 'memory: {swap: off}'")
-        if torch.is_grad_enabled():
-            raise UsageError("memory: the model is called in eval mode with gradients; call it under torch.no_grad()")
-
-        if self.evaluated_here:
-            return type(self.model).forward(self.model, *args, **kwargs)
+    def _called(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the model: what an evaluation asks for is computed in parts too, or else on the host, which has all weights."""
+        if getattr(here, "called", None) is not None or self.model.training or torch.is_grad_enabled() or self.evaluated_here:
+            return native(*args, **kwargs)
+        if self.executor is None:
+            return native(*args, **kwargs)
+        executor = self.executor
         try:
             with torch.inference_mode(False), torch.no_grad():  # whatever the task has chosen: its tensors would count no changes
-                return self._answer(parts, args, kwargs)
+                given = tree_map(lambda leaf: self.device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+                answer = executor.answer(lambda: native(*given[0], **given[1]))
+                return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, answer)
         except (UsageError, CapExceeded) as error:
             # Only its text: with the error a record would hold what is on the device.
             log.warning("%s; evaluations are computed on the host from here on", str(error))
             self.evaluated_here = True
-            return type(self.model).forward(self.model, *args, **kwargs)
-
-    def _answer(self, parts: _Parts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = parts.bind(self._put(args), self._put(kwargs))
-        before = versions(values)
-        executor = parts.ready([values], self.device, lambda: cuts_of_answers(parts.chain, self.cap, lambda: dict(values), self.device))
-        if versions(values) != before:  # by trials of a model that changes its input in place
-            values = parts.bind(self._put(args), self._put(kwargs))
-        try:
-            answer = executor.answer(values)
-        except CapExceeded:
-            executor.abandon()
-            raise
-        return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, answer)
+        return native(*args, **kwargs)
 
     # ---- what is told ----
-
-    def _tell_parts(self, executor: SwapExecutor) -> None:
-        """In the log, when it has been cut anew."""
-        if self.logged is not executor:
-            self.logged = executor
-            where = "emulated on the CPU" if self.device.emulated else "on the GPU"
-            log.info("swapping %d parts of the model under a cap of %s bytes, %s", len(executor.parts), f"{self.cap:,}", where)
 
     def _tell(self, times: Times) -> None:
         self.values = {
@@ -301,20 +263,11 @@ def _starts(count: int) -> tuple[list[Any], Any]:
     return starts, after
 
 
-def _going_on(generators: Any, answer: Any) -> Any:
-    rng.set_state(generators)
-    return answer
-
-
 def _elements(batch: Any) -> int:
-    return sum(leaf.numel() for leaf in tensors(batch))
+    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def _apart(optimizer: Optimizer) -> bool:
     """Whether it moves each weight by its own gradient alone, and nobody listens to its steps."""
     known = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
     return known and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-
-
-def _reached(_: torch.Tensor) -> None:
-    raise UsageError("memory: the task's loss uses the model's parameters besides calling it; write 'memory: {swap: off}'")

@@ -62,8 +62,11 @@ class Task:
     save_frozen: bool = True
     """False: parameters without gradients are left out of checkpoints, as they are the same whenever the task is built."""
 
+    units: Sequence[str] = ()
+    """Names of modules at whose calls the model may be cut into parts, where a part of it is swapped (docs/memory.md). By default its
+    repeated blocks, and the modules beside them. No unit lies within another one."""
     whole: Sequence[str] = ()
-    """Names of modules that stay whole where the model is cut into parts, such as one whose forward cannot be traced."""
+    """Names of modules that stay whole where the model is cut into parts, though they are large or hold blocks."""
     finish: Callable[[nn.Module, Path], None] | None = None
     """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
 

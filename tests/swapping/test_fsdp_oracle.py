@@ -17,13 +17,9 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap.chain import Chain
-from stoker.runners.swap.model_graph import trace
-from stoker.runners.swap.part_times import Shape
-from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
 from stoker.runners.train import rng
 from transformer_block import Block
+from unit_steps import executor_of, micro_batch, units_of
 
 WIDTH, WORDS = 16, 30
 
@@ -55,8 +51,8 @@ def swapped(executor, batches, step):
     micro = []
     for c, tokens in enumerate(batches):
         rng.seed_all(rng.mixed(step, c))
-        micro.append(MicroBatch(executor.chain.bind((executor.device.put(tokens),), {}), rng.get_state()))
-    executor.run(micro, lambda c, answer: loss_of(answer, batches[c], len(batches)))
+        micro.append(micro_batch(executor, lambda model, there: loss_of(model(there), there, len(batches)), tokens))
+    executor.run(micro)
     executor.stepped()
 
 
@@ -82,9 +78,9 @@ for count in (1, 2, 4, 8):
         fully_shard(block, mesh=mesh)
     fully_shard(theirs, mesh=mesh)
     expected = trained(theirs, lambda batches, step: sharded(theirs, batches, step), count)
-    chain, device = Chain(model, trace(model)), MeteredDevice(1 << 30)
-    cuts = Shape(chain, chain.bind((torch.zeros(2, 5, dtype=torch.long),), {}), device).cuts
-    executor = SwapExecutor(chain, cuts, device)
+    named = [f"blocks.{block}.{name}" for block in range(3) for name in ("norm", "inner", "outer")]
+    sample = [torch.zeros(2, 5, dtype=torch.long)]
+    executor = executor_of(units_of(model, lambda model, tokens: loss_of(model(tokens), tokens, 1), sample, named), 11)
     ours = trained(model, lambda batches, step: swapped(executor, batches, step), count)
     same = [[torch.equal(one, other) for one, other in zip(*steps, strict=True)] for steps in zip(expected, ours, strict=True)]
     found[count] = {"parts": len(executor.parts), "gradients": sum(map(len, same)), "same": sum(map(sum, same))}

@@ -4,20 +4,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from stoker.engine.errors import UsageError
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap.chain import Chain
-from stoker.runners.swap.loss_call import LossCall
-from stoker.runners.swap.model_graph import trace
+from stoker.runners.swap.micro_batch import MicroBatch
 from stoker.runners.swap.part_times import Shape, measure
 from stoker.runners.swap.partition import Parts, best_cuts, cost_of, smallest_cap
-from stoker.runners.swap.swap_executor import MicroBatch, SwapExecutor
+from stoker.runners.swap.swap_executor import SwapExecutor
 from stoker.runners.swap.swap_plan import plan_step, planned
 from stoker.runners.train import rng
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
+from unit_steps import micro_batch, units_of
 
 WIDTH, WORDS, LENGTH = 32, 60, 12
 
@@ -87,11 +85,11 @@ class Task:
     def __init__(self, kind, bandwidth=5e6):
         torch.manual_seed(1)
         self.model = kind().train()
-        self.chain = Chain(self.model, trace(self.model))
         generator = torch.Generator().manual_seed(2)
         shape = {Images: (12, 1, 12, 12), Late: (64, WIDTH)}.get(kind)
         made = torch.randint(WORDS, (8, LENGTH), generator=generator) if shape is None else torch.randn(shape, generator=generator)
         self.batch = made
+        self.units = units_of(self.model, loss, [made, made])
         self.counter = Counter()
         self.device = self.new_device(bandwidth)
         self.bandwidth = bandwidth
@@ -99,23 +97,28 @@ class Task:
     def new_device(self, bandwidth, cap=1 << 40):
         return MeteredDevice(cap, bandwidth=bandwidth, latency=1e-5, clock=lambda: 2e-8 * self.counter.done)
 
-    def tail(self, c, answer):
-        return answer.float().pow(2).mean()
+    def begun(self, device):
+        there = device.put(self.batch)
+        return MicroBatch(lambda: loss(self.model, there), rng.get_state(), there.numel() * there.element_size())
 
     def measured(self):
         with self.counter:
-            return measure(self.chain, lambda: self.chain.bind((self.device.put(self.batch),), {}), self.tail, self.device, rounds=1)
+            return measure(self.units, self.begun, self.device, rounds=1)
 
     def run(self, cuts, count, cap=1 << 40):
         """One step: its times, and the peak of the device."""
         device = self.new_device(self.bandwidth, cap)
-        executor = SwapExecutor(self.chain, cuts, device)
-        micro = [MicroBatch(self.chain.bind((device.put(self.batch),), {}), rng.get_state()) for _ in range(count)]
+        executor = SwapExecutor(self.units, cuts, device)
+        micro = [self.begun(device) for _ in range(count)]
         device.reset_peak()
         with self.counter, device.step() as times:
-            executor.run(micro, self.tail)
+            executor.run(micro)
         self.model.zero_grad(set_to_none=True)
         return times, device.memory()[1]
+
+
+def loss(model, batch):
+    return model(batch).float().pow(2).mean()
 
 
 class Counter(TorchDispatchMode):
@@ -181,49 +184,38 @@ def test_gradients_with_all_legal_cuts_are_those_of_the_plain_model_to_the_bit(k
     task = Task(kind)
     rng.seed_all(7)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    task.tail(0, task.model(task.batch)).backward()
+    loss(task.model, task.batch).backward()
     expected = [parameter.grad for parameter in task.model.parameters() if parameter.requires_grad]
     task.model.zero_grad(set_to_none=True)
     task.model.load_state_dict(before)
     device = task.new_device(1e9)
+    cuts = Shape(task.units, task.begun, device).cuts
+    executor = SwapExecutor(task.units, cuts, device)
     rng.seed_all(7)
-    batch = MicroBatch(task.chain.bind((device.put(task.batch),), {}), rng.get_state())
-    SwapExecutor(task.chain, Shape(task.chain, dict(batch.values), device).cuts, device).run([batch], task.tail)
+    executor.run([micro_batch(executor, loss, task.batch)])
     found = [parameter.grad for parameter in task.model.parameters() if parameter.requires_grad]
-    if kind is Model:  # tied: the executor has a sum for each name
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(expected, found, strict=True))
-        expected, found = expected[1:], found[1:]
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert len(cuts) > 2 and all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-class Tricky(nn.Module):
-    """A value of several tensors, a view of weights, and a change in place, each alive over the operations after it."""
+class Again(nn.Module):
+    """One block again and again, between two layers."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.scale = nn.Parameter(torch.ones(2, 8))
+        self.first, self.block, self.norm, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
 
     def forward(self, x):
-        scale = self.scale.view(16)
         x = self.first(x)
-        left, right = x.chunk(2, dim=-1)
-        y = torch.cat([right, left], dim=-1) * scale[:8]
-        z = y.sin()
-        y.add_(1.0)
-        return self.last(z + y)
+        for _ in range(3):
+            x = self.norm(self.block(x).relu())
+        return self.last(x)
 
 
-def test_no_cut_is_offered_where_the_sides_could_not_be_computed_apart():
-    model = Tricky()
-    chain = Chain(model, trace(model))
-    place = {node.name: index for index, node in enumerate(chain.nodes)}
-    legal = set(Shape(chain, chain.bind((torch.randn(4, 8),), {}), MeteredDevice(1 << 30)).cuts)
-    several = set(range(place["chunk"] + 1, place["getitem_1"] + 1))
-    view = set(range(place["view"] + 1, place["getitem_2"] + 1)) | {place["mul"]}
-    in_place = set(range(place["mul"] + 1, place["add_"] + 1))
-    assert legal.isdisjoint(several | view | in_place)
-    assert place["last"] in legal or place["add"] in legal
+def test_no_cut_is_offered_between_the_calls_of_modules_that_are_called_again_and_again():
+    units = units_of(Again(), loss, [torch.randn(4, 8)])
+    assert units.order == ["first", *["block", "norm"] * 3, "last"] and units.cuts() == [1, 7]
+    units.apart = True
+    assert units.cuts() == list(range(1, 8))
 
 
 def test_parts_of_tied_weights_load_them_once():
@@ -233,20 +225,3 @@ def test_parts_of_tied_weights_load_them_once():
     assert sum(piece.weights for piece in pieces) - whole.weights == 4 * WORDS * WIDTH
     assert whole.load < sum(piece.load for piece in pieces)
     assert cost_of(measured, [], 1).computing > 0
-
-
-def test_a_loss_is_taken_apart_into_inputs_and_the_loss_of_an_answer():
-    model = nn.Linear(8, 8)
-    call = LossCall(model, lambda model, batch: model(2 * batch).sum())
-    (value,), named = call.inputs(torch.ones(2, 8))
-    assert torch.equal(value, torch.full((2, 8), 2.0)) and not named
-    assert call.loss(torch.ones(2, 8), lambda: torch.ones(3)).item() == 3.0
-    call.close()
-    assert model(torch.ones(2, 8)).shape == (2, 8)
-
-
-def test_a_loss_that_cannot_be_taken_apart_is_refused():
-    with pytest.raises(UsageError, match="does not call the model"):
-        LossCall(nn.Linear(8, 8), lambda model, batch: batch.sum()).inputs(torch.zeros(1))
-    with pytest.raises(UsageError, match="more than once"):
-        LossCall(nn.Linear(8, 8), lambda model, batch: model(batch) + model(batch)).loss(torch.ones(8), lambda: torch.ones(8))

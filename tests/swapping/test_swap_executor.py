@@ -4,17 +4,15 @@ import copy
 
 import pytest
 import torch
-from stoker.engine.errors import UsageError
 from stoker.runners.device.cuda import CudaDevice
 from stoker.runners.device.device import CapExceeded
 from stoker.runners.device.memory_ledger import MemoryLedger
 from stoker.runners.device.metered import MeteredDevice
-from stoker.runners.swap.chain import Chain
-from stoker.runners.swap.model_graph import trace
-from stoker.runners.swap.swap_executor import MicroBatch, StaleWeights, SwapExecutor
+from stoker.runners.swap.swap_executor import StaleWeights
 from stoker.runners.train import rng
 from torch import nn
 from transformer_block import Block
+from unit_steps import executor_of, micro_batch, units_of
 
 WIDTH, VOCABULARY = 24, 40
 
@@ -107,8 +105,12 @@ def swapped(executor, batches, step):
     micro = []
     for c, tokens in enumerate(batches):
         seeded(step, c)
-        micro.append(MicroBatch(executor.chain.bind((executor.device.put(tokens),), {}), rng.get_state()))
-    return executor.run(micro, lambda c, answer: loss_of(answer, batches[c].to(answer.device)) / len(batches))
+        micro.append(micro_batch(executor, lambda model, there: next_loss(model, there) / len(batches), tokens))
+    return executor.run(micro)
+
+
+def next_loss(model, tokens):
+    return loss_of(model(tokens), tokens)
 
 
 def tokens_of(step, count):
@@ -124,12 +126,10 @@ def pair(tied=True):
     return models
 
 
-def executor_of(model, parts, cap=1 << 30, device_of=MeteredDevice):
-    chain = Chain(model, trace(model))
-    fit = [cut for cut in range(1, len(chain)) if cut not in chain.bound_cuts(set(chain.parameters))]
-    fit = [cut for cut in fit if all(not n.name.startswith(("getattr", "getitem")) for n in chain.crossing(cut))]
-    cuts = [fit[(i + 1) * len(fit) // parts - 1] for i in range(parts - 1)]
-    return SwapExecutor(chain, cuts, device_of(cap))
+def parted(model, parts, cap=1 << 30, device_of=MeteredDevice):
+    """In more parts than it has blocks, the modules in them are units."""
+    named = [f"blocks.{block}.{name}" for block in range(3) for name in ("norm", "inner", "outer")] if parts > 7 else ()
+    return executor_of(units_of(model, next_loss, tokens_of(0, 2), named), parts, device_of(cap))
 
 
 def train(model, step_of, count, steps=3, stepped=lambda: None):
@@ -152,7 +152,7 @@ def train(model, step_of, count, steps=3, stepped=lambda: None):
 @pytest.mark.parametrize("parts", [1, 4, 9])
 def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit(parts, count, tied, device_of):
     one, other = pair(tied)
-    executor = executor_of(other, parts, device_of=device_of)
+    executor = parted(other, parts, device_of=device_of)
     place = getattr(executor.device, "device", torch.device("cpu"))
     there = one if place.type == "cpu" else copy.deepcopy(one).to(place)
 
@@ -174,19 +174,19 @@ def test_gradients_weights_and_statistics_are_those_of_the_plain_loop_to_the_bit
 
 
 def test_all_memory_of_the_device_is_given_back_and_a_cap_holds():
-    executor = executor_of(pair()[1], 9)
+    executor = parted(pair()[1], 9)
     swapped(executor, tokens_of(0, 2), 0)
     now, peak = executor.device.memory()
     assert now == 0 and peak > 0
-    small = executor_of(pair()[1], 9, cap=peak)
+    small = parted(pair()[1], 9, cap=peak)
     swapped(small, tokens_of(0, 2), 0)
     assert small.device.memory()[1] <= peak
     with pytest.raises(CapExceeded, match="emulated"):
-        swapped(executor_of(pair()[1], 9, cap=peak - 1), tokens_of(0, 2), 0)
+        swapped(parted(pair()[1], 9, cap=peak - 1), tokens_of(0, 2), 0)
 
 
 def test_no_storage_is_made_beside_those_that_the_device_counts():
-    executor, seen = executor_of(pair()[1], 9), MemoryLedger()
+    executor, seen = parted(pair()[1], 9), MemoryLedger()
     batches = tokens_of(0, 2)
     swapped(executor, batches, 0)  # now the host has its gradients
     executor.device.reset_peak()
@@ -199,7 +199,7 @@ def test_no_storage_is_made_beside_those_that_the_device_counts():
 def test_bytes_moved_do_not_grow_with_the_micro_batches(device_of):
     moved = set()
     for count in (1, 4):
-        executor = executor_of(pair()[1], 5, device_of=device_of)
+        executor = parted(pair()[1], 5, device_of=device_of)
         with executor.device.step() as times:
             swapped(executor, tokens_of(0, count), 0)
         moved.add((times.bytes_in, times.bytes_out))
@@ -207,7 +207,7 @@ def test_bytes_moved_do_not_grow_with_the_micro_batches(device_of):
 
 
 def test_weights_of_before_the_optimizer_are_seen(monkeypatch):
-    executor = executor_of(pair()[1], 5)
+    executor = parted(pair()[1], 5)
     load = executor._load
     monkeypatch.setattr(executor, "_load", lambda k: (load(k), executor.stepped()) if k == 1 else load(k))
     with pytest.raises(StaleWeights):
@@ -216,16 +216,16 @@ def test_weights_of_before_the_optimizer_are_seen(monkeypatch):
 
 def test_computing_before_its_load_is_seen(monkeypatch):
     """Not on a GPU: alone it was seen there in each run, behind other tests in none, so something else waits there."""
-    executor = executor_of(pair()[1], 5)
+    executor = parted(pair()[1], 5)
     monkeypatch.setattr(executor.device, "wait", lambda event: None)
     losses = swapped(executor, tokens_of(0, 1), 0)
     assert any(loss.isnan() for loss in losses)
 
 
 def test_gradients_that_leave_without_back_pressure_break_the_cap(monkeypatch):
-    executor = executor_of(pair()[1], 9)
+    executor = parted(pair()[1], 9)
     swapped(executor, tokens_of(0, 1), 0)
-    bounded = executor_of(pair()[1], 9, cap=executor.device.memory()[1])
+    bounded = parted(pair()[1], 9, cap=executor.device.memory()[1])
     monkeypatch.setattr(bounded, "_make_room", list)
     with pytest.raises(CapExceeded):
         swapped(bounded, tokens_of(0, 1), 0)
@@ -233,8 +233,8 @@ def test_gradients_that_leave_without_back_pressure_break_the_cap(monkeypatch):
 
 def test_generators_that_are_not_restored_are_seen(monkeypatch, device_of):
     one, other = pair()
-    swapped(executor_of(one, 5, device_of=device_of), tokens_of(0, 2), 0)
-    executor = executor_of(other, 5, device_of=device_of)
+    swapped(parted(one, 5, device_of=device_of), tokens_of(0, 2), 0)
+    executor = parted(other, 5, device_of=device_of)
     monkeypatch.setattr(rng, "set_state", lambda state: None)
     swapped(executor, tokens_of(0, 2), 0)
     assert not all(torch.equal(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -242,18 +242,10 @@ def test_generators_that_are_not_restored_are_seen(monkeypatch, device_of):
 
 @on_cuda
 def test_gradients_that_are_used_before_they_came_are_seen(monkeypatch):
-    executor = executor_of(pair()[1], 5, device_of=lambda cap: LateCuda(cap, torch.device("cuda", 0)))
+    executor = parted(pair()[1], 5, device_of=lambda cap: LateCuda(cap, torch.device("cuda", 0)))
     monkeypatch.setattr(executor.device, "finish", lambda event: None)
     swapped(executor, tokens_of(0, 1), 0)
-    assert any(each.grad.isnan().any() for each in executor.chain.parameters.values())
-
-
-def test_an_input_changed_in_place_is_refused():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
-    executor = SwapExecutor(Chain(model, trace(model)), [1, 2], MeteredDevice(1 << 30))
-    micro = [MicroBatch(executor.chain.bind((torch.randn(2, 4),), {}), rng.get_state())]
-    with pytest.raises(UsageError, match="in place"):
-        executor.run(micro, lambda c, answer: answer.sum())
+    assert any(each.grad.isnan().any() for each in executor.units.model.parameters())
 
 
 class Counting(nn.Module):
@@ -261,7 +253,7 @@ class Counting(nn.Module):
 
     def __init__(self, way):
         super().__init__()
-        self.way = way
+        self.way, self.layer = way, nn.Linear(4, 4)
         self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x):
@@ -271,27 +263,26 @@ class Counting(nn.Module):
             self.scale[:2].add_(1.0)
         elif self.way == "another tensor":
             self.scale = self.scale * 2.0
-        return x * self.scale
+        return self.layer(x) * self.scale
 
 
-@pytest.mark.parametrize("whole", [(), ("1",)])
+@pytest.mark.parametrize("apart", [False])  # whether what changes the buffer is no unit
 @pytest.mark.parametrize("way", ["read", "in place", "a view in place", "another tensor"])
-def test_a_buffer_that_a_forward_changes_is_refused_and_not_lost(way, whole):
-    model = nn.Sequential(nn.Linear(4, 4), Counting(way), nn.Linear(4, 1))
-    scale = model[1].scale
+def test_a_buffer_that_a_forward_changes_is_changed_once_for_each_micro_batch(way, apart):
+    def made():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), Counting(way), nn.Linear(4, 1))
 
-    def step():
-        chain = Chain(model, trace(model, whole))
-        executor = SwapExecutor(chain, [1, len(chain) - 1], MeteredDevice(1 << 30))
-        executor.run([MicroBatch(chain.bind((torch.randn(2, 4),), {}), rng.get_state())], lambda c, answer: answer.sum())
+    def loss(model, batch):
+        return model(batch).sum()
 
-    if way == "read":
-        step()
-        assert model[1].scale is scale
-    else:
-        with pytest.raises(UsageError, match=r"memory: the model's forward changes its buffer '1.scale'"):
-            step()
-    assert torch.equal(scale, torch.ones(4))
+    plain, model, batches = made(), made(), [torch.randn(2, 4) for _ in range(2)]
+    for batch in batches:
+        loss(plain, batch).backward()
+    executor = executor_of(units_of(model, loss, batches, ["2.layer"] if apart else ()), 3)
+    executor.run([micro_batch(executor, loss, batch) for batch in batches])
+    assert torch.equal(model[2].scale, plain[2].scale) and (way == "read") == torch.equal(plain[2].scale, torch.ones(4))
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 # ---- memory of a GPU, whose allocator takes 20 MiB at once: large layers ----
@@ -304,15 +295,17 @@ def large(layers, cap, width=LARGE):
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
     for parameter in model.parameters():
         parameter.data = parameter.data.pin_memory()
-    return SwapExecutor(Chain(model, trace(model)), list(range(1, layers)), LateCuda(cap, torch.device("cuda", 0)))
+    units = units_of(model, square, [torch.randn(4, width)])
+    return executor_of(units, layers, LateCuda(cap, torch.device("cuda", 0)))
+
+
+def square(model, batch):
+    return model(batch).square().mean()
 
 
 def large_step(executor, count, width=LARGE):
     draw = torch.Generator().manual_seed(2)
-    batches = [executor.device.put(torch.randn(4, width, generator=draw)) for _ in range(count)]
-    executor.run(
-        [MicroBatch(executor.chain.bind((batch,), {}), rng.get_state()) for batch in batches], lambda c, answer: answer.square().mean()
-    )
+    executor.run([micro_batch(executor, square, torch.randn(4, width, generator=draw)) for _ in range(count)])
 
 
 @on_cuda
@@ -361,9 +354,9 @@ def test_a_block_of_more_than_200_mib_and_eight_micro_batches(monkeypatch):
     large_step(executor, 8, width)
     there = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(3))).to("cuda")
     torch.cuda.set_per_process_memory_fraction(1.0)
-    there.load_state_dict(executor.chain.model.state_dict())
+    there.load_state_dict(executor.units.model.state_dict())
     draw = torch.Generator().manual_seed(2)
     for _ in range(8):
         there(torch.randn(4, width, generator=draw).to("cuda")).square().mean().backward()
-    found = list(executor.chain.model.parameters())
+    found = list(executor.units.model.parameters())
     assert [torch.equal(one.grad, other.grad.cpu()) for one, other in zip(found, there.parameters(), strict=True)] == [True] * 3

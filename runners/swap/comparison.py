@@ -1,0 +1,251 @@
+"""One comparison with the model itself: what units and recomputation cannot do right is found before the first step.
+
+On the host, with few samples: the plain loss and backward of two micro-batches, one after the other; and the same through units, each a
+part of its own, the micro-batches side by side. Loss and gradients must be equal, but for the order of sums. The plain pass also shows
+in which order units are called, what the glue uses of their weights, and which buffers change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...engine.errors import UsageError
+from ..device.memory_ledger import tensors_in
+from .interception import Interception, Unit, hooked
+from .micro_batch import MicroBatch
+from .module_state import differing, equal, held_by, untouched
+from .swap_executor import leads_back
+from .unit_call import Call, Changes
+from .units import Finder, ParameterChanged, Seen, Units
+
+_SAMPLE = 4096  #: elements of a gradient that are compared, besides its norm
+#: of the gradient's largest element: sums in another order are within it, and what is computed from other numbers is not
+_CLOSE = {torch.float16: 3e-2, torch.bfloat16: 1e-1, torch.float64: 1e-8, torch.complex128: 1e-8}
+_CLOSE_ELSE = 1e-3
+
+Begin = Callable[[], MicroBatch]
+
+
+class PlainFails(Exception):
+    """The model itself cannot be computed there: on the host, or with few samples."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What operations outside of units use of the units' tensors."""
+
+    def __init__(self, units: Units) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inside = False
+        self.used: set[str] = set()
+        self._names: dict[int, list[str]] = {}
+        for name in (name for names in units.tensors.values() for name in names):
+            self._names.setdefault(units.masters[name].untyped_storage()._cdata, []).append(name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.inside:
+            for tensor in tensors_in((args, tuple(kwargs.values()))):
+                self.used.update(self._names.get(tensor.untyped_storage()._cdata, ()))
+        return func(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class _Sketch:
+    """A gradient in short."""
+
+    norm: float
+    largest: float
+    sample: torch.Tensor
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor) -> _Sketch:
+        flat = gradient.detach().to_dense().reshape(-1)
+        norm = float(torch.linalg.vector_norm(flat, dtype=torch.complex128 if flat.is_complex() else torch.float64))
+        step = max(1, flat.numel() // _SAMPLE)
+        return cls(norm, float(flat.abs().max()) if flat.numel() else 0.0, flat[::step].clone())
+
+    def like(self, other: _Sketch) -> bool:
+        close = _CLOSE.get(self.sample.dtype, _CLOSE_ELSE)
+        largest = max(self.largest, other.largest)
+        off = float((self.sample - other.sample).abs().max()) if self.sample.numel() else 0.0
+        return off <= close * largest and abs(self.norm - other.norm) <= close * max(self.norm, other.norm)
+
+
+@dataclass(slots=True)
+class _Found:
+    """Losses and gradients of a pass."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, _Sketch] = field(default_factory=dict)
+
+
+def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
+    """The micro-batches one after the other, without parts."""
+    seen, found, interception = Seen(), _Found(), Interception(units)
+    watch, versions = _Watch(units), {name: slot.get()._version for name, slot in units.slots.items() if slot.trains}
+    before = {name: slot.get().clone() for name, slot in units.slots.items() if not slot.trains}
+    try:
+        for number, make in enumerate(begin):
+            batch = make()
+            batch.called = partial(_watched, watch, units, seen, number == 0)
+            batch.computed = partial(_forward_done, watch, units, versions)  # type: ignore[method-assign]
+            watch.inside = False
+            try:
+                with watch:
+                    batch.until(0)
+            except UsageError:
+                raise
+            except Exception as error:
+                raise PlainFails from error
+            assert batch.loss is not None
+            found.losses.append(float(batch.loss))
+        seen.glue = watch.used
+        seen.moving.update(name for name, value in before.items() if not equal(units.slots[name].get(), value))
+        found.gradients = _gradients(units.model)
+    finally:
+        interception.close()
+    return seen, found
+
+
+def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> None:
+    """What follows is backward, by itself. ParameterChanged where the forward has changed a weight."""
+    watch.inside = True
+    for name, version in reversed(versions.items()):
+        if (now := units.slots[name].get()) is not units.masters[name] or now._version != version:
+            raise ParameterChanged(name)
+
+
+def _watched(watch: _Watch, units: Units, seen: Seen, first: bool, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes a unit by itself, and looks at what that changes."""
+    versions = [parameter._version for parameter in unit.module.parameters()]
+    slots = {name: units.slots[name] for name in units.tensors[unit.name] if not units.slots[name].trains}
+    outside, watch.inside = watch.inside, True
+    held, buffers = held_by(unit.module.modules()), {name: slot.get().clone() for name, slot in slots.items()}
+    try:
+        answer = unit.forward(*args, **kwargs)
+        seen.changing.update(differing(held))
+        _require_constant(units, unit, versions)
+        seen.moving.update(name for name, slot in slots.items() if not equal(slot.get(), buffers[name]))
+    finally:
+        watch.inside = outside
+    if first:
+        seen.order.append(unit.name)
+    return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
+
+
+def _require_constant(units: Units, unit: Unit, versions: Sequence[int]) -> None:
+    for (name, parameter), version in zip(unit.module.named_parameters(), versions, strict=True):
+        if parameter._version != version:
+            raise ParameterChanged(f"{unit.name}.{name}".lstrip("."))
+
+
+def _gradients(model: nn.Module) -> dict[str, _Sketch]:
+    return {name: _Sketch.of(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+
+
+# ---- the same through units ----
+
+
+class _Checked(Call):
+    """Computed again, it must make what it has made."""
+
+    def _joined(self, made: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.first = [_Sketch.of(leaf) for leaf in made]
+        return super()._joined(made)
+
+    def _compute_again(self) -> None:
+        try:
+            super()._compute_again()
+        except UsageError:
+            raise
+        except Exception as error:
+            raise _cannot(self.unit.name, f"({type(error).__name__}: {' '.join(str(error).split())[:120]})") from None
+        assert self.again is not None
+        for number, first in zip(self.numbers, self.first, strict=True):
+            made = self.again.made[number] if number < len(self.again.made) else None
+            if not isinstance(made, torch.Tensor) or not _Sketch.of(made).like(first):
+                raise _cannot(self.unit.name, "(its answer is another one)")
+
+
+def _cannot(name: str, why: str) -> UsageError:
+    return UsageError(
+        f"memory: {name} cannot be computed a second time {why}; if it extends a key-value cache, build the model with use_cache=False, "
+        "else let it change nothing but its buffers, or write 'memory: {swap: off}'"
+    )
+
+
+def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
+    """The micro-batches side by side, each call a part of its own."""
+    found, interception = _Found(), Interception(units)
+    batches = [make() for make in begin]
+    try:
+        for batch in batches:
+            batch.called = partial(_noted, units, batch)
+            batch.until(-1)
+        while going := [batch for batch in batches if not batch.ended]:
+            wanted = [batch.wanted for batch in going if batch.wanted is not None]
+            forward = [part for part, back in wanted if not back]
+            turn = (min(forward), False) if forward else (max(part for part, _ in wanted), True)
+            for batch in going:
+                if batch.wanted == turn:
+                    batch.until(turn[0])
+        found.losses = [float(batch.loss) for batch in batches if batch.loss is not None]
+        found.gradients = _gradients(units.model)
+    finally:
+        for batch in batches:
+            batch.abandon()
+        interception.close()
+    return found
+
+
+def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    place = units.place_of(unit.name, batch.place)
+    batch.place = place + 1
+    batch.pause(place)
+    if not leads_back(unit, args, kwargs):
+        return unit.native(*args, **kwargs)
+    answer = _Checked(unit, batch, place).answer(args, kwargs)
+    return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
+
+
+def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
+    """The model's units, as the plain pass shows them. UsageError where it is not computed right through units."""
+    while True:
+        with untouched(model):
+            units = Units(model, finder.units())
+            seen, plain = seen_plainly(units, begin)
+        units = Units(model, list(units.modules), seen)
+        try:
+            with untouched(model):
+                found = through_units(units, begin)
+        except Changes as error:
+            finder.open(error.unit)
+            continue
+        _require_same(plain, found)
+        return units
+
+
+def _require_same(plain: _Found, found: _Found) -> None:
+    if not all(map(math.isfinite, plain.losses)):
+        return  # the step will say so
+    for one, other in zip(plain.losses, found.losses, strict=True):
+        if not _Sketch.of(torch.tensor(one)).like(_Sketch.of(torch.tensor(other))):
+            raise UsageError(
+                f"memory: the first loss is {other:.6g} where the model is computed in parts, and {one:.6g} where it is not: it keeps "
+                "values beside what its modules give to each other; write 'memory: {swap: off}'"
+            )
+    for name, gradient in plain.gradients.items():
+        other_gradient = found.gradients.get(name)
+        if other_gradient is None or not gradient.like(other_gradient):
+            raise UsageError(
+                f"memory: the gradient of {name} is another one where the model is computed in parts: something reaches it past the calls "
+                "of modules; name the module that holds both in Task.units, or write 'memory: {swap: off}'"
+            )

@@ -1,0 +1,130 @@
+"""What a forward keeps from one call of a unit to a later one, and the gradients that will come back there, as it shows itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..device.device import Device
+from ..device.memory_ledger import MemoryLedger
+from .interception import Unit
+from .micro_batch import MicroBatch
+from .partition import Crossing
+from .swap_executor import SwapExecutor
+from .units import Units
+
+
+class _Lifetimes(MemoryLedger):
+    """Of each storage the place at which it was made, and the last one at which it was still there."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(rounded=device.rounded)
+        self.place, self.ended = 0, list[Crossing]()
+        self._born: dict[int, int] = {}
+
+    def count(self, tensor: torch.Tensor, known: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        super().count(tensor, known)
+        if (key := tensor.untyped_storage()._cdata) in self._sizes:
+            self._born.setdefault(key, self.place)
+
+    def _gone(self, key: int) -> None:
+        self.ended.append(Crossing(self._born.pop(key), self.place, self._sizes[key]))
+        super()._gone(key)
+
+    def crossings(self, last: int) -> tuple[Crossing, ...]:
+        """``last``: the last place. What still lives then is kept for the way back, beyond all cuts."""
+        alive = [Crossing(birth, last + 1, self._sizes[key]) for key, birth in self._born.items() if birth < last]
+        return tuple(each for each in (*self.ended, *alive) if each.birth < each.last and each.size)
+
+
+class _Forward(MicroBatch):
+    """Goes forward only; all its calls are as if in one part."""
+
+    @property
+    def visit(self) -> int:
+        return 0
+
+    @visit.setter
+    def visit(self, value: int) -> None:
+        pass
+
+    def _compute(self) -> None:
+        assert self.work is not None
+        self.root = self.work().grad_fn
+
+
+def crossings(units: Units, batch: MicroBatch, device: Device) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
+    """Values and gradients that cross places, of one micro-batch."""
+    last = len(units) - 1
+    executor = SwapExecutor(units, range(1, len(units)), device)
+    assert batch.work is not None
+    forward, lives = _Forward(batch.work, batch.generators), _Lifetimes(device)
+    numbers: list[tuple[int, int]] = []  #: of autograd's nodes the first number at each place
+
+    def called(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = executor._called(forward, unit, args, kwargs)
+        numbers.append((_next_number(), forward.place - 1))
+        return answer
+
+    try:
+        executor._begin((forward,))
+        forward.called = called
+        for place in range(len(units)):
+            lives.place = place
+            executor._load(place)
+            executor._enter(place)
+            if place:
+                executor._go(place, forward)
+            else:
+                with lives:
+                    executor._go(place, forward)
+            executor._leave(place)
+        values = lives.crossings(last)
+        gradients = _gradients(forward.root, numbers, last, device)
+        del forward.root
+    finally:
+        executor.abandon((forward,))
+    return values, gradients
+
+
+def _next_number() -> int:
+    """Of a node that is made now."""
+    with torch.enable_grad():
+        node = torch.empty(0, requires_grad=True).view(0).grad_fn
+    assert node is not None
+    return int(node._sequence_nr())  # type: ignore[attr-defined]
+
+
+def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device: Device) -> tuple[Crossing, ...]:
+    """Of each gradient where it is wanted and where it comes from: places in whose turn autograd goes through the two."""
+    starts = sorted(numbers)
+
+    def turn(node: Any) -> int:
+        """Calls have their own; what was computed behind a call goes back in the turn of the next one."""
+        number = node._sequence_nr()
+        place = max((place for first, place in starts if first <= number), default=-1)
+        return min(place + 1, last)
+
+    came: dict[tuple[Any, int], list[int]] = {}
+    seen, waiting = set(), [root] if root is not None else []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for onward, number in node.next_functions:
+            if onward is not None:
+                came.setdefault((onward, number), []).append(turn(node))
+                waiting.append(onward)
+    found = []
+    for (node, number), turns in came.items():
+        metadata = node._input_metadata
+        if number >= len(metadata) or metadata[number] is None:
+            continue
+        size = device.rounded(math.prod(metadata[number].shape) * metadata[number].dtype.itemsize)
+        birth = min(turns) if type(node).__name__ == "AccumulateGrad" else turn(node)
+        found.append(Crossing(birth, max(turns), size))
+    return tuple(each for each in found if each.birth < each.last)

@@ -1,0 +1,163 @@
+"""A micro-batch: the task's loss and its backward, in a thread of its own that waits at the calls of units.
+
+Exactly one thread runs at a time. It goes on while what it calls is in the part that is on the device. So all micro-batches go through a
+part before the next one is loaded, and a model's forward is not taken apart, but held.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import re
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.utils import _python_dispatch
+
+from ...engine.errors import UsageError
+from ..train import rng
+from .interception import Called, here
+
+IN_PLACE = ("memory: what a gradient or another part needs is changed in place; write that operation so that it makes a new tensor, "
+            "as x = x + 1 does for x += 1, or with inplace=False")  # fmt: skip
+
+
+class _Abandoned(BaseException):
+    """Nobody waits for it any more. No Exception, so that no loss catches it."""
+
+
+class MicroBatch:
+    """``work``: computes the loss; ``generators``: random states from which it begins; ``inputs``: bytes of its batch."""
+
+    def __init__(self, work: Callable[[], torch.Tensor], generators: Any, inputs: int = 0) -> None:
+        self.work: Callable[[], torch.Tensor] | None = work
+        self.generators, self.inputs = generators, inputs
+        self.called: Called | None = None  #: what answers for units
+        self.loss: torch.Tensor | None = None
+        self.told: torch.Tensor | None = None  #: the loss before it was scaled, as it is told
+        self.part: int | None = None  #: in which it may compute
+        self.wanted: tuple[int, bool] | None = None  #: the part for which it waits, and whether to go back through it
+        self.last: int | None = None  #: the part in which it turns back
+        self.back = False  #: the loss is there, and gradients come back
+        self.visit = 0  #: so often it has waited
+        self.place = 0  #: of the next call, if the calls are as they were
+        self.lowest: int | None = None  #: the first part that has a call through which gradients come back
+        self.error: BaseException | None = None
+        self.ended = False
+        self._go, self._told = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    # ---- in the thread that gives the turn ----
+
+    def until(self, part: int) -> None:
+        """Compute until another part is wanted, or to the end. Raises what it has raised."""
+        self.part, self.wanted = part, None
+        outer = rng.get_state()
+        if self._thread is None:
+            self._thread = self._started()
+        self._go.release()
+        self._told.acquire()
+        rng.set_state(outer)
+        if self.error is not None:
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+
+    def abandon(self) -> None:
+        if self._thread is not None and not self.ended:
+            self.part = None
+            self._go.release()
+            self._thread.join()
+
+    def _started(self) -> threading.Thread:
+        context, states = contextvars.copy_context(), _ThreadStates()
+
+        def run() -> None:
+            self._go.acquire()
+            try:
+                if self.part is not None:
+                    with states:
+                        rng.set_state(self.generators)
+                        here.called = self.called
+                        self._compute()
+            except _Abandoned:
+                pass
+            except RuntimeError as error:
+                self.error = _refused(error)
+            except BaseException as error:
+                self.error = error
+            finally:
+                here.called, self.called, self.work, self.ended = None, None, None, True
+                self._told.release()
+
+        thread = threading.Thread(target=lambda: context.run(run), name="micro-batch", daemon=True)
+        thread.start()
+        return thread
+
+    # ---- in its own thread ----
+
+    def _compute(self) -> None:
+        assert self.work is not None
+        loss = self.work()
+        if self.last is not None:
+            self.pause(self.last)
+        self.loss, self.back = loss.detach(), True
+        self.computed()
+        loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+        self.generators = rng.get_state()
+
+    def computed(self) -> None:
+        """A part, or what is left of the loss, has been computed with its graph, through which gradients are to go."""
+
+    def pause(self, part: int, back: bool = False) -> None:
+        """Wait until the part is on the device and it is this one's turn."""
+        if part == self.part:
+            return
+        self.wanted, self.visit, self.generators = (part, back), self.visit + 1, rng.get_state()
+        self._told.release()
+        self._go.acquire()
+        if self.part is None:
+            raise _Abandoned
+        rng.set_state(self.generators)
+
+
+def _refused(error: RuntimeError) -> Exception:
+    """What autograd says of changes in place, in one line; else the error itself."""
+    said = " ".join(str(error).partition(". ")[0].split())
+    return UsageError(f"{IN_PLACE} ({said})") if re.search("in-?place", said) else error
+
+
+class _ThreadStates:
+    """What torch holds for each thread, as the one has it that makes this: entered by the thread that computes."""
+
+    def __init__(self) -> None:
+        self.gradients = torch.is_grad_enabled()
+        self.autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        self.dispatch = _python_dispatch._get_current_dispatch_mode_stack()
+        self.functions = overrides._get_current_function_mode_stack()
+        self.stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> None:
+        self.stack = ExitStack()
+        if self.stream is not None:
+            self.stack.enter_context(torch.cuda.stream(self.stream))
+        for mode in self.functions:
+            overrides._push_mode(mode)
+            self.stack.callback(overrides._pop_mode)
+        for mode in self.dispatch:
+            _python_dispatch._push_mode(mode)
+            self.stack.callback(_python_dispatch._pop_mode)
+        for kind, dtype in self.autocast:
+            self.stack.enter_context(torch.autocast(kind, dtype=dtype))
+        self.stack.enter_context(torch.set_grad_enabled(self.gradients))
+        # On a GPU too backward runs in this thread: else one thread, which waits, would serve all micro-batches.
+        self.stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()

@@ -1,0 +1,96 @@
+"""What modules hold beside their weights, and how it is put back where a model is computed once more."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..train import rng
+
+_OWN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
+
+Held = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]  #: of modules their attributes, with the content of containers
+
+
+def held_by(modules: Iterable[nn.Module]) -> Held:
+    return [(module, {name: (value, _content(value)) for name, value in vars(module).items() if name not in _OWN}) for module in modules]
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, (dict, list, set, deque)):
+        return copy(value)
+    return value.get_state() if isinstance(value, torch.Generator) else None
+
+
+def hold(held: Held) -> None:
+    """The modules hold this, with this content, and nothing else."""
+    for module, attributes in held:
+        now = vars(module)
+        for name in [name for name in now if name not in attributes and name not in _OWN]:
+            del now[name]
+        for name, (value, content) in attributes.items():
+            now[name] = value
+            _fill(value, content)
+
+
+def _fill(value: Any, content: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(content)
+    elif isinstance(value, list):
+        value[:] = content
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(content)
+    elif isinstance(value, (dict, set)):
+        value.clear()
+        value.update(content)
+
+
+def differing(held: Held) -> Iterator[nn.Module]:
+    """Modules that do not hold this any more."""
+    for module, attributes in held:
+        now = {name: value for name, value in vars(module).items() if name not in _OWN}
+        if now.keys() != attributes.keys() or any(
+            now[name] is not value or not _same(_content(value), content) for name, (value, content) in attributes.items()
+        ):
+            yield module
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(one[key] is other[key] for key in one)
+    if isinstance(one, (list, deque)):
+        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the bit."""
+    return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Leaves gradients, buffers, random generators, and what modules hold besides as they were."""
+    named = [(each, name, value) for each in model.modules() for name, value in each._buffers.items() if value is not None]
+    buffers = [(each, name, value, value.clone()) for each, name, value in named]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    held = held_by(model.modules())
+    try:
+        with rng.preserved():
+            yield
+    finally:
+        with torch.no_grad():
+            for module, name, value, content in buffers:
+                module._buffers[name] = value.copy_(content)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        hold(held)

@@ -1,0 +1,70 @@
+"""Micro-batches of a task: its loss of a batch that is on a device, or of few samples on the host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..device.device import Device
+from ..train import rng
+from ..train.step import checked, scaled
+from ..train.task import Task
+from .comparison import PlainFails, compared
+from .micro_batch import MicroBatch
+from .part_times import size_of
+from .units import Finder, Units
+
+log = logging.getLogger(__name__)
+
+_FEW = 2
+
+
+def begun(task: Task, batch: Any, generators: Any, device: Device, scale: float = 1.0) -> MicroBatch:
+    """Of a batch on the host."""
+    placed = tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+    def work() -> torch.Tensor:
+        loss = checked(task.loss(task.model, placed))
+        micro.told = loss.detach()
+        return scaled(loss, scale)
+
+    micro = MicroBatch(work, generators, size_of(placed, device.rounded))
+    return micro
+
+
+def compared_task(task: Task, finder: Finder, batches: Sequence[Any], on_host: bool) -> Units:
+    """The model's units, compared with the model itself on the host, with few samples of two batches where it takes them.
+
+    ``on_host``: it must be computed there. Else it may need what a GPU has: then it is not compared.
+    """
+    for few in (True, False):
+        begin = [partial(_on_host, task, batch, number, few) for number, batch in enumerate(batches[:2])]
+        try:
+            return compared(task.model, finder, begin)
+        except PlainFails as error:
+            if not few and on_host:
+                assert error.__cause__ is not None
+                raise error.__cause__ from None
+            why = error.__cause__
+    log.warning("swapping: on the host the model fails (%s), so that its parts are not compared with the model itself", why)
+    return Units(task.model, finder.units())
+
+
+def _on_host(task: Task, batch: Any, number: int, few: bool) -> MicroBatch:
+    """``few``: of the first samples, where one can tell what a sample is; ``number``: the seed of its draws."""
+    given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
+    if few and _has_samples(batch):
+        given = tree_map(lambda leaf: leaf[:_FEW], given)
+    rng.seed_all(number)
+    return MicroBatch(lambda: checked(task.loss(task.model, given)), rng.get_state())
+
+
+def _has_samples(batch: Any) -> bool:
+    """Whether all is tensors whose first dimensions are the same."""
+    leaves = tree_leaves(batch)
+    return all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves) and len({len(leaf) for leaf in leaves}) == 1

@@ -1,0 +1,217 @@
+"""The units of a model: modules at whose calls its forward is cut into parts. No unit lies within another one.
+
+Units are a model's repeated blocks, and the modules that stand beside them. What is computed between units is the *glue*. Weights that
+the glue uses, those of modules around the units above all, stay on the device for the whole step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ...engine.errors import UsageError, nearest
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a module holds a parameter or a buffer."""
+
+    module: nn.Module
+    attribute: str
+    trains: bool  #: it is a parameter, which may require gradients
+
+    def get(self) -> torch.Tensor:
+        held = self.module._parameters if self.trains else self.module._buffers
+        found = held[self.attribute]
+        assert found is not None
+        return found
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """The module computes with this one from here on."""
+        if type(self.module).__setattr__ is not nn.Module.__setattr__:  # RNNs keep a list of their weights besides
+            setattr(self.module, self.attribute, tensor)
+        elif self.trains:
+            self.module._parameters[self.attribute] = tensor  # type: ignore[assignment]
+        else:
+            self.module._buffers[self.attribute] = tensor
+
+
+def slots_of(model: nn.Module) -> dict[str, Slot]:
+    """All parameters and buffers; a tensor that stands at several places (tied) has several names, a module only one."""
+    found = {}
+    for path, module in model.named_modules():
+        for held, trains in ((module._parameters, True), (module._buffers, False)):
+            found |= {f"{path}.{name}".lstrip("."): Slot(module, name, trains) for name, value in held.items() if value is not None}
+    return found
+
+
+# ---- which modules are units ----
+
+
+class Finder:
+    """``named``: modules that are to be units; ``whole``: modules that are not divided."""
+
+    def __init__(self, model: nn.Module, named: Collection[str] = (), whole: Collection[str] = ()) -> None:
+        self.model, self.opened = model, set[str]()  #: ``opened``: units that have turned out to be none
+        self.limit = sys.maxsize  #: bytes above which a unit is opened
+        modules = dict(model.named_modules())
+        for option, names in (("units", named), ("whole", whole)):
+            if unknown := sorted(set(names) - modules.keys()):
+                raise UsageError(f"memory: Task.{option}: the model has no module {unknown[0]!r}{nearest(unknown[0], list(modules))}")
+        for name in named:
+            if inner := [other for other in named if other.startswith(f"{name}.")]:
+                raise UsageError(f"memory: Task.units: {inner[0]!r} lies within {name!r}; name one of the two")
+        self.named, self.whole = {modules[name] for name in named}, {modules[name] for name in whole}
+
+    def units(self) -> list[str]:
+        """Their names, in the order in which the model defines them."""
+        found = list(self._below("", self.model))
+        return found or [""]
+
+    def open(self, name: str) -> None:
+        """It turned out not to be a unit: those in it are, if there are any."""
+        self.opened.add(name)
+
+    def open_largest(self) -> bool:
+        """Units of more than half of the largest one that can be opened are units no more, but those in them. False: none can be."""
+        found = [self.model.get_submodule(name) for name in self.units()]
+        sizes = [bytes_of(each) for each in found if each not in self.named and each not in self.whole and _divisible(each)]
+        self.limit = max(sizes, default=0) // 2
+        return bool(sizes)
+
+    def _below(self, path: str, module: nn.Module) -> Iterator[str]:
+        for name, child in module.named_children():
+            inner = f"{path}.{name}".lstrip(".")
+            if not any(True for _ in child.parameters()):
+                continue
+            if self._opens(inner, child, isinstance(module, _CONTAINERS)):
+                yield from self._below(inner, child)
+            else:
+                yield inner
+
+    def _opens(self, path: str, module: nn.Module, in_container: bool) -> bool:
+        if isinstance(module, _NOT_CALLED) or path in self.opened:
+            return True
+        if module in self.named or module in self.whole or not _divisible(module):
+            return False
+        if self.named.intersection(module.modules()) or _hooked_inside(module):
+            return True
+        return bytes_of(module) > self.limit or (_is_stage(module) if in_container else any(map(_is_stage, module.modules())))
+
+
+def _divisible(module: nn.Module) -> bool:
+    """Whether it has modules with weights, which it calls as far as one knows."""
+    if hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention):
+        return False
+    return any(any(True for _ in child.parameters()) for child in module.children())
+
+
+def _is_stage(module: nn.Module) -> bool:
+    """Whether it is a row of blocks: modules of one kind with modules in them."""
+    if not isinstance(module, _CONTAINERS):
+        return False
+    kinds = [type(child) for child in module.children() if _divisible(child)]
+    return len(kinds) > len(set(kinds))
+
+
+def _hooked_inside(module: nn.Module) -> bool:
+    """A hook keeps or changes what a module answers: it must see what gradients flow through."""
+    return any(inner._forward_hooks for inner in module.modules() if inner is not module)
+
+
+def bytes_of(module: nn.Module) -> int:
+    return sum(each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers()))
+
+
+# ---- units in the order of their calls ----
+
+
+class ParameterChanged(UsageError):
+    """The forward or the loss changes a weight by itself: it changes the copy in a part, which is dropped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"memory: the model's parameter {name!r} is changed while the model or its loss computes, as an Embedding with max_norm does; "
+            "where parts are swapped that is lost: let the optimizer do it, or write 'memory: {swap: off}'"
+        )
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a forward has shown of units: the order of their calls, what the glue uses of their tensors, buffers that change."""
+
+    order: list[str] = field(default_factory=list)
+    glue: set[str] = field(default_factory=set)
+    moving: set[str] = field(default_factory=set)
+    changing: set[nn.Module] = field(default_factory=set)  #: modules whose other attributes change
+
+
+class Units:
+    """A model's units, by *places*: their calls in order. A unit that was not called follows the one before it in the model."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], seen: Seen | None = None) -> None:
+        self.model, self.seen = model, seen or Seen()
+        self.apart = False  #: calls of one unit may be in several parts
+        self.modules: Mapping[str, nn.Module] = {name: model.get_submodule(name) for name in names}
+        self.slots = slots_of(model)
+        inside = {module: name for name, unit in self.modules.items() for module in unit.modules()}
+        self.tensors: dict[str, list[str]] = {name: [] for name in names}  #: of each unit
+        self.glue: list[str] = []
+        for name, slot in self.slots.items():
+            unit = inside.get(slot.module)
+            (self.glue if unit is None or name in self.seen.glue else self.tensors[unit]).append(name)
+        self.order = _with_all(self.seen.order, names)
+        self.masters = {name: slot.get() for name, slot in self.slots.items()}
+        self.places: dict[str, list[int]] = {name: [] for name in names}
+        for place, name in enumerate(self.order):
+            self.places[name].append(place)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def names(self, start: int, stop: int) -> list[str]:
+        """Parameters and buffers of the units that are called from place ``start`` to ``stop``."""
+        return [name for unit in dict.fromkeys(self.order[start:stop]) for name in self.tensors[unit]]
+
+    def trains(self, name: str) -> bool:
+        return self.slots[name].trains and self.masters[name].requires_grad
+
+    def refresh(self) -> None:
+        """The masters are what the model holds now."""
+        for name, slot in self.slots.items():
+            self.masters[name] = slot.get()
+
+    def place_of(self, unit: str, after: int) -> int:
+        """Of its next call if calls come in their order, else of its last one."""
+        return next((place for place in self.places[unit] if place >= after), self.places[unit][-1])
+
+    def cuts(self) -> list[int]:
+        """Places before which it may be cut: not between calls of units that all are called again and again, unless they may be apart."""
+        bound: set[int] = set()
+        for places in self.places.values():
+            first, last = places[0], places[-1]
+            if not self.apart and all(len(self.places[self.order[place]]) > 1 for place in range(first, last + 1)):
+                bound |= set(range(first + 1, last + 1))
+        return [cut for cut in range(1, len(self)) if cut not in bound]
+
+    def repeated(self, start: int, stop: int) -> list[str]:
+        """Parameters of units that are called more than once from place ``start`` to ``stop``."""
+        counts = Counter(self.order[start:stop])
+        return [name for unit, count in counts.items() if count > 1 for name in self.tensors[unit] if self.trains(name)]
+
+
+def _with_all(order: Sequence[str], names: Sequence[str]) -> list[str]:
+    full = list(order)
+    for index, name in enumerate(names):
+        if name not in order:
+            before = names[index - 1] if index else None
+            full.insert(len(full) - full[::-1].index(before) if before is not None else 0, name)
+    return full
