@@ -18,10 +18,12 @@ class Form:
     make: object
     may: str | None = None  #: a refusal that is right too, as a pattern
     must: str | None = None  #: what every refusal of it says: it cannot be right
-    close: bool = False  #: a tensor that several units use has a sum of gradients, in another order: right but for rounding
+    several: str | None = None  #: a refusal that is right where a step has several micro-batches: they are computed side by side
+    close: bool = False  #: calls of one module in several parts have a sum of gradients each: right but for rounding
 
 
 FORMS: dict[str, Form] = {}
+LINE = "^memory: "  #: what may be refused for whatever reason, in one line
 
 
 def form(make=None, **options):
@@ -30,9 +32,6 @@ def form(make=None, **options):
         return lambda make: form(make, **options)
     FORMS[make.__name__.replace("_", " ")] = Form(make, **options)
     return make
-
-
-LINE = "memory"  #: what may be refused for whatever reason, in one line
 
 
 # ---- what the forms are made of ----
@@ -164,7 +163,7 @@ def with_kept_feature(of):
     return model, {"loss": lambda model, x: judged(model(x), x) + 0.1 * kept["h"].square().mean()}
 
 
-@form
+@form(several=LINE)
 def loss_uses_a_block_s_answer_kept_by_a_hook():
     return with_kept_feature(lambda model: model.blocks[1])
 
@@ -530,7 +529,7 @@ def net_of_images_with_skips():
     return model, images(train=[torch.randn(3, 4, 4) for _ in range(24)])
 
 
-@form(close=True)
+@form
 def answer_that_all_later_blocks_use():
     """As T5's decoder uses the encoder's answer."""
 
@@ -545,7 +544,7 @@ def answer_that_all_later_blocks_use():
     return Net(what, block=lambda: Block(cross))
 
 
-@form(close=True)
+@form
 def bias_that_all_blocks_share():
     def what(it, x):
         positions = torch.arange(x.shape[1])
@@ -589,7 +588,7 @@ def head_tied_to_the_embedding():
     return words(tied=True)
 
 
-@form
+@form(close=True)
 def one_block_that_is_called_four_times():
     """As ALBERT."""
 
@@ -602,7 +601,7 @@ def one_block_that_is_called_four_times():
     return Net(what)
 
 
-@form
+@form(close=True)
 def one_block_at_four_places():
     block = Block()
     return Net(block=lambda: block)
