@@ -762,7 +762,7 @@ def teacher_that_follows():
     return Net(what, teacher=nn.ModuleList(Block() for _ in range(4)).requires_grad_(False))
 
 
-@form
+@form(close=True)
 def blocks_side_by_side():
     return Net(lambda it, x: it.last(torch.stack([block(it.first(x)) for block in it.blocks]).mean(0)))
 
