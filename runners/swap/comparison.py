@@ -7,6 +7,7 @@ in which order units are called, what the glue uses of their weights, and which 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...engine.errors import UsageError
 from ..device.memory_ledger import tensors_in
+from ..train.batches import Interrupted
 from .interception import Interception, Unit, hooked
 from .micro_batch import MicroBatch
 from .module_state import differing, equal, held_by, untouched
 from .swap_executor import leads_back
 from .unit_call import Call, Changes
 from .units import Finder, ParameterChanged, Seen, Units
+
+log = logging.getLogger(__name__)
 
 _SAMPLE = 4096  #: elements of a gradient that are compared, besides its norm
 #: of the gradient's largest element: sums in another order are within it, and what is computed from other numbers is not
@@ -187,23 +191,33 @@ def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
     found, interception = _Found(), Interception(units)
     batches = [make() for make in begin]
     try:
-        for batch in batches:
-            batch.called = partial(_noted, units, batch)
-            batch.until(-1)
-        while going := [batch for batch in batches if not batch.ended]:
-            wanted = [batch.wanted for batch in going if batch.wanted is not None]
-            forward = [part for part, back in wanted if not back]
-            turn = (min(forward), False) if forward else (max(part for part, _ in wanted), True)
-            for batch in going:
-                if batch.wanted == turn:
-                    batch.until(turn[0])
+        for together in [[batch] for batch in batches] if units.in_turn else [batches]:
+            _side_by_side(units, together)
         found.losses = [float(batch.loss) for batch in batches if batch.loss is not None]
         found.gradients = _gradients(units.model)
+    except (UsageError, Interrupted):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UsageError(f"memory: the model fails where it is computed in parts ({said}); write 'memory: {{swap: off}}'") from None
     finally:
         for batch in batches:
             batch.abandon()
         interception.close()
     return found
+
+
+def _side_by_side(units: Units, batches: Sequence[MicroBatch]) -> None:
+    for batch in batches:
+        batch.called, batch.last = partial(_noted, units, batch), len(units)
+        batch.until(-1)
+    while going := [batch for batch in batches if not batch.ended]:
+        wanted = [batch.wanted for batch in going if batch.wanted is not None]
+        forward = [part for part, back in wanted if not back]
+        turn = (min(forward), False) if forward else (max(part for part, _ in wanted), True)
+        for batch in going:
+            if batch.wanted == turn:
+                batch.until(turn[0])
 
 
 def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -224,16 +238,27 @@ def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
             seen, plain = seen_plainly(units, begin)
         units = Units(model, list(units.modules), seen)
         try:
-            with untouched(model):
-                found = through_units(units, begin)
+            try:
+                _require_same(units, plain, begin)
+            except Changes:
+                raise
+            except UsageError:
+                if len(begin) == 1:
+                    raise
+                units.in_turn = True
+                _require_same(units, plain, begin)
+                log.info("swapping: what one batch of a step leaves is seen by others, so they are computed one after the other")
         except Changes as error:
-            finder.open(error.unit)
-            continue
-        _require_same(plain, found)
+            if finder.open(error.unit):
+                continue
+            raise
         return units
 
 
-def _require_same(plain: _Found, found: _Found) -> None:
+def _require_same(units: Units, plain: _Found, begin: Sequence[Begin]) -> None:
+    """Through units it is the plain pass."""
+    with untouched(units.model):
+        found = through_units(units, begin)
     if not all(map(math.isfinite, plain.losses)):
         return  # the step will say so
     for one, other in zip(plain.losses, found.losses, strict=True):

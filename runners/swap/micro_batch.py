@@ -57,7 +57,8 @@ class MicroBatch:
         self.part, self.wanted = part, None
         outer = rng.get_state()
         if self._thread is None:
-            self._thread = self._started()
+            self._thread = self._made()
+            self._thread.start()
         self._go.release()
         self._told.acquire()
         rng.set_state(outer)
@@ -74,7 +75,7 @@ class MicroBatch:
             self._go.release()
             self._thread.join()
 
-    def _started(self) -> threading.Thread:
+    def _made(self) -> threading.Thread:
         context, states = contextvars.copy_context(), _ThreadStates()
 
         def run() -> None:
@@ -95,9 +96,7 @@ class MicroBatch:
                 here.called, self.called, self.work, self.ended = None, None, None, True
                 self._told.release()
 
-        thread = threading.Thread(target=lambda: context.run(run), name="micro-batch", daemon=True)
-        thread.start()
-        return thread
+        return threading.Thread(target=lambda: context.run(run), name="micro-batch", daemon=True)
 
     # ---- in its own thread ----
 
@@ -117,6 +116,8 @@ class MicroBatch:
 
     def pause(self, part: int, back: bool = False) -> None:
         """Wait until the part is on the device and it is this one's turn."""
+        if self._thread is not threading.current_thread():
+            raise UsageError("memory: the loss of one batch uses what another one has left, outside of the model; write 'memory: {swap: off}'")
         if part == self.part:
             return
         self.wanted, self.visit, self.generators = (part, back), self.visit + 1, rng.get_state()

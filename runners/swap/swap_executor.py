@@ -10,6 +10,7 @@ has one such sum for each name, added from the last name to the first.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,13 @@ from .partition import room_after
 from .unit_call import Call, flattened
 from .units import ParameterChanged, Units
 
+log = logging.getLogger(__name__)
+
 _GLUE = -1  #: stands for a part: what is on the device for the whole step
+
+
+Arrived = Callable[[Sequence[nn.Parameter]], None]
+Gone = tuple[int, Event, list[str]]  #: a part, when its gradients are on the host, and of which names they are
 
 
 class StaleWeights(StokerError):
@@ -41,6 +48,7 @@ class Loaded:
     version: int
     tensors: dict[str, torch.Tensor]
     constant: dict[str, int] = field(default_factory=dict)  #: with torch's count of its changes
+    held: dict[str, torch.Tensor] = field(default_factory=dict)  #: what the modules compute with
 
 
 class SwapExecutor:
@@ -55,6 +63,7 @@ class SwapExecutor:
         self.count = 1  #: micro-batches of the step
         self.version = 0  #: of the weights on the host: steps of the optimizer
         self.bottom = 0  #: the first part that is gone through backward
+        self.astray = False  #: calls of this step do not come in the order in which they were seen
         self._loaded: dict[int, Loaded] = {}
         self._leaving: list[tuple[int, Event, dict[str, torch.Tensor]]] = []
         self._host_gradients: dict[tuple[int, str], torch.Tensor] = {}  #: by part: a unit may be called in several
@@ -63,49 +72,105 @@ class SwapExecutor:
 
     # ---- one step ----
 
-    def run(
-        self, micro: Sequence[MicroBatch], arrived: Callable[[Sequence[nn.Parameter]], None] = lambda whole: None
-    ) -> list[torch.Tensor]:
+    def run(self, micro: Sequence[MicroBatch], arrived: Arrived = lambda whole: None) -> list[torch.Tensor]:
         """Losses of the micro-batches; the gradients are in ``.grad`` of the host's parameters.
 
         ``arrived``: is told of parameters whose gradients are complete, while others are not.
         """
+        turns = [[batch] for batch in micro] if self.units.in_turn else [micro]
         try:
-            return self._run(micro, arrived)
+            self._begin(micro)
+            for turn in turns:
+                self._forward(turn)
+                self._backward(turn, arrived if len(turns) == 1 else lambda whole: None)
+                self._arrive(self._make_room())
+                if len(turns) > 1:  # the next one's gradients come into other memory
+                    self._host_gradients.clear()
+            self._leaving.append(self._send(_GLUE))
+            self._arrive(self._make_room())
+            arrived(self._sum())
+            self._end()
         except BaseException:
             self.abandon(micro)
             raise
+        return [batch.loss for batch in micro if batch.loss is not None]
 
-    def _run(self, micro: Sequence[MicroBatch], arrived: Callable[[Sequence[nn.Parameter]], None]) -> list[torch.Tensor]:
-        last = len(self.parts) - 1
-        self._begin(micro)
+    def _forward(self, micro: Sequence[MicroBatch]) -> None:
+        """Through all parts but the last one."""
         self._load(0)
-        for k in range(last):
+        for k in range(len(self.parts) - 1):
             self._load(k + 1)
             self._enter(k)
             for batch in micro:
                 self._go(k, batch)
             self._leave(k)
-        self.bottom = min((batch.lowest for batch in micro if batch.lowest is not None), default=last)
-        for k in range(last, self.bottom - 1, -1):
+            while astray := {batch.wanted[0] for batch in micro if batch.wanted is not None and batch.wanted[0] <= k}:
+                self._detour(min(astray), micro)
+            if k + 1 not in self._loaded:
+                self._load(k + 1)
+
+    def _backward(self, micro: Sequence[MicroBatch], arrived: Arrived) -> None:
+        """Through the last part forward and back, then back through the others that gradients come to."""
+        k = last = len(self.parts) - 1
+        while not all(batch.ended for batch in micro):
+            if k not in self._loaded:
+                self._load(k)
             self._enter(k)
-            left: list[tuple[int, Event, list[str]]] = []
+            left: list[Gone] = []
             for c, batch in enumerate(micro):
                 if c == room_after(len(micro)):
                     left = self._make_room()
+                    self.bottom = min((each.lowest for each in micro if each.lowest is not None), default=last)
                     if k > self.bottom:
                         self._load(k - 1)
                 self._go_back(k, c, batch)
+                while k == last and batch.wanted is not None and not batch.back:
+                    self._beside(k, batch)
             self._leaving.append(self._send(k))
-            self._arrive(left, arrived)  # on the host, while the device computes
-        self._leaving.append(self._send(_GLUE))
-        self._arrive(self._make_room(), arrived)
-        self._end()
-        return [batch.loss for batch in micro if batch.loss is not None]
+            self._arrive(left)  # on the host, while the device computes
+            if left and not self.astray:
+                arrived(self._sum(k))
+            while astray := {part for part, back in (batch.wanted for batch in micro if batch.wanted is not None) if part >= k or not back}:
+                self._detour(min(astray), micro)
+            k -= 1
+
+    # ---- calls in another order than they were seen in ----
+
+    def _detour(self, k: int, micro: Sequence[MicroBatch]) -> None:
+        """A part is loaded once more, alone, for those that want it now."""
+        self._strayed()
+        for other in [other for other in self._loaded if other != _GLUE]:
+            self._discard(other)
+        self._arrive(self._make_room())
+        self._load(k)
+        self._enter(k)
+        for batch in micro:
+            self._go(k, batch)
+        self._leaving.append(self._send(k))
+        self._arrive(self._make_room())
+
+    def _beside(self, k: int, batch: MicroBatch) -> None:
+        """The same beside the last part, through which no gradients have come yet."""
+        self._strayed()
+        assert batch.wanted is not None
+        other = batch.wanted[0]
+        if other not in self._loaded:
+            self._load(other)
+            self._enter(other)
+            self._go(other, batch)
+            self._leave(other)
+        for name, tensor in self._loaded[k].held.items():
+            self.units.slots[name].put(tensor)
+        self._go(k, batch)
+
+    def _strayed(self) -> None:
+        if not self.astray:
+            log.info("swapping: calls of the model's modules do not come in the order in which they came at first; parts are loaded again")
+        self.astray = True
 
     def _begin(self, micro: Sequence[MicroBatch]) -> None:
         self.units.refresh()
-        self.count = len(micro)
+        self.count, self.astray = len(micro), False
         self._arrived.clear()
         for name in {name for names in self.names for name in names}:
             self._put_absent(name)
@@ -177,7 +242,8 @@ class SwapExecutor:
             slot, master = self.units.slots[name], self.units.masters[name]
             if slot.trains and (id(tensor) not in made or self.count > 1):
                 made[id(tensor)] = nn.Parameter(tensor, requires_grad=master.requires_grad)
-            slot.put(made[id(tensor)] if slot.trains else tensor)
+            loaded.held[name] = made[id(tensor)] if slot.trains else tensor
+            slot.put(loaded.held[name])
             loaded.constant[name] = tensor._version
 
     def _leave(self, k: int) -> None:
@@ -198,10 +264,9 @@ class SwapExecutor:
         if changed:
             self.device.finish(self.device.copy_out(changed))
         for name, tensor in loaded.tensors.items():
-            now = self.units.slots[name].get()
             self._put_absent(name)
-            if isinstance(now, nn.Parameter):  # a graph that has been gone through still refers to it
-                now.data, now.grad = self._absent[name].data, None
+            if isinstance(held := loaded.held.get(name), nn.Parameter):  # a graph that has been gone through still refers to it
+                held.data, held.grad = self._absent[name].data, None
             self.device.drop(tensor)
 
     # ---- computing ----
@@ -270,11 +335,8 @@ class SwapExecutor:
 
     # ---- gradients ----
 
-    def _make_room(self) -> list[tuple[int, Event, list[str]]]:
-        """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded.
-
-        Parts, when theirs are on the host, and of which names they are.
-        """
+    def _make_room(self) -> list[Gone]:
+        """Back-pressure: the gradients of the part that went back before this one are gone before another one is loaded."""
         gone = []
         while self._leaving:
             k, event, sources = self._leaving.pop(0)
@@ -306,17 +368,17 @@ class SwapExecutor:
         slot = self.units.slots[name]
         return slot.get().grad if slot.trains else None
 
-    def _arrive(self, gone: list[tuple[int, Event, list[str]]], arrived: Callable[[Sequence[nn.Parameter]], None]) -> None:
+    def _arrive(self, gone: Sequence[Gone]) -> None:
+        """Gradients are on the host."""
         for k, event, names in gone:
             self.device.finish(event)
             for name in names:
                 gradient = self._host_gradients[k, name]
                 self._arrived[name] = self._arrived[name].add_(gradient) if name in self._arrived else gradient
-            arrived(self._summed(k))
 
-    def _summed(self, k: int) -> list[nn.Parameter]:
-        """Parameters of which all gradients have come now that part k has; those of several names are added from the last to the first."""
-        others = [] if k == _GLUE else [*self.names[:k], self.units.glue]
+    def _sum(self, before: int | None = None) -> list[nn.Parameter]:
+        """The gradients of parameters that no part ``before`` has, of all without it: of several names from the last to the first."""
+        others = [] if before is None else [*self.names[: before + 1], self.units.glue]
         waiting = {id(self.units.masters[name]) for names in others for name in names}
         whole: dict[int, nn.Parameter] = {}
         for name in reversed(list(self.units.slots)):

@@ -43,10 +43,11 @@ def cuts_for(
         return used
     with suppress(UsageError, CapExceeded):
         measured = measure(units, begin, device, told, _ROUNDS)
-        smallest = smallest_cap(measured, accumulate)
-        trial.predicted = smallest
-        for room in (max(cap, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
-            planned = plan_step(measured, room, accumulate, least).cuts
+        count, others = (1, (accumulate - 1) * measured.inputs) if units.in_turn else (accumulate, 0)
+        smallest = smallest_cap(measured, count)
+        trial.predicted = smallest + others
+        for room in (max(cap - others, smallest), smallest):  # what is predicted is an upper bound, so that the tightest may fit
+            planned = plan_step(measured, room, count, least).cuts
             if trial.fits(planned):
                 return planned
     return _fewest(trial, least)

@@ -76,9 +76,10 @@ class Finder:
         found = list(self._below("", self.model))
         return found or [""]
 
-    def open(self, name: str) -> None:
-        """It turned out not to be a unit: those in it are, if there are any."""
+    def open(self, name: str) -> bool:
+        """It turned out not to be a unit: those in it are, if there are any. False: somebody wants it to be one."""
         self.opened.add(name)
+        return self.model.get_submodule(name) not in self.named
 
     def open_largest(self) -> bool:
         """Units of more than half of the largest one that can be opened are units no more, but those in them. False: none can be."""
@@ -159,6 +160,7 @@ class Units:
 
     def __init__(self, model: nn.Module, names: Sequence[str], seen: Seen | None = None) -> None:
         self.model, self.seen = model, seen or Seen()
+        self.in_turn = False  #: micro-batches are computed one after the other, as each sees what others leave
         self.apart = False  #: calls of one unit may be in several parts
         self.modules: Mapping[str, nn.Module] = {name: model.get_submodule(name) for name in names}
         self.slots = slots_of(model)
