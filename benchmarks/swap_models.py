@@ -104,7 +104,7 @@ def difference(one: Tensors, other: Tensors) -> float:
     """The largest, beside the largest number of the same tensor; infinite where one is missing, or has other NaN."""
     if one.keys() != other.keys():
         return float("inf")
-    largest = max((float(tensor.nan_to_num().abs().max()) for tensor in one.values() if tensor.numel()), default=0.0)
+    largest = max((float(_numbers(tensor).abs().max()) for tensor in one.values() if tensor.numel()), default=0.0)
     return max((_apart(tensor, other[name], SMALL * largest) for name, tensor in one.items()), default=0.0)
 
 
@@ -113,8 +113,12 @@ def _apart(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
         return float("inf")
     if torch.equal(one.nan_to_num(), other.nan_to_num()):
         return 0.0
-    one, other = one.nan_to_num().double(), other.nan_to_num().double()
+    one, other = _numbers(one), _numbers(other)
     return float((one - other).abs().max() / one.abs().max().clamp_min(least))
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).nan_to_num().double()
 
 
 def told(value: float) -> str:
