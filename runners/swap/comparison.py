@@ -25,7 +25,7 @@ from .interception import Interception, Unit, hooked
 from .micro_batch import MicroBatch
 from .module_state import differing, equal, held_by, untouched
 from .swap_executor import leads_back
-from .unit_call import Call, Changes
+from .unit_call import Call, ComputesOtherwise, Leaked, NoUnit
 from .units import Finder, ParameterChanged, Seen, Units
 
 log = logging.getLogger(__name__)
@@ -43,21 +43,24 @@ class PlainFails(Exception):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What operations outside of units use of the units' tensors."""
+    """What operations use of the tensors of units other than the one that computes."""
 
     def __init__(self, units: Units) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inside = False
-        self.used: set[str] = set()
-        self._names: dict[int, list[str]] = {}
-        for name in (name for names in units.tensors.values() for name in names):
-            self._names.setdefault(units.masters[name].untyped_storage()._cdata, []).append(name)
+        self.inside: str | None = None  #: the unit that computes; None: the glue
+        self.looks = True
+        self.used: dict[str, set[str]] = {}  #: names by unit, "" for the glue
+        self._names: dict[int, list[tuple[str, str]]] = {}
+        for unit, names in units.tensors.items():
+            for name in names:
+                self._names.setdefault(units.masters[name].untyped_storage()._cdata, []).append((unit, name))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if not self.inside:
-            for tensor in tensors_in((args, tuple(kwargs.values()))):
-                self.used.update(self._names.get(tensor.untyped_storage()._cdata, ()))
+        for tensor in tensors_in((args, tuple(kwargs.values()))) if self.looks else ():
+            owners = self._names.get(tensor.untyped_storage()._cdata, ())
+            if owners and all(unit != self.inside for unit, _ in owners):
+                self.used.setdefault(self.inside or "", set()).update(name for _, name in owners)
         return func(*args, **kwargs)
 
 
@@ -101,7 +104,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
             batch = make()
             batch.called = partial(_watched, watch, units, seen, number == 0)
             batch.computed = partial(_forward_done, watch, units, versions)  # type: ignore[method-assign]
-            watch.inside = False
+            watch.inside, watch.looks = None, True
             try:
                 with watch:
                     batch.until(0)
@@ -111,7 +114,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
                 raise PlainFails from error
             assert batch.loss is not None
             found.losses.append(float(batch.loss))
-        seen.glue = watch.used
+        seen.used = watch.used
         seen.moving.update(name for name, value in before.items() if not equal(units.slots[name].get(), value))
         found.gradients = _gradients(units.model)
     finally:
@@ -121,7 +124,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
 
 def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> None:
     """What follows is backward, by itself. ParameterChanged where the forward has changed a weight."""
-    watch.inside = True
+    watch.looks = False
     for name, version in reversed(versions.items()):
         if (now := units.slots[name].get()) is not units.masters[name] or now._version != version:
             raise ParameterChanged(name)
@@ -131,15 +134,19 @@ def _watched(watch: _Watch, units: Units, seen: Seen, first: bool, unit: Unit, a
     """Computes a unit by itself, and looks at what that changes."""
     versions = [parameter._version for parameter in unit.module.parameters()]
     slots = {name: units.slots[name] for name in units.tensors[unit.name] if not units.slots[name].trains}
-    outside, watch.inside = watch.inside, True
+    if watch.inside is not None:
+        raise NoUnit(watch.inside, f"calls {unit.name}", "let the module around both do so")
+    looks, watch.looks = watch.looks, False
     held, buffers = held_by(unit.module.modules()), {name: slot.get().clone() for name, slot in slots.items()}
+    watch.inside, watch.looks = unit.name, looks
     try:
         answer = unit.forward(*args, **kwargs)
+        watch.looks = False
         seen.changing.update(differing(held))
         _require_constant(units, unit, versions)
         seen.moving.update(name for name, slot in slots.items() if not equal(slot.get(), buffers[name]))
     finally:
-        watch.inside = outside
+        watch.inside, watch.looks = None, looks
     if first:
         seen.order.append(unit.name)
     return hooked(unit, args, kwargs, answer) if unit.module._forward_hooks else answer
@@ -171,19 +178,12 @@ class _Checked(Call):
         except UsageError:
             raise
         except Exception as error:
-            raise _cannot(self.unit.name, f"({type(error).__name__}: {' '.join(str(error).split())[:120]})") from None
+            raise ComputesOtherwise(self.unit.name, said(error)) from None
         assert self.again is not None
         for number, first in zip(self.numbers, self.first, strict=True):
             made = self.again.made[number] if number < len(self.again.made) else None
             if not isinstance(made, torch.Tensor) or not _Sketch.of(made).like(first):
-                raise _cannot(self.unit.name, "(its answer is another one)")
-
-
-def _cannot(name: str, why: str) -> UsageError:
-    return UsageError(
-        f"memory: {name} cannot be computed a second time {why}; if it extends a key-value cache, build the model with use_cache=False, "
-        "else let it change nothing but its buffers, or write 'memory: {swap: off}'"
-    )
+                raise ComputesOtherwise(self.unit.name, "its answer is another one")
 
 
 def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
@@ -195,16 +195,21 @@ def through_units(units: Units, begin: Sequence[Begin]) -> _Found:
             _side_by_side(units, together)
         found.losses = [float(batch.loss) for batch in batches if batch.loss is not None]
         found.gradients = _gradients(units.model)
-    except (UsageError, Interrupted):
-        raise
+    except Leaked as error:
+        raise NoUnit(error.unit, "answers tensors in an object of its own", "let it answer a dataclass or a dict") from None
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UsageError(f"memory: the model fails where it is computed in parts ({said}); write 'memory: {{swap: off}}'") from None
+        if isinstance(error, Interrupted) or str(error).startswith("memory"):
+            raise
+        raise UsageError(f"memory: the model fails where it is computed in parts ({said(error)}); write 'memory: {{swap: off}}'") from None
     finally:
         for batch in batches:
             batch.abandon()
         interception.close()
     return found
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _side_by_side(units: Units, batches: Sequence[MicroBatch]) -> None:
@@ -233,14 +238,14 @@ def _noted(units: Units, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], k
 def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
     """The model's units, as the plain pass shows them. UsageError where it is not computed right through units."""
     while True:
-        with untouched(model):
-            units = Units(model, finder.units())
-            seen, plain = seen_plainly(units, begin)
-        units = Units(model, list(units.modules), seen)
         try:
+            with untouched(model):
+                units = Units(model, finder.units())
+                seen, plain = seen_plainly(units, begin)
+            units = Units(model, list(units.modules), seen)
             try:
                 _require_same(units, plain, begin)
-            except Changes:
+            except NoUnit:
                 raise
             except UsageError:
                 if len(begin) == 1:
@@ -248,7 +253,7 @@ def compared(model: nn.Module, finder: Finder, begin: Sequence[Begin]) -> Units:
                 units.in_turn = True
                 _require_same(units, plain, begin)
                 log.info("swapping: what one batch of a step leaves is seen by others, so they are computed one after the other")
-        except Changes as error:
+        except NoUnit as error:
             if finder.open(error.unit):
                 continue
             raise

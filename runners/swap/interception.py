@@ -18,7 +18,7 @@ class Unit:
     """``native``: what a call of it does, ``forward``: without its hooks; ``moving``: buffers that this changes.
 
     ``changing``: modules whose other attributes change.
-    ``shared``: its weights that the glue uses too, so that autograd adds up their gradients.
+    ``shared``: weights that others use too, so that autograd adds up their gradients.
     """
 
     name: str
@@ -62,12 +62,13 @@ def _native(module: nn.Module) -> Callable[..., Any]:
 
 
 def _unit(units: Units, name: str, module: nn.Module) -> Unit:
-    inside, native = set(module.modules()), _native(module)
+    native, slots = _native(module), units.slots
+    inside, used = set(module.modules()), units.seen.used.get(name, ())
     return Unit(
         name, module, native, _without_hooks(module, native),
-        moving=[units.slots[each] for each in units.tensors[name] if each in units.seen.moving],
+        moving=[slots[each] for each in units.tensors[name] if each in units.seen.moving],
         changing=[each for each in module.modules() if each in units.seen.changing],
-        shared=[units.slots[each] for each in units.glue if units.slots[each].trains and units.slots[each].module in inside],
+        shared=[slots[each] for each in units.glue if slots[each].trains and (slots[each].module in inside or each in used)],
     )  # fmt: skip
 
 

@@ -72,16 +72,19 @@ def crossings(units: Units, batch: MicroBatch, device: Device) -> tuple[tuple[Cr
     try:
         executor._begin((forward,))
         forward.called = called
-        for place in range(len(units)):
-            lives.place = place
+        place = 0
+        while not forward.ended:
             executor._load(place)
             executor._enter(place)
-            if place:
-                executor._go(place, forward)
-            else:
+            if forward.wanted is None:
                 with lives:
                     executor._go(place, forward)
+            else:
+                executor._go(place, forward)
             executor._leave(place)
+            if forward.wanted is not None:
+                place = forward.wanted[0]
+                lives.place = max(lives.place, place)
         values = lives.crossings(last)
         gradients = _gradients(forward.root, numbers, last, device)
         del forward.root

@@ -117,7 +117,9 @@ class MicroBatch:
     def pause(self, part: int, back: bool = False) -> None:
         """Wait until the part is on the device and it is this one's turn."""
         if self._thread is not threading.current_thread():
-            raise UsageError("memory: the loss of one batch uses what another one has left, outside of the model; write 'memory: {swap: off}'")
+            raise UsageError(
+                "memory: the loss of one batch uses what another one has left, outside of the model; write 'memory: {swap: off}'"
+            )
         if part == self.part:
             return
         self.wanted, self.visit, self.generators = (part, back), self.visit + 1, rng.get_state()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,8 @@ class SwapExecutor:
         self.parts = list(itertools.pairwise([0, *cuts, len(units)]))
         self.names = [units.names(*part) for part in self.parts]
         self.repeated = [units.repeated(*part) for part in self.parts]
+        parts_of = Counter(name for names in self.names for name in names if units.trains(name))
+        self.spread = [[name for name in names if parts_of[name] > 1] for names in self.names]  #: of each part what other parts have too
         self._part_of = [k for k, (start, stop) in enumerate(self.parts) for _ in range(start, stop)]
         self.count = 1  #: micro-batches of the step
         self.version = 0  #: of the weights on the host: steps of the optimizer
@@ -68,6 +71,7 @@ class SwapExecutor:
         self._leaving: list[tuple[int, Event, dict[str, torch.Tensor]]] = []
         self._host_gradients: dict[tuple[int, str], torch.Tensor] = {}  #: by part: a unit may be called in several
         self._arrived: dict[str, torch.Tensor] = {}  #: gradients of this step on the host, by name
+        self._each: dict[str, dict[int, torch.Tensor]] = {}  #: the same of each micro-batch, where several parts have some of it
         self._absent: dict[str, torch.Tensor] = {}
 
     # ---- one step ----
@@ -82,12 +86,17 @@ class SwapExecutor:
             self._begin(micro)
             for turn in turns:
                 self._forward(turn)
-                self._backward(turn, arrived if len(turns) == 1 else lambda whole: None)
+                self._backward(turn, arrived if len(turns) == 1 else None)
                 self._arrive(self._make_room())
                 if len(turns) > 1:  # the next one's gradients come into other memory
                     self._host_gradients.clear()
             self._leaving.append(self._send(_GLUE))
             self._arrive(self._make_room())
+            for name, each in self._each.items():
+                first, *others = (each[id(batch)] for batch in micro if id(batch) in each)
+                for other in others:
+                    first.add_(other)
+                self._arrived[name] = first
             arrived(self._sum())
             self._end()
         except BaseException:
@@ -109,7 +118,7 @@ class SwapExecutor:
             if k + 1 not in self._loaded:
                 self._load(k + 1)
 
-    def _backward(self, micro: Sequence[MicroBatch], arrived: Arrived) -> None:
+    def _backward(self, micro: Sequence[MicroBatch], arrived: Arrived | None) -> None:
         """Through the last part forward and back, then back through the others that gradients come to."""
         k = last = len(self.parts) - 1
         while not all(batch.ended for batch in micro):
@@ -128,7 +137,7 @@ class SwapExecutor:
                     self._beside(k, batch)
             self._leaving.append(self._send(k))
             self._arrive(left)  # on the host, while the device computes
-            if left and not self.astray:
+            if left and arrived is not None and not self.astray:
                 arrived(self._sum(k))
             while astray := {part for part, back in (batch.wanted for batch in micro if batch.wanted is not None) if part >= k or not back}:
                 self._detour(min(astray), micro)
@@ -172,6 +181,7 @@ class SwapExecutor:
         self.units.refresh()
         self.count, self.astray = len(micro), False
         self._arrived.clear()
+        self._each.clear()
         for name in {name for names in self.names for name in names}:
             self._put_absent(name)
         for batch in micro:
@@ -274,8 +284,9 @@ class SwapExecutor:
     def _called(self, batch: MicroBatch, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In the thread of a micro-batch, in place of a unit."""
         part = self._part(batch, unit)
+        stays = part == len(self.parts) - 1 and (not batch.back or batch.part == part)
         batch.pause(part)
-        if (part == len(self.parts) - 1 and not batch.back) or not leads_back(unit, args, kwargs):
+        if stays or not leads_back(unit, args, kwargs):
             return unit.native(*args, **kwargs)
         batch.lowest = part if batch.lowest is None else min(part, batch.lowest)
         answer = Call(unit, batch, part).answer(args, kwargs)
@@ -291,14 +302,25 @@ class SwapExecutor:
             self.device.launch(lambda: batch.until(k))
 
     def _go_back(self, k: int, c: int, batch: MicroBatch) -> None:
-        """A weight that a part uses in several calls has a sum for each micro-batch, as without parts."""
-        before = {name: self._gradient(name) for name in self.repeated[k]} if c else {}
+        """What several calls use has a sum for each micro-batch, as without parts: of one part on the device, of several on the host."""
+        spread = self.spread[k] if self.count > 1 else []
+        before = {name: self._gradient(name) for name in self.repeated[k] if name not in spread} if c else {}
         for name in before:
             self.units.slots[name].get().grad = None
         self._go(k, batch)
         for name, gradient in before.items():
             now = self.units.slots[name].get()
             now.grad = gradient if now.grad is None else now.grad if gradient is None else gradient.add_(now.grad)
+        for name in spread:
+            if (found := self._gradient(name)) is not None:
+                self._add_each(name, id(batch), found)
+                self.units.slots[name].get().grad = None
+
+    def _add_each(self, name: str, batch: int, gradient: torch.Tensor) -> None:
+        there = self.device.host_like(self.units.masters[name])
+        self.device.finish(self.device.copy_out([(gradient, there)]))
+        each = self._each.setdefault(name, {})
+        each[batch] = each[batch].add_(there) if batch in each else there
 
     # ---- answers ----
 
@@ -379,7 +401,7 @@ class SwapExecutor:
     def _sum(self, before: int | None = None) -> list[nn.Parameter]:
         """The gradients of parameters that no part ``before`` has, of all without it: of several names from the last to the first."""
         others = [] if before is None else [*self.names[: before + 1], self.units.glue]
-        waiting = {id(self.units.masters[name]) for names in others for name in names}
+        waiting = {id(self.units.masters[name]) for names in (*others, *([self._each] if others else [])) for name in names}
         whole: dict[int, nn.Parameter] = {}
         for name in reversed(list(self.units.slots)):
             master = self.units.masters[name]

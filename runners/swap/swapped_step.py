@@ -166,7 +166,7 @@ class SwappedStep:
         if not smallest and self.least > 1:
             return UsageError("memory.swap: force: the model cannot be cut into parts; write swap: off")
         would = f"the smallest that would is {-(-min(smallest) // 1024)}KiB" if smallest else "ask for more of the GPU"
-        shared = [name for name in units.slots if name in units.seen.glue]
+        shared = [name for name in units.slots if name in units.seen.shared]
         used = max(shared, key=lambda name: units.masters[name].numel(), default=None)
         if used is not None:
             would += (f"; {used} is used far apart under one name, so that all of it stays on the device: give it two, as "

@@ -27,11 +27,29 @@ _KINDS = ("cpu", "cuda")
 _IN_ARGUMENTS = "changes what it is given", "let it change a copy, as x.clone() makes it"
 
 
-class Changes(UsageError):
-    """A unit cannot be computed twice as it stands; ``unit``: its name."""
+class NoUnit(UsageError):
+    """A module cannot be a unit as it stands; ``unit``: its name. Those in it may be."""
 
     def __init__(self, unit: str, what: str, remedy: str) -> None:
         super().__init__(f"memory: {unit} {what}, so that it cannot be computed again; {remedy}, or write 'memory: {{swap: off}}'")
+        self.unit = unit
+
+
+class ComputesOtherwise(UsageError):
+    """A unit does something else when it is computed again."""
+
+    def __init__(self, unit: str, why: str) -> None:
+        super().__init__(
+            f"memory: {unit} does something else when it is computed a second time ({why}); if it extends a key-value cache, build the "
+            "model with use_cache=False, else let it change nothing but its buffers, or write 'memory: {swap: off}'"
+        )
+
+
+class Leaked(Exception):
+    """Gradients have come to what a unit has computed without keeping anything for them."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__(unit)
         self.unit = unit
 
 
@@ -101,7 +119,7 @@ class Call:
         own: dict[int, torch.Tensor] = {}  #: of each tensor that was given, the one that the unit sees
         seen = [own.setdefault(id(leaf), _kept(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
         # With gradients: the same kernels as on the way back. Nothing is kept of it.
-        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _nothing), _without_cache(), self._unchanged(seen):
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._leaked), _without_cache(), self._unchanged(seen):
             made, form = flattened(self._computed(seen))
         given = {id(own[id(leaf)]): leaf for leaf in _tensors(flat)}
         self.inputs = [leaf for leaf in dict.fromkeys(_tensors(flat)) if leaf.requires_grad]
@@ -114,6 +132,9 @@ class Call:
         self._keep(flat)
         return unflattened(answer, form)
 
+    def _leaked(self, _: None) -> torch.Tensor:
+        raise Leaked(self.unit.name)
+
     def _apart(self, leaf: torch.Tensor) -> torch.Tensor:
         """What it answers without its history; not in the memory of its weights, which will be gone."""
         if leaf._is_view() or leaf.is_leaf:
@@ -124,16 +145,16 @@ class Call:
 
     @contextmanager
     def _unchanged(self, seen: Sequence[Any]) -> Iterator[None]:
-        """Changes where what was given is another one afterwards."""
+        """NoUnit where what was given is another one afterwards."""
         versions = [leaf._version for leaf in _tensors(seen)]
         try:
             yield
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
-            raise Changes(self.unit.name, *_IN_ARGUMENTS) from None
+            raise NoUnit(self.unit.name, *_IN_ARGUMENTS) from None
         if versions != [leaf._version for leaf in _tensors(seen)]:
-            raise Changes(self.unit.name, *_IN_ARGUMENTS)
+            raise NoUnit(self.unit.name, *_IN_ARGUMENTS)
 
     def _joined(self, made: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors that it has made, in autograd's graph."""
@@ -166,7 +187,7 @@ class Call:
         answer = self.unit.forward(*args, **kwargs)
         after, _ = flattened((args, kwargs))
         if len(after) != len(seen) or any(one is not other for one, other in zip(after, seen, strict=True)):
-            raise Changes(self.unit.name, *_IN_ARGUMENTS)
+            raise NoUnit(self.unit.name, *_IN_ARGUMENTS)
         return answer
 
     # ---- on the way back ----
@@ -182,7 +203,10 @@ class Call:
         pairs = [(again.made[number], gradient) for number, gradient in zip(self.numbers, came, strict=True) if gradient is not None]
         pairs += [(entry, gradient) for entry, gradient in zip(again.entries, later, strict=False) if gradient is not None]
         self.again, self.kept = None, []
-        torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        try:
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        except Leaked as error:
+            raise ComputesOtherwise(error.unit, "it uses what it has kept of the first time") from None
         return [*(found[-1] if found else None for found in again.came), *(weight.grad for weight in again.shared)]
 
     def _recomputed(self) -> _Again:
@@ -244,10 +268,6 @@ class Call:
 def _kept(leaf: torch.Tensor) -> torch.Tensor:
     """The tensor without what led to it; whether it wants a gradient stays known."""
     return leaf.detach().requires_grad_(leaf.requires_grad)
-
-
-def _nothing(_: None) -> torch.Tensor:
-    raise RuntimeError("a unit that was to go forward only was gone through backward")
 
 
 def _tensors(flat: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -147,12 +147,16 @@ class ParameterChanged(UsageError):
 
 @dataclass(slots=True)
 class Seen:
-    """What a forward has shown of units: the order of their calls, what the glue uses of their tensors, buffers that change."""
+    """What a forward has shown of units: the order of their calls, tensors that are not used by their unit alone, buffers that change."""
 
     order: list[str] = field(default_factory=list)
-    glue: set[str] = field(default_factory=set)
+    used: dict[str, set[str]] = field(default_factory=dict)  #: by unit, "" for the glue: tensors of other units that it uses
     moving: set[str] = field(default_factory=set)
     changing: set[nn.Module] = field(default_factory=set)  #: modules whose other attributes change
+
+    @property
+    def shared(self) -> set[str]:
+        return set[str]().union(*self.used.values())
 
 
 class Units:
@@ -169,7 +173,7 @@ class Units:
         self.glue: list[str] = []
         for name, slot in self.slots.items():
             unit = inside.get(slot.module)
-            (self.glue if unit is None or name in self.seen.glue else self.tensors[unit]).append(name)
+            (self.glue if unit is None or name in self.seen.shared else self.tensors[unit]).append(name)
         self.order = _with_all(self.seen.order, names)
         self.masters = {name: slot.get() for name, slot in self.slots.items()}
         self.places: dict[str, list[int]] = {name: [] for name in names}
