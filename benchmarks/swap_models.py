@@ -174,7 +174,7 @@ def checkpointed(name: str, plain: Trained, count: int) -> str:
     """The first step's gradients as the model's own checkpointing computes them."""
     task = made(name)
     try:
-        if hasattr(task.model, "gradient_checkpointing_enable"):
+        if getattr(task.model, "supports_gradient_checkpointing", False):
             task.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         elif hasattr(task.model, "set_grad_checkpointing"):
             task.model.set_grad_checkpointing(True)
