@@ -19,7 +19,6 @@ class Form:
     may: str | None = None  #: a refusal that is right too, as a pattern
     must: str | None = None  #: what every refusal of it says: it cannot be right
     several: str | None = None  #: a refusal that is right where a step has several micro-batches: they are computed side by side
-    close: bool = False  #: calls of one module in several parts have a sum of gradients each: right but for rounding
 
 
 FORMS: dict[str, Form] = {}
@@ -588,7 +587,7 @@ def head_tied_to_the_embedding():
     return words(tied=True)
 
 
-@form(close=True)
+@form
 def one_block_that_is_called_four_times():
     """As ALBERT."""
 
@@ -601,7 +600,7 @@ def one_block_that_is_called_four_times():
     return Net(what)
 
 
-@form(close=True)
+@form
 def one_block_at_four_places():
     block = Block()
     return Net(block=lambda: block)
@@ -762,7 +761,7 @@ def teacher_that_follows():
     return Net(what, teacher=nn.ModuleList(Block() for _ in range(4)).requires_grad_(False))
 
 
-@form(close=True)
+@form
 def blocks_side_by_side():
     return Net(lambda it, x: it.last(torch.stack([block(it.first(x)) for block in it.blocks]).mean(0)))
 
