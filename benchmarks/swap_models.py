@@ -104,7 +104,7 @@ def difference(one: Tensors, other: Tensors) -> float:
     """The largest, beside the largest number of the same tensor; infinite where one is missing, or has other NaN."""
     if one.keys() != other.keys():
         return float("inf")
-    largest = max((float(tensor.nan_to_num().abs().max()) for tensor in one.values() if tensor.numel()), default=0.0)
+    largest = max((float(_numbers(tensor).abs().max()) for tensor in one.values() if tensor.numel()), default=0.0)
     return max((_apart(tensor, other[name], SMALL * largest) for name, tensor in one.items()), default=0.0)
 
 
@@ -113,8 +113,12 @@ def _apart(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
         return float("inf")
     if torch.equal(one.nan_to_num(), other.nan_to_num()):
         return 0.0
-    one, other = one.nan_to_num().double(), other.nan_to_num().double()
+    one, other = _numbers(one), _numbers(other)
     return float((one - other).abs().max() / one.abs().max().clamp_min(least))
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).nan_to_num().double()
 
 
 def told(value: float) -> str:
@@ -170,7 +174,7 @@ def checkpointed(name: str, plain: Trained, count: int) -> str:
     """The first step's gradients as the model's own checkpointing computes them."""
     task = made(name)
     try:
-        if hasattr(task.model, "gradient_checkpointing_enable"):
+        if getattr(task.model, "supports_gradient_checkpointing", False):
             task.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         elif hasattr(task.model, "set_grad_checkpointing"):
             task.model.set_grad_checkpointing(True)
@@ -220,10 +224,14 @@ def wrong(row: dict[str, Any]) -> str | None:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """By whole names, or else by how they begin."""
+    """By whole names, or else by the words with which they begin."""
     if not names:
         return list(MODELS)
-    found = [name for wanted in names for name in ([wanted] if wanted in MODELS else [each for each in MODELS if each.startswith(wanted)])]
+    found = [
+        name
+        for wanted in names
+        for name in ([wanted] if wanted in MODELS else [each for each in MODELS if re.match(rf"{re.escape(wanted)}\b", each)])
+    ]
     if not found:
         raise SystemExit(f"--models: there is none of {', '.join(names)}; there are {', '.join(MODELS)}")
     return list(dict.fromkeys(found))
@@ -231,7 +239,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--models", nargs="*", default=[], help="names, or how they begin (default: all)")
+    parser.add_argument("--models", nargs="*", default=[], help="names, or their first words (default: all)")
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's file model.py")
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2], help="of a step")
     parser.add_argument("--share", type=float, default=0.5, help="the cap, of what a step in one part takes")

@@ -18,10 +18,11 @@ class Form:
     make: object
     may: str | None = None  #: a refusal that is right too, as a pattern
     must: str | None = None  #: what every refusal of it says: it cannot be right
-    close: bool = False  #: a tensor that several units use has a sum of gradients, in another order: right but for rounding
+    several: str | None = None  #: a refusal that is right where a step has several micro-batches: they are computed side by side
 
 
 FORMS: dict[str, Form] = {}
+LINE = "^memory: "  #: what may be refused for whatever reason, in one line
 
 
 def form(make=None, **options):
@@ -30,9 +31,6 @@ def form(make=None, **options):
         return lambda make: form(make, **options)
     FORMS[make.__name__.replace("_", " ")] = Form(make, **options)
     return make
-
-
-LINE = "memory"  #: what may be refused for whatever reason, in one line
 
 
 # ---- what the forms are made of ----
@@ -164,7 +162,7 @@ def with_kept_feature(of):
     return model, {"loss": lambda model, x: judged(model(x), x) + 0.1 * kept["h"].square().mean()}
 
 
-@form
+@form(several=LINE)
 def loss_uses_a_block_s_answer_kept_by_a_hook():
     return with_kept_feature(lambda model: model.blocks[1])
 
@@ -530,7 +528,7 @@ def net_of_images_with_skips():
     return model, images(train=[torch.randn(3, 4, 4) for _ in range(24)])
 
 
-@form(close=True)
+@form
 def answer_that_all_later_blocks_use():
     """As T5's decoder uses the encoder's answer."""
 
@@ -545,7 +543,7 @@ def answer_that_all_later_blocks_use():
     return Net(what, block=lambda: Block(cross))
 
 
-@form(close=True)
+@form
 def bias_that_all_blocks_share():
     def what(it, x):
         positions = torch.arange(x.shape[1])

@@ -141,7 +141,7 @@ def torch_s_encoder_with_masks():
     return model, calls(call)
 
 
-@form(close=True)
+@form
 def torch_s_transformer():
     return nn.Transformer(WIDTH, 2, 2, 2, 2 * WIDTH, batch_first=True), calls(lambda model, x: model(x, x.roll(1, 1)))
 
@@ -649,11 +649,17 @@ def trained(directory, monkeypatch, memory, make):
     return told, kept, peaks
 
 
+def in_all_parts(directory, monkeypatch, count, make):
+    """Cut at every place that the model's units allow."""
+    monkeypatch.setattr("stoker.runners.swap.swapped_step.cuts_for", lambda units, *_: tuple(units.cuts()))
+    return trained(directory, monkeypatch, Memory(cap=1 << 40, accumulate=count), make)
+
+
 NAMED = re.compile(r"the smallest that would is (\d+)KiB")
 
 
-def swapped(directory, monkeypatch, count, make):
-    """Under the smallest cap, as a refusal names it; two micro-batches have a little more."""
+def under_the_smallest_cap(directory, monkeypatch, count, make):
+    """As a refusal names it; two micro-batches have a little more."""
     try:
         return trained(directory, monkeypatch, Memory(cap=5000, accumulate=count), make)
     except UsageError as error:
@@ -667,10 +673,6 @@ def swapped(directory, monkeypatch, count, make):
 
 def same(one, other):
     return torch.equal(one.nan_to_num(), other.nan_to_num()) and one.dtype == other.dtype
-
-
-def near(one, other):
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-6 + 1e-5 * float(one.abs().max()))
 
 
 class Wrong(Exception):
@@ -701,29 +703,26 @@ def test_an_error_of_the_model_comes_as_it_is_and_another_training_begins(where,
         return model, calls(lambda model, x: after(model(x)))
 
     with pytest.raises(Wrong):
-        swapped(tmp_path / "wrong", monkeypatch, count, make)
+        in_all_parts(tmp_path / "wrong", monkeypatch, count, make)
     wanted = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), Net)
-    assert swapped(tmp_path / "swapped", monkeypatch, count, Net)[0] == wanted[0]
+    assert in_all_parts(tmp_path / "swapped", monkeypatch, count, Net)[0] == wanted[0]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", FORMS)
-def test_it_is_trained_as_without_a_cap_or_refused_in_one_line(name, count, tmp_path, monkeypatch):
+@pytest.mark.parametrize("swapped", [in_all_parts, pytest.param(under_the_smallest_cap, marks=pytest.mark.nightly)])
+def test_it_is_trained_as_without_a_cap_or_refused_in_one_line(swapped, name, count, tmp_path, monkeypatch):
     known = FORMS[name]
+    legal = [line for line in (known.may, known.must, known.several if count > 1 else None) if line is not None]
     wanted = trained(tmp_path / "plain", monkeypatch, Memory(swap="off", accumulate=count), known.make)
     assert len(wanted[0]) >= STEPS
     try:
         found = swapped(tmp_path / "swapped", monkeypatch, count, known.make)
     except UsageError as error:
-        assert known.may or known.must, f"refused: {error}"
-        assert re.search(known.may or known.must, str(error)) and "\n" not in str(error), str(error)
+        assert legal, f"refused: {error}"
+        assert any(re.search(line, str(error)) for line in legal) and "\n" not in str(error), str(error)
         return
     assert known.must is None, "it was not refused"
     assert found[1].keys() == wanted[1].keys()
-    if known.close:
-        assert [each[:2] for each in found[0]] == [each[:2] for each in wanted[0]]
-        assert [each[2] for each in found[0]] == pytest.approx([each[2] for each in wanted[0]], rel=1e-5)
-        assert [key for key in wanted[1] if not near(wanted[1][key], found[1][key])] == []
-    else:
-        assert found[0] == wanted[0]
-        assert [key for key in wanted[1] if not same(wanted[1][key], found[1][key])] == []
+    assert found[0] == wanted[0]
+    assert [key for key in wanted[1] if not same(wanted[1][key], found[1][key])] == []
