@@ -64,6 +64,7 @@ class MeteredDevice:
     ) -> None:
         self.cap, self.bandwidth, self.latency, self.clock, self.page = cap, bandwidth, latency, clock, page
         self.ledger = MemoryLedger(self._check, self.rounded)
+        self._exceeded: list[CapExceeded] = []  #: of the newest launch
         self._times = Times()
         self._now = 0.0  #: of the computing stream
         self._host = 0.0
@@ -109,8 +110,8 @@ class MeteredDevice:
 
     def _check(self, size: int) -> None:
         if size > self.cap:
-            self._exceeded = CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}")
-            raise self._exceeded
+            self._exceeded.append(CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}"))
+            raise self._exceeded[-1]
 
     # ---- copies ----
 
@@ -151,13 +152,13 @@ class MeteredDevice:
 
     def launch(self, work: Callable[[], T]) -> T:
         begun = self.clock()
-        self._exceeded: CapExceeded | None = None
+        self._exceeded.clear()
         try:
             with self.ledger:
                 done = work()
         finally:
-            if self._exceeded is not None:  # whatever became of it on its way, as in TorchScript
-                raise self._exceeded
+            for error in self._exceeded:  # whatever became of it on its way, as in TorchScript
+                raise error
         took = self.clock() - begun
         self._now += took
         self._times.computing += took

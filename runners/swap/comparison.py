@@ -126,7 +126,7 @@ def seen_plainly(units: Units, begin: Sequence[Begin]) -> tuple[Seen, _Found]:
 def _forward_done(watch: _Watch, units: Units, versions: Mapping[str, int]) -> None:
     """What follows is backward, by itself. ParameterChanged where the forward has changed a weight."""
     watch.looks = False
-    for name, version in reversed(versions.items()):
+    for name, version in reversed(list(versions.items())):
         if (now := units.slots[name].get()) is not units.masters[name] or now._version != version:
             raise ParameterChanged(name)
 

@@ -17,7 +17,7 @@ from .swap_executor import SwapExecutor
 from .units import Units
 
 
-class _Lifetimes(MemoryLedger):
+class _Lifetimes(MemoryLedger):  # type: ignore[no-untyped-call]
     """Of each storage the place at which it was made, and the last one at which it was still there."""
 
     def __init__(self, device: Device) -> None:
@@ -98,7 +98,7 @@ def _next_number() -> int:
     with torch.enable_grad():
         node = torch.empty(0, requires_grad=True).view(0).grad_fn
     assert node is not None
-    return int(node._sequence_nr())  # type: ignore[attr-defined]
+    return int(node._sequence_nr())
 
 
 def _gradients(root: Any, numbers: Iterable[tuple[int, int]], last: int, device: Device) -> tuple[Crossing, ...]:

@@ -145,7 +145,7 @@ class _ThreadStates:
         self.gradients = torch.is_grad_enabled()
         self.autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         self.dispatch = _python_dispatch._get_current_dispatch_mode_stack()
-        self.functions = overrides._get_current_function_mode_stack()
+        self.functions = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         self.stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
@@ -153,7 +153,7 @@ class _ThreadStates:
         if self.stream is not None:
             self.stack.enter_context(torch.cuda.stream(self.stream))
         for mode in self.functions:
-            overrides._push_mode(mode)
+            overrides._push_mode(mode)  # type: ignore[no-untyped-call]
             self.stack.callback(overrides._pop_mode)
         for mode in self.dispatch:
             _python_dispatch._push_mode(mode)

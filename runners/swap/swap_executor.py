@@ -381,7 +381,8 @@ class SwapExecutor:
 
     def _send(self, k: int) -> tuple[int, Event, dict[str, torch.Tensor]]:
         """The gradients that the part has: a module that decides by values may not have used all weights."""
-        pairs, sources = [], {}
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        sources: dict[str, torch.Tensor] = {}
         for name in self._names(k):
             gradient = self._gradient(name)
             if gradient is None or any(gradient is other for other in sources.values()):

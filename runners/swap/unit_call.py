@@ -61,6 +61,11 @@ class _Made:
     number: int
     version: int  #: torch's count of its changes in place
 
+    @property
+    def value(self) -> Any:
+        assert self.call.again is not None
+        return self.call.again.made[self.number]
+
 
 class _Node(torch.autograd.Function):
     """The call in autograd's graph: ``inputs`` are also what it makes, as what uses them later hangs on it."""
@@ -234,14 +239,14 @@ class Call:
                 continue
             if isinstance(leaf, torch.Tensor) and leaf._version != version:
                 raise UsageError(f"{IN_PLACE} (what {self.unit.name} is given)")
-            value = leaf.call.again.made[leaf.number] if isinstance(leaf, _Made) else leaf
+            value = leaf.value if isinstance(leaf, _Made) else leaf
             value = _kept(value) if isinstance(value, torch.Tensor) else value
             flat.append(_Entry.apply(value, came[number]) if number in came else value)  # type: ignore[no-untyped-call]
         weights = [slot.get() for slot in self.shared]
         shared = [nn.Parameter(weight.detach()) for weight in weights]
         try:
-            for slot, weight in zip(self.shared, shared, strict=True):
-                slot.put(weight)
+            for slot, copy_of in zip(self.shared, shared, strict=True):
+                slot.put(copy_of)
             with _under(self.autocast), self._as_it_was():
                 made, _ = flattened(self._computed(flat))
         finally:

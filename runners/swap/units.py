@@ -46,7 +46,7 @@ class Slot:
 
 def slots_of(model: nn.Module) -> dict[str, Slot]:
     """All parameters and buffers; a tensor that stands at several places (tied) has several names, a module only one."""
-    found = {}
+    found: dict[str, Slot] = {}
     for path, module in model.named_modules():
         for held, trains in ((module._parameters, True), (module._buffers, False)):
             found |= {f"{path}.{name}".lstrip("."): Slot(module, name, trains) for name, value in held.items() if value is not None}
