@@ -121,6 +121,9 @@ def equal_cuts(units: Units, parts: int) -> list[int]:
     return sorted({min(units.cuts(), key=lambda cut: abs(sum(sizes[:cut]) - goal)) for goal in goals})
 
 
+_UNITS: dict[nn.Module, Units] = {}
+
+
 class Case:
     """One model and its micro-batches."""
 
@@ -132,17 +135,17 @@ class Case:
         self.batches = [torch.randint(model.words.num_embeddings, size, generator=generator) for _ in range(count)]
         self.batches = [tokens.to(model.words.weight.device) for tokens in self.batches]
         self.operations = Operations()
-        self._units: Units | None = None
 
     @property
     def units(self) -> Units:
-        """By a comparison with the model itself, if it has any content."""
-        if self._units is None:
+        """By a comparison with the model itself, if it has any content; of each model once."""
+        if self.model not in _UNITS:
             finder = Finder(self.model)
             begin = [lambda: self.begun(self.batches[0][:, :8], None)]
-            self._units = Units(self.model, finder.units()) if self.batches[0].is_meta else compared(self.model, finder, begin)
-            Interception(self._units)
-        return self._units
+            empty = self.batches[0].is_meta
+            _UNITS[self.model] = Units(self.model, finder.units()) if empty else compared(self.model, finder, begin)
+            Interception(_UNITS[self.model])
+        return _UNITS[self.model]
 
     def begun(self, tokens: torch.Tensor, device: Device | None) -> MicroBatch:
         there = tokens if device is None else device.put(tokens)

@@ -121,7 +121,7 @@ def test_batches_are_chosen_once_where_a_job_is_submitted(home, tmp_path, capsys
     ("task", "cap", "words"),
     [
         ("chain", "1KiB", "memory.cap: no partition of the model fits into 1KiB with accumulate: 1; the smallest cap that would"),
-        ("odd", "1KiB", "memory.cap: no partition of the model fits into 1KiB"),
+        ("odd", "600B", "memory.cap: no partition of the model fits into 1KiB"),
     ],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(plan, task, cap, words):
