@@ -157,8 +157,13 @@ class MeteredDevice:
             with self.ledger:
                 done = work()
         finally:
-            for error in self._exceeded:  # whatever became of it on its way, as in TorchScript
-                raise error
+            if self._exceeded:  # whatever became of it on its way, as in TorchScript
+                error = self._exceeded[0]
+                self._exceeded.clear()  # its traceback holds what was on the device
+                try:
+                    raise error
+                finally:
+                    del error
         took = self.clock() - begun
         self._now += took
         self._times.computing += took
