@@ -80,9 +80,10 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Leaves gradients, buffers, random generators, and what modules hold besides as they were."""
+    """Leaves weights at their places, gradients, buffers, random generators, and what modules hold besides as they were."""
     named = [(each, name, value) for each in model.modules() for name, value in each._buffers.items() if value is not None]
     buffers = [(each, name, value, value.clone()) for each, name, value in named]
+    weights = [(each, dict(each._parameters)) for each in model.modules()]  # others, where a functional call was broken off
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     held = held_by(model.modules())
     try:
@@ -92,6 +93,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for module, name, value, content in buffers:
                 module._buffers[name] = value.copy_(content)
+        for module, those in weights:
+            module._parameters.update(those)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         hold(held)
