@@ -23,10 +23,10 @@ from ..device.memory_ledger import tensors_in
 from ..train.batches import Interrupted
 from .interception import Interception, Unit, hooked
 from .micro_batch import MicroBatch
+from .model_units import Finder, ParameterChanged, Seen, Units
 from .module_state import differing, equal, held_by, untouched
 from .swap_executor import leads_back
 from .unit_call import Call, ComputesOtherwise, Leaked, NoUnit
-from .units import Finder, ParameterChanged, Seen, Units
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .units import Slot, Units
+from .model_units import Slot, Units
 
 
 @dataclass(slots=True)

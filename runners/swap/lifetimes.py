@@ -12,9 +12,9 @@ from ..device.device import Device
 from ..device.memory_ledger import MemoryLedger
 from .interception import Unit
 from .micro_batch import MicroBatch
+from .model_units import Units
 from .partition import Crossing
 from .swap_executor import SwapExecutor
-from .units import Units
 
 
 class _Lifetimes(MemoryLedger):  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..train import rng
-from .units import Slot
+from .model_units import Slot
 
 _OWN = ("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks")
 

@@ -23,10 +23,10 @@ from ..train.batches import Interrupted
 from ..worker import script
 from .lifetimes import crossings
 from .micro_batch import MicroBatch
+from .model_units import Units
 from .module_state import untouched
 from .partition import MOST_CUTS, Crossing, Measured, Piece, Weight, cost_of, thinned
 from .swap_executor import SwapExecutor
-from .units import Units
 
 ROUNDS = 10  #: as in 004 ch. 3.3.2
 ENOUGH = 10.0  #: seconds of measuring after which no further round begins

@@ -24,12 +24,12 @@ from ..train.batches import Order
 from ..train.task import Task
 from ..worker import script
 from .interception import Interception
+from .model_units import Finder
 from .part_times import measure
 from .partition import Measured, Piece
 from .swap_executor import Varies
 from .swap_plan import plan_step
 from .task_batches import begun, compared_task
-from .units import Finder
 
 MARK = "stoker-swap-plan "  #: begins the line with the plan
 

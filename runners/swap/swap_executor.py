@@ -24,9 +24,9 @@ from ...engine.errors import StokerError, UsageError
 from ..device.device import Device, Event
 from .interception import Unit, here, hooked
 from .micro_batch import MicroBatch
+from .model_units import ParameterChanged, Units
 from .partition import room_after
 from .unit_call import Call, flattened
-from .units import ParameterChanged, Units
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from ...engine.errors import UsageError
 from ..device.device import CapExceeded, Device
 from ..train.batches import Interrupted
 from ..worker import script
+from .model_units import Units
 from .module_state import untouched
 from .part_times import Begin, measure, sizes_of
 from .partition import smallest_cap
 from .swap_executor import SwapExecutor
 from .swap_plan import plan_step
-from .units import Units
 
 _ROUNDS = 1  #: of measuring, after one to warm up: a training is not to wait long for its first step
 Cuts = tuple[int, ...]  #: places before which a model is cut

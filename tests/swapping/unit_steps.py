@@ -4,8 +4,8 @@ from stoker.runners.device.metered import MeteredDevice
 from stoker.runners.swap.comparison import compared
 from stoker.runners.swap.interception import Interception
 from stoker.runners.swap.micro_batch import MicroBatch
+from stoker.runners.swap.model_units import Finder
 from stoker.runners.swap.swap_executor import SwapExecutor
-from stoker.runners.swap.units import Finder
 from stoker.runners.train import rng
 
 

@@ -1,23 +1,31 @@
 """The scripts in examples/ and the code in docs/writing-a-job.md run, and the aware one resumes exactly."""
 
+import ast
 import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import preloaded
 import pytest
 import torch
-from stoker.engine.spec.model import JobSpec, Stop
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.model import JobSpec, Memory, Stop
+from stoker.engine.spec.reading.load import load_text
 from stoker.runners.host.rundir import PREEMPTED_EXIT
+from stoker.runners.recipes import RECIPES
+from stoker.runners.swap.swapped_step import step_of
 from stoker.runners.train import rng
 from stoker.runners.train import trainer as training
-from stoker.runners.worker import worker
+from stoker.runners.train.trainer import Trainer
+from stoker.runners.worker import script, worker
 from stoker.runners.worker.ranks import Ranks
 from waiting import patient
 
 ROOT = Path(__file__).resolve().parents[2]
+TRANSFORMERS = ROOT / "examples" / "swap_transformers.py"
 AWARE = [str(ROOT / "examples" / "aware_script.py"), "--steps=300", "--checkpoint-every=100"]
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
@@ -102,3 +110,35 @@ def test_the_entrypoint_of_the_docs(tmp_path, monkeypatch):
     sys.modules.pop("fit")
     assert trainer.reached
     assert trainer.step < 500
+
+
+@pytest.fixture
+def swapped():
+    """The job that stands in the docstring of the example that trains a model of transformers under a cap."""
+    said = ast.get_docstring(ast.parse(TRANSFORMERS.read_text()))
+    (text,) = (part for part in said.split("\n\n") if part.startswith("name: "))
+    (job,) = load_text(text, "swapped.yaml", Context(now=time.time(), cwd=TRANSFORMERS.parent, recipes=RECIPES))
+    return job
+
+
+def test_the_example_of_transformers_is_accepted(swapped):
+    assert swapped.entrypoint == f"{TRANSFORMERS.stem}:task" and swapped.memory.cap == 24 << 20
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_example_of_transformers_is_trained_under_its_cap_as_without_one(swapped, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(TRANSFORMERS.parent)
+    monkeypatch.syspath_prepend(TRANSFORMERS.parent)
+
+    def losses(memory):
+        told, peaks = [], []
+        monkeypatch.setattr(script, "report", lambda **values: (told.append(values.get("loss")), peaks.append(values.get("swap_peak", 0))))
+        rng.seed_all(3)
+        task = worker.build(swapped)
+        local = Ranks(0, 1, worker._device())
+        assert Trainer(task, Stop(iterations=2), tmp_path / str(memory.cap), local, work=step_of(memory, task, local)).run()
+        assert max(peaks) <= (memory.cap or 0)
+        return told
+
+    assert losses(swapped.memory) == losses(Memory(swap="off", accumulate=swapped.memory.batches)) != []
