@@ -83,7 +83,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Leaves weights at their places, gradients, buffers, random generators, and what modules hold besides as they were."""
     named = [(each, name, value) for each in model.modules() for name, value in each._buffers.items() if value is not None]
     buffers = [(each, name, value, value.clone()) for each, name, value in named]
-    weights = [(each, dict(each._parameters)) for each in model.modules()]  # others, where a functional call was broken off
+    # Others may stand there where a functional call was broken off. In TorchScript none can.
+    weights = [(each, dict(each._parameters)) for each in model.modules() if isinstance(each._parameters, dict)]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     held = held_by(model.modules())
     try:
