@@ -64,7 +64,7 @@ class MeteredDevice:
     ) -> None:
         self.cap, self.bandwidth, self.latency, self.clock, self.page = cap, bandwidth, latency, clock, page
         self.ledger = MemoryLedger(self._check, self.rounded)
-        self._exceeded: list[CapExceeded] = []  #: of the newest launch
+        self._exceeded = ""  #: what the newest launch would have been told; no error, whose traceback holds what was on the device
         self._times = Times()
         self._now = 0.0  #: of the computing stream
         self._host = 0.0
@@ -110,8 +110,8 @@ class MeteredDevice:
 
     def _check(self, size: int) -> None:
         if size > self.cap:
-            self._exceeded.append(CapExceeded(f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}"))
-            raise self._exceeded[-1]
+            self._exceeded = f"out of device memory (emulated): {size:,} bytes are in use, the cap is {self.cap:,}"
+            raise CapExceeded(self._exceeded)
 
     # ---- copies ----
 
@@ -152,18 +152,13 @@ class MeteredDevice:
 
     def launch(self, work: Callable[[], T]) -> T:
         begun = self.clock()
-        self._exceeded.clear()
+        self._exceeded = ""
         try:
             with self.ledger:
                 done = work()
         finally:
             if self._exceeded:  # whatever became of it on its way, as in TorchScript
-                error = self._exceeded[0]
-                self._exceeded.clear()  # its traceback holds what was on the device
-                try:
-                    raise error
-                finally:
-                    del error
+                raise CapExceeded(self._exceeded)
         took = self.clock() - begun
         self._now += took
         self._times.computing += took
