@@ -95,38 +95,46 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
             return PREEMPTED_EXIT
         script.done()
         return 0
-    from ..train import rng
-    from ..train.profiling_run import Profiling
-    from ..train.trainer import Trainer
-    from .ranks import Ranks, any_rank
+    from .ranks import Ranks
 
     if assignment.profile:  # the checkpoints of the job are no business of a run that trains for nothing
         os.environ[ENV_CHECKPOINTS] = str(Path(os.environ[ENV_RUN_DIR]) / "scratch")
     # Ranks meet before the task is built, so that one that is asked to stop meanwhile leaves none waiting for it.
     ranks = Ranks.join(_device())
+    code = _trained(assignment, spec, ranks)
+    # Not after an error: it holds the trainer, and who leaves a group before its model is gone can hang. The process ends anyway.
+    ranks.leave()
+    return code
+
+
+def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
+    """The exit code of a training, or of a profiling run."""
+    from ..train import rng
+    from ..train.batches import Interrupted
+    from ..train.profiling_run import Profiling
+    from ..train.trainer import Trainer
+    from .ranks import any_rank
+
+    seed = spec.params.get("seed", 0)
+    rng.seed_all(seed if isinstance(seed, int) else 0)
     try:
-        seed = spec.params.get("seed", 0)
-        rng.seed_all(seed if isinstance(seed, int) else 0)
-        try:
-            task, interrupted = build(spec), script.should_stop()
-        except Interrupted:
-            interrupted = True
-        if any_rank(interrupted):
-            return PREEMPTED_EXIT
-        # Nothing may keep the trainer: ranks whose group is left before its model is gone can hang on their way out.
-        work = _work(spec, task, ranks)
-        loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
-        if assignment.profile:
-            done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
-        else:
-            source = assignment.begin_from or spec.weights_file
-            begin_from = Path(source) if source else None
-            done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
-        if done:
-            script.done()
-        return 0 if done else PREEMPTED_EXIT
-    finally:
-        ranks.leave()
+        task, interrupted = build(spec), script.should_stop()
+    except Interrupted:
+        interrupted = True
+    if any_rank(interrupted):
+        return PREEMPTED_EXIT
+    # Nothing may keep the trainer until the group is left.
+    work = _work(spec, task, ranks)
+    loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
+    if assignment.profile:
+        done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
+    else:
+        source = assignment.begin_from or spec.weights_file
+        begin_from = Path(source) if source else None
+        done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
+    if done:
+        script.done()
+    return 0 if done else PREEMPTED_EXIT
 
 
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
