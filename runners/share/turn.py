@@ -162,12 +162,12 @@ def look(path: Path) -> Seen:
         return Seen(None, 0.0, {})
     try:
         words = struct.unpack(f"{SLOTS * _WORDS}q", os.pread(file, _PAGE, 0).ljust(_PAGE, b"\0"))
-        slots = {words[at + _LEASE]: words[at : at + _WORDS] for slot in range(SLOTS) if _holder(file, 1 + slot) for at in [slot * _WORDS]}
-        pids = {_holder(file, 1 + slot): words[slot * _WORDS + _LEASE] for slot in range(SLOTS)}
+        alive = {slot * _WORDS: pid for slot in range(SLOTS) if (pid := _holder(file, 1 + slot))}
         turn = _holder(file, 0)
     finally:
         os.close(file)
-    holder = None if turn is None else pids.get(turn)
+    slots = {words[at + _LEASE]: words[at : at + _WORDS] for at in alive}
+    holder = next((words[at + _LEASE] for at, pid in alive.items() if pid == turn), None)
     now = time.monotonic_ns()
     silent = (now - slots[holder][_HEARD]) / 1e9 if holder in slots else 0.0
     return Seen(holder, silent, {lease: slot[_PRIORITY] for lease, slot in slots.items() if slot[_SINCE]})
