@@ -99,6 +99,14 @@ def test_a_file_that_changes_while_it_is_read_is_never_as_it_was(tmp_path: Path,
 # ---- a server ----
 
 
+@pytest.fixture(scope="module", autouse=True)
+def torch_reads_tmpdir() -> Iterator[None]:
+    """At import: it does not where this variable is set already."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of modules with one that torch imports."""
