@@ -86,3 +86,23 @@ def test_the_smallest_cap_that_is_named_suffices_to_the_bit(layers, width, rows,
         found = swapped(int(named[1]) * 1024)
     assert found[0] == wanted[0]
     assert all(map(torch.equal, found[1], wanted[1]))
+
+
+def test_a_block_s_weights_gradients_and_those_of_one_batch_are_all_that_is_there_at_once_where_the_cap_asks_for_it():
+    width, rows, count = 100, 2, 4
+    block = width * (width + 1) * 4
+    torch.manual_seed(4)
+    batches = [[torch.randn(rows, width) for _ in range(count)] for _ in range(2)]
+
+    def made():
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3)))
+        return Task(model=model, train=[0, 1], loss=lambda model, batch: model(batch).square().mean(), batch_size=rows)
+
+    plain, inside = made(), made()
+    wanted = trained(PlainStep(plain, Ranks(0, 1, torch.device("cpu")), count, fused=True), plain.model, batches)
+    cap = int(3.5 * block)  # a part beside it would be a fourth
+    step = SwappedStep(inside, Memory(cap=cap, accumulate=count), MeteredDevice(cap))
+    found = trained(step, inside.model, batches)
+    assert found[0] == wanted[0] and all(map(torch.equal, found[1], wanted[1]))
+    assert 3 * block < step.values["swap_peak"] <= cap
