@@ -189,7 +189,7 @@ class Profiler(SwapExecutor):
         _, peak = self.device.memory()
         again, kept = self._marks[1], self._marks[0]
         if batch.loss is not None:
-            self.loss = max(self.loss, 2 * size_of(batch.loss, self.device.rounded))  # as the task gives it, and scaled
+            self.loss = max(self.loss, 3 * size_of(batch.loss, self.device.rounded))  # as the task gives it, scaled, and its gradient
         self.seen[k].backward.append(times.computing)
         self.seen[k].most(again_work=again - before, kept=kept - before)
         if c == 0:
