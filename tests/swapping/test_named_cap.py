@@ -88,6 +88,33 @@ def test_the_smallest_cap_that_is_named_suffices_to_the_bit(layers, width, rows,
     assert all(map(torch.equal, found[1], wanted[1]))
 
 
+class WordsRead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.reads = nn.Embedding(200, 32), nn.LSTM(32, 32, 3, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(32, 200)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        found = self.words(x)
+        return self.head(found + self.reads(found)[0])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_cap_that_is_named_for_an_lstm_suffices(count):
+    def swapped(cap):
+        torch.manual_seed(3)
+        task = Task(model=WordsRead(), train=[0, 1], loss=lambda model, batch: model(batch).square().mean(), batch_size=2)
+        step = SwappedStep(task, Memory(cap=cap, accumulate=count), MeteredDevice(cap))
+        trained(step, task.model, [[torch.randint(200, (2, 9)) for _ in range(count)] for _ in range(2)])
+        return step.values["swap_peak"]
+
+    with pytest.raises(UsageError) as refused:
+        swapped(50_000)
+    named = int(re.search(r"the smallest that would is (\d+)KiB", str(refused.value))[1]) * 1024
+    assert 0.7 * named < swapped(named) <= named
+
+
 def test_a_block_s_weights_gradients_and_those_of_one_batch_are_all_that_is_there_at_once_where_the_cap_asks_for_it():
     width, rows, count = 100, 2, 4
     block = width * (width + 1) * 4
