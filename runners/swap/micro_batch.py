@@ -121,6 +121,9 @@ class MicroBatch:
         del loss
         self.generators = rng.get_state()
 
+    def computing(self) -> None:
+        """A part is to be computed again, or some of it."""
+
     def computed(self) -> None:
         """A part, or what is left of the loss, has been computed with its graph, through which gradients are to go."""
 

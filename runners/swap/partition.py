@@ -48,6 +48,7 @@ class Piece:
     statistics: int = 0  #: kept from its forward to its backward beside the values that cross its end
     again_work: int = 0  #: the same as forward_work while it is computed again
     kept: int = 0  #: for its backward, when it has been computed again
+    native: int = 0  #: the same in the last part, where all of its calls are kept, and not one after the other computed again
     backward_work: int = 0  #: most above that in its backward, in the first micro-batch, which makes the gradients
     later_work: int = 0  #: the same in the others, which add to them
 
@@ -200,7 +201,7 @@ class Parts:
         for p in range(start, stop):
             piece = self.measured.pieces[p]
             again = max(again, kept + piece.again_work)
-            kept += piece.kept
+            kept += max(piece.kept, piece.native) if stop == self.count else piece.kept
             passing = self.gradients_at[p + 1] if p < stop - 1 else 0
             first = max(first, kept + passing + piece.backward_work)
             later = max(later, kept + passing + piece.later_work)
