@@ -54,6 +54,8 @@ def progress(row: Row) -> str:
     if collapsed(row):
         otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled") if row[f"array_{how}"])
         return f"{row['array_ended']}/{row['array_size']} ended{otherwise}"
+    if row.get("kind") == "infer":
+        return "" if row["step"] is None else f"{row['step']} answered"
     if row["progress"] is None:
         return "" if row["step"] is None else f"step {row['step']}"
     return fmt.percent(row["progress"] / 100)

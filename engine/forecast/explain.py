@@ -50,6 +50,7 @@ def explain(
         + (_partners(partners) or _alone(store, row))
         + _bank(store, row)
         + _start(store, row)
+        + _serving(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -87,6 +88,17 @@ def _start(store: Store, row: dict[str, Any]) -> str:
         return ""
     ((warm, because),) = found
     return f"; {STARTED[warm]}" + (f": {because}" if because else "")
+
+
+def serving(store: Store, job: int) -> dict[str, Any] | None:
+    """How a job serves now; None: it does not."""
+    found = objects(store, "api/serving", job)
+    return found[0] if found else None
+
+
+def _serving(store: Store, job: int) -> str:
+    row = serving(store, job)
+    return f"; {fmt.serving(row)}" if row is not None else ""
 
 
 STARTED = {True: "started warm", False: "started cold"}
