@@ -263,6 +263,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: Count | None = None
     power: Figure | None = None
     temperature: Figure | None = None
+    turn: Literal["has", "waits", "behind"] | None = None  #: of a lease that takes turns; behind: the kernel puts others before it
+    waited: Seconds | None = None  #: for turns, since the lease began
 
 
 class ForkServer(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ...policies.contract import precedence
 from ..protocol import Assignment, Assignments
 from ..store.store import Store
 
@@ -154,7 +155,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
-                priority=lease["priority"],
+                priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
                 **terms,
             ),

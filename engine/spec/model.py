@@ -133,8 +133,6 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "gpu", "switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"
-        if self.gpu == "switched" and spec.command is not None:
-            yield "gpu", "switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"
         if self.memory and self.gpu == "exclusive":
             yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
