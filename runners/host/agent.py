@@ -318,7 +318,9 @@ class Agent:
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
-            self._inputs.tell(run, [other for other in self.runs.values() if other.phase is not Phase.ENDED])
+            if (group := run.assignment.input) is not None:
+                here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
+                self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)

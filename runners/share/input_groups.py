@@ -9,17 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..host.rundir import INPUT
+from ..host.rundir import INPUT, RunDir
 from .batch_ring import living
-
-if TYPE_CHECKING:
-    from ..host.runs import Run
 
 MEMORY = Path("/dev/shm")
 
@@ -48,15 +43,11 @@ class InputGroups:
         self.share = share
         self._place = memory / f"stoker-input-{os.getuid()}-{_digest(str(home.resolve()))}"
 
-    def tell(self, run: Run, runs: Sequence[Run]) -> None:
-        """Say to one that is about to start where the batches of its group lie. ``runs``: that have not ended, its own with them."""
-        group = run.assignment.input
-        if group is None:
-            return
-        beside = sum(other.assignment.input == group and other.stopping is None for other in runs)
+    def tell(self, run: RunDir, group: str, leases: int) -> None:
+        """Say to one that is about to start where the batches of its group lie. ``leases``: of the group here, its own with them."""
         memory = int(self.share * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        said = InputGroup(str(self._place / _digest(group)), memory, run.lease, beside)
-        run.dir.write(INPUT, msgspec.to_builtins(said))
+        said = InputGroup(str(self._place / _digest(group)), memory, run.lease, leases)
+        run.write(INPUT, msgspec.to_builtins(said))
 
     def clean(self) -> None:
         """Take away rings in which nobody lives. Who has just opened one finds that out, and makes another."""

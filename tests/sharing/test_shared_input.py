@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 from e2e import DaemonProcess, Jobs, RunnerProcess, until
+from stoker.engine.errors import UsageError
 from stoker.engine.home import Home
+from stoker.engine.spec.build import Context
+from stoker.engine.spec.reading.load import load_text
 from stoker.runners.host import processes
 from stoker.runners.share import input_groups, shared_input
 from stoker.runners.share.batch_ring import living
@@ -160,6 +163,22 @@ def test_values_are_compared_to_the_bit() -> None:
     assert same(nan, {"x": torch.tensor([float("nan"), 1.0]), "y": [1, ("a", 2.0)]})
     for other in ({"x": nan["x"]}, {**nan, "y": [1, ["a", 2.0]]}, {**nan, "x": nan["x"].double()}, {**nan, "x": torch.tensor([0.0, 1.0])}):
         assert not same(nan, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("recipe: jpeg-cnn\nshare: {input: a b}", "f.yaml:2: share.input: must be up to 100 letters, digits, '.', '_' and '-', not 'a b'"),
+        ("command: echo\nshare: {input: a}", "f.yaml:2: share.input: is for a recipe or an entrypoint, whose batches Stoker makes; remove"
+         " it, or write an entrypoint"),
+        ("recipe: jpeg-cnn\nshare: {input: a}\nreuse: 3", "f.yaml:2: share.input: cannot go with reuse, which draws each batch from a"
+         " buffer of the job's own; remove one of them"),
+    ],
+)  # fmt: skip
+def test_where_input_cannot_be_shared_a_line_says_so(text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_text(text, "f.yaml", Context(now=0.0, cwd=Path("/"), files=False))
+    assert str(caught.value) == problem
 
 
 # ---- live ----
