@@ -148,7 +148,11 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
     if spec.memory is None:
-        return None
+        if spec.share is None or spec.share.gpu != "switched":
+            return None
+        from ..train.step import PlainStep
+
+        return PlainStep(task, ranks, fused=True)  # nobody can be let in before an optimizer's step is over
     from ..swap.swapped_step import step_of
 
     return step_of(spec.memory, task, ranks)
