@@ -91,7 +91,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int  #: GPUs of the whole gang = ranks
     node_rank: int = 0
     nodes: int = 1
-    rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes
+    rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
@@ -101,6 +101,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     priority: int = 0  #: of the job, now; among those that share, larger goes first
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
+    hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +156,8 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None  #: what happened and the remedy, in words
     warm: bool | None = None  #: running: it was forked from a process that had loaded what it imports
     cold_because: str | None = None  #: running: why it was not, in words
+    port: Small | None = None  #: starting, of the first node of a gang: where its ranks meet
+    host_at_fault: bool = False  #: start-failed: for want of something on this host, which another one may have
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import msgspec
+
 from ... import __version__
 from ...engine import identity
 from ...engine.client import Client
@@ -39,6 +41,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
+from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
 from ..share.slot_turns import SlotTurns
 from ..worker.server_names import place_of
 from . import processes
@@ -72,7 +75,7 @@ class Options:
     home: Path
     node: str
     pool: str = "default"
-    address: str = "127.0.0.1"  #: at which ranks on other nodes reach this one
+    address: str = LOOPBACK  #: at which ranks on other nodes reach this one
     keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
     keep_logs: float = 30 * 86400.0
     warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
@@ -252,10 +255,11 @@ class Agent:
         try:
             if Acked.load(directory).closed:
                 return None
-            return Run.take_up(directory, assignment, self.options.node)
+            return Run.take_up(directory, _meeting(assignment), self.options.node)
         except OSError as error:
             run = Run(directory, assignment, Acked(directory))
-            run.fail("start-failed", f"cannot write {directory.path}: {error.strerror}; free some space on this node")
+            words = f"cannot write {directory.path}: {error.strerror}; free some space on this node"
+            run.fail("start-failed", words, host_at_fault=True)
             return run
 
     def reconcile(self) -> None:
@@ -299,9 +303,10 @@ class Agent:
     def _start(self, run: Run) -> None:
         gpus = run.assignment.gpus
         if unknown := [gpu for gpu in gpus if gpu not in self.devices.gpus]:
-            run.fail("start-failed", f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}")
+            words = f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}"
+            run.fail("start-failed", words, host_at_fault=True)
             return
-        if self._is_held(run):
+        if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
@@ -313,13 +318,13 @@ class Agent:
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
-            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus, address=self.options.address)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
         except CannotStart as error:
-            run.fail("start-failed", str(error))
+            run.fail("start-failed", str(error), host_at_fault=error.host_at_fault)
         except OSError as error:
-            run.fail("start-failed", f"cannot start its supervisor: {error}")
+            run.fail("start-failed", f"cannot start its supervisor: {error}", host_at_fault=True)
 
     def _is_held(self, run: Run) -> bool:
         """A lease that is on its way out still has one of its GPUs."""
@@ -478,6 +483,14 @@ def _remove_empty(directory: RunDir) -> None:
         job.rmdir()
 
 
+def _meeting(assignment: Assignment) -> Assignment:
+    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
+    if assignment.nodes == 1 or assignment.node_rank:
+        return assignment
+    address, _, port = assignment.rendezvous.rpartition(":")
+    return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")
+
+
 def _field(spec: Mapping[str, Any]) -> str:
     """What its need of memory goes by, for a person."""
     if (spec.get("share") or {}).get("memory"):
@@ -508,7 +521,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
     parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
-    parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
+    parser.add_argument("--address", help="at which other hosts reach this one, for gangs (default: that of the route to the daemon)")
     parser.add_argument("--warm", choices=("auto", "off"), help="auto: jobs start by fork (default: as the daemon's config.toml says)")
     given = parser.parse_args(argv)
     steady_stderr()
@@ -516,7 +529,8 @@ def main(argv: list[str] | None = None) -> int:
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:
         _require_names(given.node, given.pool, home)
-        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm)
+        address = address_towards(os.environ.get("STOKER_URL")) if given.address is None else require_own(given.address)
+        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=address, warm=given.warm)
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())
