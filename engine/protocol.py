@@ -34,6 +34,7 @@ NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a lette
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
+LAST_LOG = "/v1/runner/last_log"
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
+    keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +129,19 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     offset: Count = 0  #: with ``file`` the place behind it
     more: bool = False  #: there was more already
     missing: bool = False  #: the node has no such lease any more
+
+
+class LastLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the log of a lease that has ended, for the daemon to keep."""
+
+    node: str
+    session: int
+    job: Count
+    lease: Count
+    node_rank: Small = 0
+    data: bytes
+    file: PathName = ""  #: with ``begin`` the place of its first byte; before the file's own start where it was rotated
+    begin: Annotated[int, msgspec.Meta(ge=-(2**40), le=2**62)] = 0
 
 
 class Assignments(msgspec.Struct, frozen=True, kw_only=True):

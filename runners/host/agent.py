@@ -54,7 +54,7 @@ from .link import Outbox, Poller, greet
 from .report_tail import Acked, ranks
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
-from .sent_logs import LogSender
+from .sent_logs import LogSender, is_owed
 from .telemetry import Telemetry, Worker
 from .warm_starts import WarmStarts
 
@@ -64,6 +64,7 @@ _BUSY = 0.2  #: seconds between looks at the files of live leases
 _STARTING = 0.02  #: while a supervisor is about to register
 _IDLE = 30.0  #: nothing runs: only messages and this clock wake us
 _SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
+_LAST_LOGS = 10.0  #: seconds that a runner which leaves takes at most to send the ends of logs
 _CLEAN = 600.0  #: seconds between looks for old directories
 _FENCED = "fenced"
 
@@ -99,6 +100,8 @@ class Agent:
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
+        self._logs: LogSender | None = None
+        self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -118,7 +121,9 @@ class Agent:
                 self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
-            logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
+            logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
+            for directory in self._closed:  # ended under an agent that may not have sent their logs
+                logs.ended(directory)
             poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
             logs.start()
             poller.start()
@@ -173,6 +178,8 @@ class Agent:
     def _say_goodbye(self, outbox: Outbox) -> None:
         """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
         live = [run for run in self.runs.values() if run.phase is not Phase.ENDED]
+        if self._logs is not None:
+            self._logs.finish(_LAST_LOGS)
         try:
             outbox.flush(self.runs.values(), left=not self.runs)
         except StokerError as error:
@@ -231,6 +238,8 @@ class Agent:
         run = Run.load(directory, self.options.node)
         if run is None and (survivors := survivors_of(directory)):
             self.health.quarantine(*survivors)
+        if run is None and is_owed(directory, self.options.node):
+            self._closed.append(directory)
         if run is not None:
             self.runs[run.lease] = run
             if run.phase is Phase.LIVE:
@@ -432,6 +441,8 @@ class Agent:
             if run.acked.closed and run.phase is Phase.ENDED:
                 run.close()
                 self.warm.expect(run.assignment, ended=True)
+                if self._logs is not None and not run.disowned:
+                    self._logs.ended(run.dir)
                 del self.runs[run.lease]
 
     def _sleep(self, outbox: Outbox) -> None:
