@@ -45,6 +45,7 @@ def explain(
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
+        + _never_joined(store, row, waiting)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
@@ -80,6 +81,12 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     if state in FINAL:
         return f"{state}: {row['state_reason']}" if row["state_reason"] != state else str(state)
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
+
+
+def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    if waiting is None or waiting["code"] != "no-gpus" or any(store.rows("api/ever_joined", row["pool"])):
+        return ""
+    return f"; no runner has joined pool {row['pool']} yet"
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:
