@@ -246,6 +246,8 @@ class Policy(Protocol):
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
     ``uses_history``: True: it reads ``View.finished_service``; False.
     ``deadlines_first``: True: jobs with deadlines, but those that can be put off, are served before those without, who are told; False.
+    ``elastic``: True: it gives jobs any number of GPUs that they can use; False: a simulation gives those of which it is told what they ask
+    for just that, as a gang.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """
 

@@ -36,6 +36,7 @@ class Optimus:
         round: float = tunable(600.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "optimus"
+    elastic: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

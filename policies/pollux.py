@@ -47,6 +47,7 @@ class Pollux:
         round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "pollux"
+    elastic: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

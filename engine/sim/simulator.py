@@ -42,7 +42,7 @@ from .run_options import NO_LIMITS, Options
 from .simulation_error import SimulationError
 from .table import Job, Table
 from .truth import Truth, beliefs
-from .workload import Workload
+from .workload import Workload, as_asked
 
 Progress = Callable[[int, int], None]  #: jobs that have ended, of all
 Observer = Callable[[View, Plan, Actions], None]
@@ -106,6 +106,7 @@ class Simulation:
         control: Control | None = None,
     ) -> None:
         self.control = control
+        workload = workload if getattr(policy, "elastic", False) else as_asked(workload)
         self.workload, self.policy, self.options, self.observer = workload, policy, options, observer
         self.nodes, self.gpus = cluster.tables()
         truth = truth or Truth(workload, self.gpus, options.costs, options.seed)
