@@ -53,6 +53,7 @@ def explain(
         + _bank(store, row)
         + _start(store, row)
         + _serving(store, job)
+        + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -102,6 +103,17 @@ def serving(store: Store, job: int) -> dict[str, Any] | None:
     """How a job serves now; None: it does not."""
     found = objects(store, "api/serving", job)
     return found[0] if found else None
+
+
+def shared_input(store: Store, job: int) -> dict[str, Any] | None:
+    """With whom it shares its input, and what came of it; None: it does not."""
+    found = objects(store, "api/shared_input", job)
+    return found[0] if found else None
+
+
+def _input(store: Store, job: int) -> str:
+    row = shared_input(store, job)
+    return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
 
 
 def _serving(store: Store, job: int) -> str:
