@@ -45,7 +45,7 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        id % 3 = 0, CASE WHEN id % 3 > 0 THEN 'its server is loading' END
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
-INSERT INTO workers
+INSERT INTO workers (lease_id, node_id, state, pid, pid_started, boot_id, run_dir, started_at, ended_at, exit_code, outcome, message)
 SELECT l.id, g.node_id, CASE WHEN l.ended_at IS NULL THEN 'running' ELSE 'exited' END, 1000 + l.id, 1.0, 'boot', '/var/lib/stoker/run-' || l.id,
        l.started_at, l.ended_at, l.exit_code, l.outcome, l.message
 FROM leases l JOIN lease_gpus g ON g.lease_id = l.id;

@@ -232,6 +232,8 @@ def _memory(row: Row) -> str:
 
 
 def _held_by(row: Row) -> str:
+    if row.get("turns"):
+        return str(row["turns"])
     if row["job_id"] is not None:
         others = f", {row['shared_with']}" if row.get("shared_with") else ""
         return f"{row['job_id']} {row['job']}{others}"

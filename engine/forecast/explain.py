@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...policies.contract import SWITCHED
 from .. import format as fmt
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
@@ -129,8 +130,18 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:
-    names = [f"job {one['job']} ({one['name']})" for one in partners]
-    return f"; shares its GPUs with {', '.join(names)}" if names else ""
+    if not partners:
+        return ""
+    names, own = ", ".join(f"job {one['job']} ({one['name']})" for one in partners), partners[0]
+    if own["share"] != SWITCHED:
+        return f"; shares its GPUs with {names}"
+    turn = f" and {TURNS[own['turn']]}" if own["turn"] else ""
+    waited = f"; it has waited {fmt.duration(own['waited_for_turns'])} for turns" if (own["waited_for_turns"] or 0) >= 1 else ""
+    return f"; takes turns with {names}{turn}{waited}"
+
+
+#: What was last seen of a job that takes turns.
+TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behind": "has what these leave of the slot (by the kernel)"}
 
 
 def _bank(store: Store, row: dict[str, Any]) -> str:

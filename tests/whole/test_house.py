@@ -40,7 +40,7 @@ MAY_IMPORT = {
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
+        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home", "engine.json_rows", "policies",
