@@ -145,7 +145,7 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
     rows = [objects(store, "api/job", job)[0] for job in kept.unpacked.jobs]
     words = kept.unpacked.words.replace("{jobs}", " and ".join(row["name"] for row in rows))
     never = kept.unpacked.unknown and any(row["signature"] is None for row in rows)
-    return f"; not packed: {words}{' (of commands it never is: nobody times their steps)' if never else ''}"
+    return f"; not packed: {words}{' (of commands and servers it never is: nobody times their steps)' if never else ''}"
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:

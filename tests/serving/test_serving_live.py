@@ -117,6 +117,10 @@ def test_it_is_asked_by_command_and_by_http(stand: Stand, tmp_path: Path) -> Non
     asked = stand.cli("ask", "slow", "--file", str(tmp_path / "set.txt"))
     assert asked.code == 1 and asked.out.splitlines() == ["one", *map(str, range(40)), "", "last"]
     assert asked.err == "stoker: error: line 43: ValueError: not this one\n"
+    assert (
+        "slow serves until it is cancelled: leave out --wait"
+        in stand.cli("submit", "--kind", "infer", "--recipe", "toy", "--name", "slow", "--wait").line
+    )
     asked = stand.cli("ask", "slow", "--file", "-", "--json", input="x\n")
     assert json.loads(asked.out) == [{"line": 1, "answer": "x"}]
     for arguments, words in (
@@ -208,6 +212,13 @@ def test_one_that_ends_by_itself_or_cannot_begin_has_failed_in_one_line(stand: S
     assert stand.in_flight("die").result(60) == ENDED
     row = stand.jobs.ended(stand.server)
     assert (row["state"], row["state_reason"]) == ("failed", "the server ended by itself, with exit code 0: look at its log")
+    hangs = stand.jobs.submit("hangs", workdir=str(tmp_path), hang_after=1.0, **SERVER)
+    stand.server = hangs
+    stand.serves()
+    time.sleep(3)  # nobody asks, which is no hang
+    assert stand.ask("b") == [{"answer": "b"}]
+    asked = stand.in_flight(60.0)
+    assert stand.jobs.ended(hangs)["outcome"] == "hang" and asked.result(60) == ENDED
     (tmp_path / "weights.pt").write_bytes(b"nothing")
     wrong = stand.jobs.submit("wrong", kind="infer", recipe="toy", weights=str(tmp_path / "weights.pt"), workdir=str(tmp_path))
     mute = stand.jobs.submit("mute", kind="infer", recipe="dlrm", params={"rows": 1000}, workdir=str(tmp_path))
@@ -215,3 +226,36 @@ def test_one_that_ends_by_itself_or_cannot_begin_has_failed_in_one_line(stand: S
     assert "kind: infer: the task has no answer(model, requests), so it cannot serve" in stand.jobs.ended(mute)["state_reason"]
     late = stand.jobs.submit("late", workdir=str(tmp_path), timeout=0.5, **SERVER)
     assert stand.jobs.ended(late)["outcome"] == "timeout"
+
+
+@pytest.mark.nightly
+def test_beside_a_training_it_goes_before_and_the_training_goes_on(
+    home: Home, start_daemon: Callable[..., DaemonProcess], start_runner: Callable[..., RunnerProcess]
+) -> None:
+    """By turns, as on a GPU: the training pauses in place for each request."""
+    home.config.write_text('[guards]\nmin_run_time = 0.0\n[share]\nturn = "cooperative"\n')
+    jobs = Jobs(start_daemon(env={"PYTHONPATH": str(Path(__file__).parents[1] / "sharing")}).client())
+    start_runner(slots=1)
+    jobs.client.post("/v1/policy", {"policy": "packs_all:PacksAll", "interval": 1.0, "config": {"kind": "switched"}})
+    share = {"gpu": "switched"}
+    trains = jobs.submit("trains", recipe="toy", stop={"iterations": 1_000_000}, share=share, params={"batch_size": 64, "samples": 1024})
+    server = jobs.submit("serves", kind="infer", recipe="toy", weights="job:trains", share=share, priority=10)
+    until(lambda: jobs.sql("SELECT count(*) FROM live_shares WHERE share = 'switched' AND lease_state = 'running'") == [(2,)])
+
+    def step() -> int:
+        return int(jobs.sql(f"SELECT coalesce(max(step), 0) FROM metrics WHERE job_id = {trains}")[0][0])
+
+    until(lambda: jobs.client.post("/v1/jobs/serves/ask", {"requests": [[0.0] * 8]}))
+    before = step()
+    with contextlib.closing(InferenceClient(jobs.run_dir(server), "serves")) as client:
+        for number in range(200):
+            ((answer),) = client.ask([[number / 200] * 8])
+            assert isinstance(answer["answer"], float)
+            time.sleep(0.005)
+    until(lambda: step() > before + 5)
+    jobs.act("cancel", trains)
+    jobs.ended(trains)
+    assert "times for others on its GPU" in (jobs.run_dir(trains) / "output.log").read_text()
+    assert client is not None and jobs.client.post("/v1/jobs/serves/ask", {"requests": [[0.0] * 8]})["answers"]
+    jobs.act("cancel", server)
+    assert jobs.ended(server)["state"] == "cancelled"
