@@ -33,10 +33,12 @@ POLICIES: dict[str, str] = {
     "prompttuner": "prompttuner.prompttuner:PromptTuner",
     "sjf": "sjf:Sjf",
     "srtf": "srtf:Srtf",
+    "switchflow": "switchflow:SwitchFlow",
     "threesigma": "threesigma:ThreeSigma",
     "themis": "themis:Themis",
     "tiresias": "tiresias:Tiresias",
     "unisched": "unisched.unisched:UniSched",
+    "ymir": "ymir.ymir:Ymir",
 }
 _loaded: dict[str, own.Loaded] = {}  #: people's own, each as it was loaded last
 _loading = threading.RLock()

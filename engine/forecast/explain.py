@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...policies.contract import SWITCHED
 from .. import format as fmt
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
@@ -44,12 +45,15 @@ def explain(
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
+        + _never_joined(store, row, waiting)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
         + (_partners(partners) or _alone(store, row))
         + _bank(store, row)
         + _start(store, row)
+        + _serving(store, job)
+        + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -80,6 +84,12 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
 
 
+def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    if waiting is None or waiting["code"] != "no-gpus" or any(store.rows("api/ever_joined", row["pool"])):
+        return ""
+    return f"; no runner has joined pool {row['pool']} yet"
+
+
 def _start(store: Store, row: dict[str, Any]) -> str:
     """Of a job that has started: whether its worker was forked, and why not."""
     found = store.rows("api/last_start", row["id"])
@@ -87,6 +97,28 @@ def _start(store: Store, row: dict[str, Any]) -> str:
         return ""
     ((warm, because),) = found
     return f"; {STARTED[warm]}" + (f": {because}" if because else "")
+
+
+def serving(store: Store, job: int) -> dict[str, Any] | None:
+    """How a job serves now; None: it does not."""
+    found = objects(store, "api/serving", job)
+    return found[0] if found else None
+
+
+def shared_input(store: Store, job: int) -> dict[str, Any] | None:
+    """With whom it shares its input, and what came of it; None: it does not."""
+    found = objects(store, "api/shared_input", job)
+    return found[0] if found else None
+
+
+def _input(store: Store, job: int) -> str:
+    row = shared_input(store, job)
+    return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
+
+
+def _serving(store: Store, job: int) -> str:
+    row = serving(store, job)
+    return f"; {fmt.serving(row)}" if row is not None else ""
 
 
 STARTED = {True: "started warm", False: "started cold"}
@@ -113,12 +145,22 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
     rows = [objects(store, "api/job", job)[0] for job in kept.unpacked.jobs]
     words = kept.unpacked.words.replace("{jobs}", " and ".join(row["name"] for row in rows))
     never = kept.unpacked.unknown and any(row["signature"] is None for row in rows)
-    return f"; not packed: {words}{' (of commands it never is: nobody times their steps)' if never else ''}"
+    return f"; not packed: {words}{' (of commands and servers it never is: nobody times their steps)' if never else ''}"
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:
-    names = [f"job {one['job']} ({one['name']})" for one in partners]
-    return f"; shares its GPUs with {', '.join(names)}" if names else ""
+    if not partners:
+        return ""
+    names, own = ", ".join(f"job {one['job']} ({one['name']})" for one in partners), partners[0]
+    if own["share"] != SWITCHED:
+        return f"; shares its GPUs with {names}"
+    turn = f" and {TURNS[own['turn']]}" if own["turn"] else ""
+    waited = f"; it has waited {fmt.duration(own['waited_for_turns'])} for turns" if (own["waited_for_turns"] or 0) >= 1 else ""
+    return f"; takes turns with {names}{turn}{waited}"
+
+
+#: What was last seen of a job that takes turns.
+TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behind": "has what these leave of the slot (by the kernel)"}
 
 
 def _bank(store: Store, row: dict[str, Any]) -> str:

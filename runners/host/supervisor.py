@@ -27,13 +27,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
 from . import endings, processes
 from .lease_log import RotatingLog
-from .rundir import DONE, STOP_SEEN, reserve, write_atomically
+from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
+
+if TYPE_CHECKING:
+    from ..share.command_turns import CommandTurns
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
@@ -60,6 +63,7 @@ class Launch(TypedDict):
     log_limit: int
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
+    turns: NotRequired[bool]  #: it is a command that shares its GPU by turns
     cold: NotRequired[str]  #: why it is started in a fresh process
 
 
@@ -120,6 +124,7 @@ class Supervisor:
         self.caught = False  #: one of them had a handler for it
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
+        self.turns: CommandTurns | None = None
         self.killed = False  #: the grace was over while processes still ran
         self.kernel_kills = oom_kills()
         self.selector = selectors.DefaultSelector()
@@ -145,10 +150,13 @@ class Supervisor:
         try:
             self._start()
         except (OSError, ValueError) as error:
-            self._write_exit("start-failed", f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}")
+            words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
+            self._write_exit("start-failed", words, host_at_fault=isinstance(error, OSError))
             return
         for note in self.launch.get("notes", ()):
             self.log.write(f"stoker: {note}\n".encode())
+        if self.launch.get("turns"):
+            self._take_turns()
         survivors = self._supervise()
         self._drain()
         self._finish(survivors)
@@ -170,6 +178,13 @@ class Supervisor:
             Path(f"/proc/{self.main.pid}/oom_score_adj").write_text(str(_KILLED_FIRST))
         except OSError:
             pass  # it has ended already
+
+    def _take_turns(self) -> None:
+        from ..share.command_turns import CommandTurns
+
+        self.turns = CommandTurns(self.run_dir, int(self.launch["env"][ENV_LEASE]), os.getpid())
+        self.turns.trouble = lambda words: self.log.write(f"stoker: {words}\n".encode())
+        self.turns.start()
 
     def _spawn(self, output: int) -> Main:
         """Start the main process, with what it prints going to ``output``."""
@@ -194,6 +209,8 @@ class Supervisor:
             childless = self._reap()
             if self.stop is None and self.exit_code is None:
                 continue
+            if self.turns is not None:  # who leaves does so at once, and is not stopped again
+                self.turns.end()
             left = [] if childless else processes.descendants(os.getpid(), processes.table())
             if not left and self.exit_code is not None:
                 return []
@@ -211,7 +228,10 @@ class Supervisor:
                 return left
 
     def _ask(self, left: list[Stat]) -> None:
-        """SIGTERM, once each, to those who decide for the others."""
+        """SIGTERM, once each, to those who decide for the others. A process that is stopped would not hear it."""
+        for found in left:
+            if found.state == "T":
+                processes.send(found.process, signal.SIGCONT)
         for process in self._deciders(left):
             if process not in self.asked:
                 self.asked.add(process)
@@ -306,7 +326,14 @@ class Supervisor:
         self._write_exit(ending.outcome, ending.message, reason, tail, [found.process for found in survivors])
 
     def _write_exit(
-        self, outcome: str, message: str | None, stop_reason: str | None = None, tail: str = "", survivors: Sequence[Process] = ()
+        self,
+        outcome: str,
+        message: str | None,
+        stop_reason: str | None = None,
+        tail: str = "",
+        survivors: Sequence[Process] = (),
+        *,
+        host_at_fault: bool = False,
     ) -> None:
         code = self.exit_code
         write_exit(
@@ -320,6 +347,7 @@ class Supervisor:
             killed_after_grace=self.killed,
             sigterm_caught=self.caught,
             oom=outcome == "oom",
+            host_at_fault=host_at_fault,
             tail=tail,
             survivors=survivors,
         )
@@ -327,7 +355,7 @@ class Supervisor:
 
 def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> dict[str, Any]:
     """Write exit.json: the last word on a lease, by its supervisor, or by the agent when there is or was none."""
-    content = {"exit_code": None, **more, "ended_at": time.time(), "outcome": outcome, "message": message}
+    content = {"exit_code": None, "ended_at": time.time(), **more, "outcome": outcome, "message": message}
     write_atomically(run / "exit.json", json.dumps(content).encode())
     return content
 
