@@ -72,6 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float  #: longest wait of a poll, seconds
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
+    input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  #: share of the host's main memory that a group's batches may take
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
 
 
@@ -104,6 +105,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     priority: int = 0  #: of the job, now; among those that share, larger goes first
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
+    input: str | None = None  #: owner and name of the group of jobs with which it shares its input
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,13 +82,15 @@ class Board:
                 row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, trained_as in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source, trained_as, owner in self._store.rows("policy/lease_specs", fresh) if fresh else ():
             spec = json.loads(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
             begin_from = source and str(Path(source).parent / "checkpoints")
+            shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
-                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from,
+                "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():

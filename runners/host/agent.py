@@ -41,6 +41,7 @@ from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
+from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
 from . import processes
@@ -93,6 +94,7 @@ class Agent:
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
+        self._inputs = InputGroups(options.home)
         self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
@@ -112,6 +114,7 @@ class Agent:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
+            self._inputs.share = welcome.input_memory
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
@@ -315,6 +318,9 @@ class Agent:
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
+            if (group := run.assignment.input) is not None:
+                here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
+                self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
@@ -373,6 +379,7 @@ class Agent:
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
             self.warm.tend()
+            self._inputs.clean()
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
