@@ -19,7 +19,8 @@ from ..host.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
 from .turn import Turn
 
-LOOK, SELDOM = 0.001, 0.05  #: seconds between looks at the turn, and at what the agent says
+LOOK, WAITS = 0.001, 0.005  #: seconds between looks of who has the turn, and of who waits for it, whom each costs some CPU
+SELDOM = 0.05  #: seconds between looks at what the agent says
 SHORTEST, LONGEST = 0.02, 2.0  #: seconds for which it computes before an equal has its turn
 
 
@@ -64,21 +65,21 @@ class CommandTurns(threading.Thread):
         if not turn.granted():
             self._stop()
             while not turn.granted():
-                if self._is_over(turn):
+                if self._is_over(turn, WAITS):
                     return
         self._go_on()
         began = time.monotonic()
         slice_ = min(max(began - asked, SHORTEST), LONGEST)
         while not turn.wanted(by_equals=time.monotonic() - began >= slice_):
-            if self._is_over(turn):
+            if self._is_over(turn, LOOK):
                 break
         else:
             self._halt()
         turn.give()
 
-    def _is_over(self, turn: Turn) -> bool:
+    def _is_over(self, turn: Turn, pause: float) -> bool:
         """Whether it takes this turn no longer, looked at after a moment."""
-        over = self._ends.wait(LOOK)
+        over = self._ends.wait(pause)
         if time.monotonic() >= self._follow_at:
             self._follow_at = time.monotonic() + SELDOM
             self._told.follow()
