@@ -6,6 +6,7 @@ before it is over, so equals change by time: a command computes for as long as i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...engine.identity import Process
+from ...engine.identity import Process, stat
 from ..host import processes
 from ..host.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
@@ -94,9 +95,8 @@ class CommandTurns(threading.Thread):
         """Stop all of it; what is forked meanwhile too."""
         self._halt()
         while True:
-            found = [one.process for one in processes.descendants(self._root, processes.table())]
-            self._known = found
-            if set(found) <= set(self._stopped):
+            self._known = below(self._root)
+            if set(self._known) <= set(self._stopped):
                 return
             self._halt()
 
@@ -110,3 +110,25 @@ class CommandTurns(threading.Thread):
         for process in self._stopped:
             processes.send(process, signal.SIGCONT)
         self._stopped = []
+
+
+def below(root: int) -> list[Process]:
+    """The living below a process, by what the kernel lists of each: all processes of a host are too many to be read at each pause."""
+    if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # noqa: PTH110 - a kernel without CONFIG_PROC_CHILDREN
+        return [one.process for one in processes.descendants(root, processes.table())]
+    found: list[Process] = []
+    level = _children(root)
+    while level:
+        known = [one for pid in level if (one := stat(pid)) is not None and not one.dead]
+        found += [one.process for one in known]
+        level = [child for one in known for child in _children(one.pid)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Each thread has those that it has started."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return children
