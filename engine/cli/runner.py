@@ -16,7 +16,7 @@ from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
-from .up import SLOT_MEMORY, runner_argv
+from .up import ADDRESS, SLOT_MEMORY, runner_argv
 
 
 def columns(now: float) -> list[Column]:
@@ -54,7 +54,7 @@ def list_(app: App) -> Answer:
 @SLOT_MEMORY
 @click.option("--pool", default="default", show_default=True, help="Pool that its GPUs join.")
 @click.option("--gpus", metavar="LIST", help="Indexes or UUIDs of the GPUs to offer (default: $CUDA_VISIBLE_DEVICES, or all).")
-@click.option("--address", metavar="HOST", help="Address at which runners on other hosts reach this one, for gangs.")
+@ADDRESS
 @click.option(
     "--warm",
     type=click.Choice(["auto", "off"]),
