@@ -27,7 +27,7 @@ from ..json_rows import objects
 from ..logfile import Piece, Place, read_log
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
-from ..spec.model import JobSpec, Submission
+from ..spec.model import SERVES, JobSpec, Submission
 from ..spec.reading.secrets import redact
 from ..spec.reading.tree import shown
 from ..store.store import Store
@@ -157,7 +157,7 @@ async def show(call: Call) -> dict[str, Any]:
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
-            "serving": serving(store, job),
+            "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),

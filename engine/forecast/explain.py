@@ -13,6 +13,7 @@ from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
 from ..scheduling.held_back import HeldBack
+from ..spec.model import SERVES
 from ..store.store import Store
 from .deadline_watch import verdict
 from .in_the_way import InTheWay
@@ -52,7 +53,7 @@ def explain(
         + (_partners(partners) or _alone(store, row))
         + _bank(store, row)
         + _start(store, row)
-        + _serving(store, job)
+        + (_serving(store, job) if row["kind"] == SERVES else "")
         + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
