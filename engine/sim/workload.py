@@ -50,6 +50,7 @@ class Workload:
     transfers: Transfers | None = None  #: the same
     #: GPUs that each job asks for as a gang, where it could also run on any number from ``gpus_min`` on: see `as_asked`. None: just these.
     asked: Ints | None = None
+    switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -88,6 +89,7 @@ def make_workload(
     slowdowns: Floats | None = None,
     transfers: Transfers | None = None,
     asked: Sequence[int] | Ints | None = None,
+    switched_slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -154,6 +156,7 @@ def make_workload(
         slowdowns=slowdowns,
         transfers=transfers,
         asked=None if asked is None else np.clip(column("asked", asked, 1, np.int64), least, np.maximum(most_gpus, least)),
+        switched_slowdowns=switched_slowdowns,
     )
     _check(workload)
     return workload
