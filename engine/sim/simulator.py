@@ -186,7 +186,10 @@ class Simulation:
                 self._end_leases()
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.over, len(self.arrivals))
-        end = self.now if math.isinf(until) else until
+        self.close(self.now if math.isinf(until) else until)
+
+    def close(self, end: float) -> None:
+        """Settle the accounts of what is there at the end."""
         self.training.pools.account(end, self.training.on)
         self.recorder.warm_idle = self.training.pools.idle_gpu_time
         self.training.close(end)

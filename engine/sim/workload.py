@@ -47,10 +47,10 @@ class Workload:
     backbone: Strings | None = None
     share: Strings | None = None
     slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
-    transfers: Transfers | None = None  #: the same
+    switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
+    transfers: Transfers | None = None  #: as in `policies.contract.View`
     #: GPUs that each job asks for as a gang, where it could also run on any number from ``gpus_min`` on: see `as_asked`. None: just these.
     asked: Ints | None = None
-    switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -87,9 +87,9 @@ def make_workload(
     backbone: Sequence[str] | None = None,
     share: Sequence[str] | None = None,
     slowdowns: Floats | None = None,
+    switched_slowdowns: Floats | None = None,
     transfers: Transfers | None = None,
     asked: Sequence[int] | Ints | None = None,
-    switched_slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -154,9 +154,9 @@ def make_workload(
         backbone=words("backbone", backbone),
         share=words("share", share),
         slowdowns=slowdowns,
+        switched_slowdowns=switched_slowdowns,
         transfers=transfers,
         asked=None if asked is None else np.clip(column("asked", asked, 1, np.int64), least, np.maximum(most_gpus, least)),
-        switched_slowdowns=switched_slowdowns,
     )
     _check(workload)
     return workload
