@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stoker.engine.cli.main import run
 from stoker.engine.sim.workload import Workload, as_asked
 from stoker.engine.traces.formats import from_stoker
 from stoker.engine.traces.read import read
@@ -120,3 +121,10 @@ def test_rows_that_cannot_be_jobs_are_dropped_with_the_reason(tmp_path: Path) ->
     assert trace.dropped == {
         "no learning curve for its task": 1, "no target_batch_size": 1, "target_lr is not a number": 1, "no target_metric": 1,
     }  # fmt: skip
+
+
+def test_the_command_says_who_gives_jobs_what_they_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = titan_folder(tmp_path, JOBS)
+    assert run(["simulate", str(file), "-n", "2x4", "-p", "ymir", "-p", "srtf", "--no-store", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "\nsrtf: each job has the GPUs that it asks for\nymir: each job has any number of GPUs that it can use\n" in out
