@@ -27,6 +27,7 @@ async def hello(call: Call) -> Welcome:
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
         turn=config.share.turn,
+        shared=await call.control(call.daemon.shared_place, message),
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
     )
 

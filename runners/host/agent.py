@@ -42,6 +42,7 @@ from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
+from ..network.probe import own_place, shared_place
 from ..share.slot_turns import SlotTurns
 from ..worker.server_names import place_of
 from . import processes
@@ -100,6 +101,7 @@ class Agent:
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
+        self.place = own_place(options.home)
         self._logs: LogSender | None = None
         self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -121,6 +123,11 @@ class Agent:
                 self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
+            if welcome.shared is not None:
+                outbox.place = shared_place(welcome.shared)
+                while not outbox.flush(()):  # before the first lease: it says where that one's checkpoints lie
+                    if not self._wait_to_greet(0.2):
+                        return
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
             for directory in self._closed:  # ended under an agent that may not have sent their logs
                 logs.ended(directory)
@@ -224,6 +231,7 @@ class Agent:
             pool=self.options.pool,
             gpus=list(self.health.noted.values()),
             leases=sorted(self.runs),
+            place=self.place,
         )
 
     def _load(self) -> None:
