@@ -31,6 +31,9 @@ PathName = Annotated[str, msgspec.Meta(max_length=4096)]
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
+SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
+LONGEST_REQUEST = 1 << 20  #: bytes of such a line
+
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
@@ -86,6 +89,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float  #: longest wait of a poll, seconds
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
+    input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  #: share of the host's main memory that a group's batches may take
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
     shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
@@ -122,6 +126,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
+    input: str | None = None  #: owner and name of the group of jobs with which it shares its input
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,6 +303,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: Count | None = None
     power: Figure | None = None
     temperature: Figure | None = None
+    turn: Literal["has", "waits", "behind"] | None = None  #: of a lease that takes turns; behind: the kernel puts others before it
+    waited: Seconds | None = None  #: for turns, since the lease began
 
 
 class ForkServer(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ async def hello(call: Call) -> Welcome:
         turn=config.share.turn,
         shared=await call.control(call.daemon.shared_place, message),
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
+        input_memory=config.share.input_memory,
     )
 
 

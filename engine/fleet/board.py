@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ...policies.contract import precedence
 from ..protocol import Assignment, Assignments
 from ..store.store import Store
 
@@ -84,9 +85,17 @@ class Board:
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, place, run_dir in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner in (
+            self._store.rows("policy/lease_specs", fresh) if fresh else ()
+        ):
             spec = json.loads(text)
-            self._terms[lease] = {"spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE)}
+            if trained_as is not None and spec.get("recipe") is not None:
+                spec = _built_alike(spec, json.loads(trained_as))
+            shared = (spec.get("share") or {}).get("input")
+            self._terms[lease] = {
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
+                "input": shared and f"{owner}/{shared}",
+            }  # fmt: skip
             self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
@@ -125,6 +134,12 @@ class Board:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
 
 
+def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """A server of a recipe builds the model that was trained: with those parameters, but for the ones that it gives itself."""
+    params = {**trained.get("params", {}), **spec.get("params", {})}
+    return {**spec, "params": params, "backbone": spec.get("backbone") or trained.get("backbone")}
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """With whose weights a lease begins."""
@@ -161,7 +176,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Sourc
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
-                priority=lease["priority"],
+                priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
                 **terms,
             ),

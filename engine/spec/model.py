@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
-RUN_KINDS: tuple[Kind, ...] = ("train", "finetune", "prompt")  #: jobs that serve a model are known, and refused until Stoker runs them
+SERVES = "infer"  #: the kind of a job that answers requests until it is cancelled
 #: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
 Tuner = Literal[
     "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"
@@ -21,6 +22,7 @@ Tuner = Literal[
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 FROM_JOB = "job:"  #: how ``weights`` begins that are those of a job
 #: params by which recipes call their backbone
 BACKBONES = ("model", "backbone")
@@ -129,12 +131,20 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
     memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
+    #: jobs of a user that name the same share their input: each batch is made by one of them
+    input: str | None = None
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "gpu", "switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"
-        if self.gpu == "switched" and spec.command is not None:
-            yield "gpu", "switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"
+        if self.input is not None and not _GROUP.fullmatch(self.input):
+            yield "input", f"must be up to 100 letters, digits, '.', '_' and '-', not {self.input[:100]!r}"
+        if self.input is not None and spec.command is not None:
+            yield "input", "is for a recipe or an entrypoint, whose batches Stoker makes; remove it, or write an entrypoint"
+        if self.input is not None and spec.kind == "infer":
+            yield "input", "is for trainings, which go through the same batches; remove it"
+        if self.input is not None and spec.reuse is not None and spec.reuse.repeat > 1:
+            yield "input", "cannot go with reuse, which draws each batch from a buffer of the job's own; remove one of them"
         if self.memory and self.gpu == "exclusive":
             yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
@@ -171,6 +181,24 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "cap", "a model is swapped on one GPU; write gpus: 1"
         if spec.reuse is not None and (self.cap is not None or self.batches > 1):
             yield "", "is not carried out together with reuse; remove one of them"
+
+
+class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a job of kind infer takes requests."""
+
+    changes_speed: ClassVar[bool] = False
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16  #: requests that are computed at once, at most
+    delay: Duration = 0.0  #: how long the first one waits for others to fill a batch
+    queue: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256  #: requests that may wait; more are refused
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if spec.kind != SERVES:
+            yield "", "is for a job that serves a model; write kind: infer, or remove it"
+        if self.queue < self.batch:
+            yield "queue", f"holds less than a batch, {self.batch} requests; raise it, or lower batch"
+        if self.delay > 60:
+            yield "delay", "of more than a minute keeps each client waiting; give a few ms, or leave it out"
 
 
 def command_digest(command: Sequence[str]) -> str:
@@ -225,6 +253,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
+    serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
 
     @property
     def weights_job(self) -> str | None:
@@ -243,12 +272,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def model(self) -> str:
-        """What is trained, as far as estimates may be shared: see `jobs.model`."""
+        """What is trained, as far as estimates may be shared: see `jobs.model`. A server tells nothing of a training, so it has its own."""
+        of = f"{SERVES}/" if self.kind == SERVES else ""
         if self.recipe:
             backbone = self.params.get("model") or self.params.get("backbone") or self.backbone
-            return f"{self.recipe}/{backbone}" if backbone else self.recipe
+            return f"{of}{self.recipe}/{backbone}" if backbone else f"{of}{self.recipe}"
         if self.entrypoint:
-            return self.entrypoint
+            return f"{of}{self.entrypoint}"
         name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share what they teach
         return f"command/{name}@{self.family or command_digest(self.command or ())}"
 
@@ -266,7 +296,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def signature(self) -> int | None:
         """Of what a GPU does in a step, see `jobs.signature`: equal only where speed is sure to be, so by all that may change it."""
-        if self.command is not None:
+        if self.command is not None or self.kind == SERVES:  # whose steps nobody times
             return None
         params = {name: value for name, value in self.params.items() if name not in _SAME_SPEED}
         where = self.workdir if self.entrypoint else ""  # other code may go by the same name
@@ -274,6 +304,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         # Only where they are given: signatures of before there were such blocks stay what they were.
         work += [msgspec.to_builtins(block) for block in (self.reuse, self.pipeline) if block is not None]
         work += [{"backbone": self.backbone}] if self.backbone is not None else []
+        work += [{"input": True}] if self.share is not None and self.share.input is not None else []  # a step loads less
         blocks = {name: getattr(self, name) for name in self.__struct_fields__ if isinstance(getattr(self, name), Block)}
         work += [{name: msgspec.to_builtins(block)} for name, block in blocks.items() if block.changes_speed]
         digest = hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).digest()

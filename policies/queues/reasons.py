@@ -58,7 +58,7 @@ def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, block
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
     least, names = placement.asked(memory)
-    size = f" of {_size(least)}" if least else ""
+    size = f" of {size_words(least)}" if least else ""
     need = f"needs {n} GPU{'s' if n > 1 else ''}{size}" + ("" if names is None else f" on {_either(names)}, the only place for it")
     match why:
         case Why.NO_GPUS:
@@ -78,7 +78,7 @@ def _either(names: list[str]) -> str:
     return " or ".join(names) if len(names) < 4 else f"one of {len(names)} nodes"
 
 
-def _size(memory: int) -> str:
+def size_words(memory: int) -> str:
     return f"{memory / 2**30:.3g} GiB" if memory >= 1 << 30 else f"{memory / 2**20:.3g} MiB"
 
 

@@ -38,12 +38,13 @@ from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
 from ..network.probe import own_place, shared_place
-from ..share.slot_turns import SlotTurns
+from ..share.input_groups import InputGroups
+from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
@@ -96,6 +97,7 @@ class Agent:
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
+        self._inputs = InputGroups(options.home)
         self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
@@ -118,6 +120,7 @@ class Agent:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
+            self._inputs.share = welcome.input_memory
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
@@ -335,6 +338,9 @@ class Agent:
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
+            if (group := run.assignment.input) is not None:
+                here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
+                self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
             launch = prepare(run.dir, run.assignment, cuda, cpus=cpus, address=self.options.address)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
@@ -393,6 +399,7 @@ class Agent:
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
             self.warm.tend()
+            self._inputs.clean()
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
@@ -427,19 +434,26 @@ class Agent:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
         samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
-        outbox.samples += samples
-        waiting, stuck = self._turns.waiting(), set(self._turns.stuck({run.lease: run.assignment.grace for run, _ in live}))
+        seen = self._turns.look({run.lease: run.assignment.grace for run, _ in live})
+        outbox.samples += [self._with_turn(sample, seen) for sample in samples]
         for run, _ in live:
             with run.isolated():
                 run.note_reports(now)
-                if run.lease in stuck and run.stopping is None:
+                if run.lease in seen.stuck and run.stopping is None:
                     log.warning("lease %d keeps the turn without a sign and is stopped", run.lease, extra={"action": "hang"})
                     run.stop("hang", run.assignment.grace)
-                elif run.lease not in quiet or run.lease in waiting:
+                elif run.lease not in quiet or seen.turn.get(run.lease) in ("waits", "behind"):
                     run.active_at = now
                 elif run.hangs(now):
                     log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
                     run.stop("hang", run.assignment.grace)
+
+    @staticmethod
+    def _with_turn(sample: Sample, seen: Taking) -> Sample:
+        """A sample with whether its lease has the turn, and for how long it has waited for it."""
+        if sample.lease is None or (sample.lease not in seen.turn and sample.lease not in seen.waited):
+            return sample
+        return msgspec.structs.replace(sample, turn=seen.turn.get(sample.lease), waited=seen.waited.get(sample.lease))
 
     def _forget_closed(self) -> None:
         for run in list(self.runs.values()):

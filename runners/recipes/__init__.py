@@ -60,6 +60,7 @@ class Recipe:
     #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
     pretrained: tuple[str, ...] = ()
     kind: Kind = "train"  #: of its jobs, unless they say another one
+    answers: bool = False  #: its jobs may be of kind infer
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
@@ -136,6 +137,7 @@ RECIPES: dict[str, Recipe] = {
             },
             ("safetensors", "tokenizers"),
             ("minilm",),
+            answers=True,
         ),
         Recipe(
             "digits-cnn",
@@ -149,6 +151,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            answers=True,
         ),
         Recipe(
             "jpeg-cnn",
@@ -235,6 +238,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            answers=True,
         ),
         Recipe(
             "toy",
@@ -253,6 +257,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            answers=True,
         ),
     )
 }

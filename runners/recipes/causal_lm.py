@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...engine.errors import UsageError, nearest
 from ..backbones import held
-from ..backbones.llama import Llama, LlamaShape
+from ..backbones.llama import Llama, LlamaShape, Past
 from ..backbones.pretrained import Llm, read_llm
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -21,6 +22,7 @@ _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
 _CHUNK = 1 << 16  #: characters tokenised between looks at the request to stop
 _HELD_OUT = 0.1  #: of a file: its end
+_TOKENS = 32  #: that follow a text, unless a request says how many
 
 
 class LanguageModel(nn.Module):
@@ -69,7 +71,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    decoder, ids = _beginning(backbone, layers, width, context)
+    decoder, ids, words = _beginning(backbone, layers, width, context)
     train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
     for blocks, what in ((train, "to train on"), (held_out, "held out")):
         if not len(blocks):
@@ -91,6 +93,8 @@ def build(
         checkpoint_every=checkpoint_every or None,
         clip_norm=clip or None,
         seed=seed,
+        prepare=lambda request: _beginning_of(request, ids, decoder.shape.context),
+        answer=lambda model, requests: [words(_continuation(model, *request)) for request in requests],
     )
 
 
@@ -99,8 +103,12 @@ def load_backbone(name: str) -> Llm:
     return read_llm(name)
 
 
-def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Llama, Callable[[str], list[int]]]:
-    """What is trained, and how it reads a text."""
+Reads = Callable[[str], list[int]]
+Writes = Callable[[Sequence[int]], str]
+
+
+def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Llama, Reads, Writes]:
+    """What is trained, and how it reads and writes a text."""
     if backbone != NO_BACKBONE:
         for name, value in (("layers", layers), ("width", width)):
             if value:
@@ -108,8 +116,12 @@ def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Ll
         llm = held.take(backbone, load_backbone)
         if context > llm.model.shape.context:
             raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {llm.model.shape.context} tokens; lower it")
-        return llm.model.requires_grad_(True), llm.ids
-    return _random(layers or _LAYERS, width or _WIDTH, context), lambda text: list(text.encode())
+        return llm.model.requires_grad_(True), llm.ids, llm.text
+    return (
+        _random(layers or _LAYERS, width or _WIDTH, context),
+        lambda text: list(text.encode()),
+        lambda ids: bytes(ids).decode(errors="replace"),
+    )
 
 
 def _random(layers: int, width: int, context: int) -> Llama:
@@ -180,3 +192,35 @@ def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> 
         total += float(_loss(model, samples, "sum"))
     mean = total / (count * held_out.context)
     return {"eval_loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+
+
+# ---- what is asked ----
+
+
+def _beginning_of(request: Any, ids: Reads, context: int) -> tuple[list[int], int]:
+    """The tokens of a request, and how many are to follow: a text, or ``{"text": …, "tokens": …}``."""
+    asked = request if isinstance(request, dict) else {"text": request}
+    text, tokens = asked.get("text"), asked.get("tokens", _TOKENS)
+    if not isinstance(text, str) or not text or not isinstance(tokens, int) or asked.keys() - {"text", "tokens"}:
+        raise UsageError('a request is a text, or {"text": "…", "tokens": how many are to follow}')
+    if not 1 <= tokens < context:
+        raise UsageError(f"tokens: {tokens} is not between 1 and {context - 1}: the model sees {context} at once")
+    return ids(text)[tokens - context :], tokens
+
+
+def _continuation(model: nn.Module, ids: list[int], tokens: int) -> list[int]:
+    """The likeliest token after each: keys and values of those before are kept."""
+    assert isinstance(model, LanguageModel)
+    decoder = model.decoder
+    past: Past | None = None
+    now, found = ids, list[int]()
+    for _ in interruptible(range(tokens)):
+        states, own = decoder.states(decoder.embed_tokens(torch.tensor([now], device=decoder.embed_tokens.weight.device)), past)
+        past = (
+            own
+            if past is None
+            else [(torch.cat([k, key], 2), torch.cat([v, value], 2)) for (k, v), (key, value) in zip(past, own, strict=True)]
+        )
+        now = [int(model.head(states[:, -1]).argmax())]
+        found += now
+    return found

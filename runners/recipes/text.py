@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...engine.errors import UsageError
 from ..backbones import held
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -55,6 +56,11 @@ def build(
     encoder = held.take("minilm", load_backbone)
     encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
 
+    def prepare(text: Any) -> Sample:
+        if not isinstance(text, str):
+            raise UsageError(f"a request is a text, not {type(text).__name__}")
+        return tokenizer.encode(text).ids, 0
+
     return Task(
         model=Classifier(encoder, len(data.classes)),
         train=train,
@@ -70,6 +76,8 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
+        prepare=prepare,
+        answer=lambda model, samples: _answers(model, samples, data.classes),
     )
 
 
@@ -112,6 +120,14 @@ def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
         right += int((logits.argmax(1) == labels).sum())
         loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
     return {"accuracy": right / len(held_out), "eval_loss": loss / len(held_out)}
+
+
+def _answers(model: nn.Module, samples: list[Sample], classes: Sequence[str]) -> list[dict[str, Any]]:
+    device = next(model.parameters()).device
+    tokens, mask, _ = collate(samples)
+    best = model(tokens.to(device), mask.to(device)).softmax(1).max(1)
+    found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [{"label": classes[number], "probability": probability} for probability, number in found]
 
 
 def _by_length(samples: list[Sample]) -> Iterator[list[Sample]]:

@@ -28,7 +28,7 @@ import msgspec
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.protocol import Assignment
-from ...engine.spec.model import JobSpec
+from ...engine.spec.model import SERVES, JobSpec, Serve
 from ..host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import script
 
@@ -109,6 +109,7 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
 
 def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     """The exit code of a training, or of a profiling run."""
+    from ..share.input_groups import told
     from ..train import rng
     from ..train.batches import Interrupted
     from ..train.profiling_run import Profiling
@@ -123,14 +124,21 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
         interrupted = True
     if any_rank(interrupted):
         return PREEMPTED_EXIT
+    source = assignment.begin_from or spec.weights_file
+    begin_from = Path(source) if source else None
+    if spec.kind == SERVES:
+        from ..share.inference import Server
+
+        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
+        return PREEMPTED_EXIT
     # Nothing may keep the trainer until the group is left.
     work = _work(spec, task, ranks)
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
+    if assignment.input is not None and not assignment.profile:
+        loading["group"] = told(Path(os.environ[ENV_RUN_DIR]))
     if assignment.profile:
         done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
     else:
-        source = assignment.begin_from or spec.weights_file
-        begin_from = Path(source) if source else None
         done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
     if done:
         script.done()
@@ -140,7 +148,11 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
     if spec.memory is None:
-        return None
+        if spec.share is None or spec.share.gpu != "switched":
+            return None
+        from ..train.step import PlainStep
+
+        return PlainStep(task, ranks, fused=True)  # nobody can be let in before an optimizer's step is over
     from ..swap.swapped_step import step_of
 
     return step_of(spec.memory, task, ranks)
