@@ -81,6 +81,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuInfo]
     leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
     place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
+    leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,6 +341,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample] = []
     gpus: list[GpuInfo] = []  #: those whose health changed
     left: bool = False  #: the runner leaves after this report
+    hands_back: bool = False  #: it stops its jobs, and leaves when they have ended
     servers: Annotated[list[ForkServer], msgspec.Meta(max_length=1000)] | None = None  #: all that it has now; None: as told before
     files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
         None  #: of all jobs in its home; None: as told before

@@ -27,3 +27,6 @@ CREATE TABLE shared_places (
 COMMENT ON TABLE shared_places IS 'Directories of config.toml in which runners of several hosts keep checkpoints';
 COMMENT ON COLUMN shared_places.path IS 'As config.toml names it';
 COMMENT ON COLUMN shared_places.name IS 'Of the folder in it that is this daemon''s own, and of its probe file: who finds that has the same directory';
+
+ALTER TABLE nodes ADD COLUMN leaves_at TIMESTAMP;
+COMMENT ON COLUMN nodes.leaves_at IS 'When its runner hands it back (UTC), NULL: it does not';

@@ -71,11 +71,14 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
 
 
 def _register(tx: Transaction, message: Hello, session: int, known: dict[str, Any] | None) -> None:
-    kept = known["state"] if known and known["state"] in ("draining", "drained") else "up"
+    # A drain by a person stays; one of its own ended with the runner that handed its node back.
+    handed_back = known is not None and known["leaves_at"] is not None and known["leaves_at"] <= tx.now
+    kept = known["state"] if known and known["state"] in ("draining", "drained") and not handed_back else "up"
     node = {"id": message.node, "host": message.host, "boot_id": message.boot_id, "pid": message.pid, "pid_started": message.pid_started,
             "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
             "joined_at": tx.now, "last_seen": tx.now, "leaving": False,
-            "place": message.place, "shared_place": None, "checkpoints": None}  # fmt: skip
+            "place": message.place, "shared_place": None, "checkpoints": None,
+            "leaves_at": None if message.leaves_in is None else tx.now + message.leaves_in}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
                 "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
@@ -133,6 +136,8 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
             _take_servers(tx, message.node, message.servers)
         if message.files is not None:
             take_files(tx, message.node, message.files)
+        if message.hands_back:
+            _hand_back(tx, message.node)
         if message.left:
             _leave(tx, message.node)
     return [
@@ -464,6 +469,18 @@ def _leave(tx: Transaction, node: str) -> None:
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
     _give_up(tx, node, f"runner {node} has left", tx.now)
+    tx.touch("nodes", "leases", "queue")
+
+
+def _hand_back(tx: Transaction, node: str) -> None:
+    """A runner drains itself: nothing more is begun there, and what it stops is queued again."""
+    (row,) = tx.objects("node", node)
+    if row["state"] not in ("up", "suspect"):
+        return
+    tx.update("nodes", ["id"], [{"id": node, "state": "draining", "leaving": True, "leaves_at": tx.now}])
+    why = "it hands its node back"
+    tx.event("node.state", f"runner:{node}", node=node, before=row["state"], after="draining", reason=why)
+    stop(tx, [Stop(lease, "drain", f"runner:{node}") for (lease,) in tx.execute("node_leases", node)])
     tx.touch("nodes", "leases", "queue")
 
 

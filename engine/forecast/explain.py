@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ def explain(
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
         + (_partners(partners) or _alone(store, row))
+        + _leaving(store, row)
         + _bank(store, row)
         + _start(store, row)
         + _serving(store, job)
@@ -106,6 +108,12 @@ def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None, fe
     steps = dict(store.rows("policy/saved_steps", [job]))
     words = places.lies(Saved(*found[0][1:]), steps.get(job))
     return f"; {words if job == row['id'] else f'it begins with job {job}: {words}'}{lacked}"
+
+
+def _leaving(store: Store, row: dict[str, Any]) -> str:
+    """Which of the runners that matter to a job hand their nodes back, and when."""
+    found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
+    return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:

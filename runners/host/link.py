@@ -154,6 +154,7 @@ class Outbox:
         self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
         self.files: list[JobFiles] | None = None  #: the same of what jobs keep
         self.place: PlaceTold | None = None  #: the same of where checkpoints lie
+        self.hands_back = False  #: to be told that the runner stops its jobs and leaves
 
     @property
     def waiting(self) -> bool:
@@ -190,7 +191,12 @@ class Outbox:
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
-        if report.workers or report.gpus or any(told is not None for told in (report.servers, report.files, report.place)):
+        if (
+            report.workers
+            or report.gpus
+            or any(told is not None for told in (report.servers, report.files, report.place))
+            or report.hands_back
+        ):
             return True
         if report.records:
             full = sum(len(one.records) for one in report.records) >= _RECORDS
@@ -229,6 +235,7 @@ class Outbox:
             servers=self.servers,
             files=self.files,
             place=self.place,
+            hands_back=self.hands_back,
             now=steady_time(),
         )
         return report, offsets
@@ -244,6 +251,7 @@ class Outbox:
             self.files = None
         if self.place is report.place:
             self.place = None
+        self.hands_back = self.hands_back and not report.hands_back
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset
