@@ -161,7 +161,7 @@ def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Seque
         rundir.ENV_NAME: spec.name,
         rundir.ENV_LEASE: str(assignment.lease),
         rundir.ENV_RUN_DIR: str(run.path),
-        rundir.ENV_CHECKPOINTS: str(run.checkpoints),
+        rundir.ENV_CHECKPOINTS: str(rundir.checkpoints_of(run, assignment)),
         rundir.ENV_RESUME: str(assignment.resume),
         rundir.ENV_TAG: run.tag,
     }
