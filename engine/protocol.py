@@ -70,6 +70,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
+    download: bool = False  #: whether jobs may fetch the backbones that they name
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ async def hello(call: Call) -> Welcome:
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
         turn=config.share.turn,
+        download=config.backbones.download,
     )
 
 

@@ -1,4 +1,4 @@
-"""Language models by name, with their tokenizers: what the package that carries one brings, read once and kept for mapping.
+"""Language models by name, with their tokenizers: what the package that carries one brings, read once and kept for mapping, or a directory.
 
 ``tiny`` has random weights and reads bytes: it knows nothing, and shows in milliseconds whether what is done with an LLM works.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from ...engine.errors import NotFound, nearest
 from ..packages import SMOLLM2, fetch, imported
 from ..recipes.made import made_once
-from . import gguf_reader
+from . import gguf_reader, hub_directory, hub_model
+from .hub_decoder import HubDecoder
 from .llama import Llama, LlamaShape
 
 _TINY = LlamaShape(vocabulary=256, hidden=32, layers=2, heads=4, key_heads=2, inner=64, context=256)
@@ -32,7 +34,7 @@ class Llm:
     revision: str
     tokens: str  #: name of its tokenizer
     origin: str  #: what its authors call it
-    model: Llama
+    model: Llama | HubDecoder
     tokenizer: Any  #: of the library tokenizers
 
     @property
@@ -41,7 +43,8 @@ class Llm:
 
     @property
     def device(self) -> torch.device:
-        return self.model.embed_tokens.weight.device
+        found: torch.device = self.model.embed_tokens.weight.device
+        return found
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a text; none is added."""
@@ -71,11 +74,22 @@ def read_llm(name: str) -> Llm:
     """
     known = {"smollm2-135m": _smollm2, "tiny": _tiny}
     if name not in known:
+        if hub_directory.is_named(name):
+            return llm_of(hub_model.hold(name))
         raise NotFound(f"backbone: there is no LLM {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a job has its own slot's core, not the host's
     llm = known[name]()
     llm.model.requires_grad_(False).eval()
     return llm
+
+
+def llm_of(found: hub_model.HubModel) -> Llm:
+    """A model of a directory, frozen. Its name is the last part of its own; revision and tokenizer tell it from others of that name."""
+    directory = found.directory
+    decoder = HubDecoder(found, "a language model")
+    decoder.requires_grad_(False).eval()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.name.rstrip("/").rpartition("/")[2]).strip("-._") or "model"
+    return Llm(name, directory.revision, directory.tokens, directory.name, decoder, found.tokenizer)
 
 
 def placed(llm: Llm) -> Llm:

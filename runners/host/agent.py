@@ -38,6 +38,7 @@ from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
 from ...engine.streams import steady_stderr
+from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
 from ..share.slot_turns import SlotTurns
 from ..worker.server_names import place_of
@@ -110,6 +111,7 @@ class Agent:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
+            os.environ[ENV_DOWNLOAD] = str(int(welcome.download))  # which jobs inherit
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ...engine.errors import UsageError, nearest
-from ..backbones import held
+from ..backbones import held, hub_model
+from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape
-from ..backbones.pretrained import Llm, read_llm
+from ..backbones.pretrained import Llm, ids_of, read_llm
 from ..train.batches import interruptible
 from ..train.task import Task
-from . import NO_BACKBONE, TEXT_DATASETS, texts
+from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
 
 _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
@@ -56,6 +57,8 @@ class Blocks:
 def build(
     *,
     backbone: str,
+    dtype: str,
+    attention: str,
     layers: int,
     width: int,
     data: str,
@@ -69,7 +72,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    decoder, ids = _beginning(backbone, layers, width, context)
+    model, ids = _beginning(backbone, dtype, attention, layers, width, context)
     train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
     for blocks, what in ((train, "to train on"), (held_out, "held out")):
         if not len(blocks):
@@ -80,7 +83,7 @@ def build(
 
     return Task(
         own=(),  # the head is tied to the embedding
-        model=LanguageModel(decoder),
+        model=model,
         train=train,
         loss=lambda model, batch: _loss(model, batch, "mean"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
@@ -99,17 +102,35 @@ def load_backbone(name: str) -> Llm:
     return read_llm(name)
 
 
-def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Llama, Callable[[str], list[int]]]:
+def _beginning(
+    backbone: str, dtype: str, attention: str, layers: int, width: int, context: int
+) -> tuple[nn.Module, Callable[[str], Sequence[int]]]:
     """What is trained, and how it reads a text."""
+    if backbone not in (NO_BACKBONE, *LLMS):
+        _require_left_out(backbone, layers=layers, width=width)
+        found = hub_model.taken(backbone, dtype, attention)
+        model, tokenizer = HubDecoder(found, "causal-lm"), found.tokenizer
+        _require_fits(backbone, context, model.shape.context)
+        return model.requires_grad_(True), lambda text: ids_of(tokenizer, text)
+    hub_model.require_plain(backbone, dtype, attention)
     if backbone != NO_BACKBONE:
-        for name, value in (("layers", layers), ("width", width)):
-            if value:
-                raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
+        _require_left_out(backbone, layers=layers, width=width)
         llm = held.take(backbone, load_backbone)
-        if context > llm.model.shape.context:
-            raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {llm.model.shape.context} tokens; lower it")
-        return llm.model.requires_grad_(True), llm.ids
-    return _random(layers or _LAYERS, width or _WIDTH, context), lambda text: list(text.encode())
+        assert isinstance(llm.model, Llama)
+        _require_fits(backbone, context, llm.model.shape.context)
+        return LanguageModel(llm.model.requires_grad_(True)), llm.ids
+    return LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context)), lambda text: list(text.encode())
+
+
+def _require_left_out(backbone: str, **given: int) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
+
+
+def _require_fits(backbone: str, context: int, most: int) -> None:
+    if context > most:
+        raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {most} tokens; lower it")
 
 
 def _random(layers: int, width: int, context: int) -> Llama:
@@ -151,7 +172,7 @@ def _texts(data: str, limit: int) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _tokens(text: str, ids: Callable[[str], list[int]]) -> torch.Tensor:
+def _tokens(text: str, ids: Callable[[str], Sequence[int]]) -> torch.Tensor:
     return torch.tensor([token for part in interruptible(_parts(text)) for token in ids(part)], dtype=torch.int32)
 
 
@@ -168,7 +189,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _loss(model: nn.Module, samples: torch.Tensor, reduction: str) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten(), reduction=reduction)
+    return nn.functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1).float(), samples[:, 1:].flatten(), reduction=reduction)
 
 
 def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> dict[str, float]:

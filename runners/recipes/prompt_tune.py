@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..backbones import held
-from ..backbones.pretrained import Llm, load_llm, placed
+from ..backbones import held, hub_model
+from ..backbones.pretrained import Llm, llm_of, load_llm, placed
 from ..host.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
@@ -22,6 +22,7 @@ from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
 from ..train.task import Task
 from ..worker import script
+from . import LLMS
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ _EVAL_BATCH = 16
 def build(
     *,
     backbone: str,
+    dtype: str,
+    attention: str,
     data: str,
     init: str,
     tokens: int,
@@ -45,7 +48,7 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    llm = placed(held.take(backbone, load_backbone))  # the lookup computes too
+    llm = placed(_beginning(backbone, dtype, attention))  # the lookup computes too
     samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance)
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())
@@ -71,6 +74,13 @@ def build(
 def load_backbone(name: str) -> Llm:
     """For a fork server too: the LLM is frozen, so what is held is never changed."""
     return load_llm(name)
+
+
+def _beginning(backbone: str, dtype: str, attention: str) -> Llm:
+    if backbone not in LLMS:
+        return llm_of(hub_model.taken(backbone, dtype, attention))
+    hub_model.require_plain(backbone, dtype, attention)
+    return held.take(backbone, load_backbone)
 
 
 def _deadline() -> float | None:

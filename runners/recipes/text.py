@@ -1,4 +1,4 @@
-"""Fine-tuning a sentence encoder on a text-classification set."""
+"""Fine-tuning an encoder or a decoder on a text-classification set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..backbones import held
+from ...engine.errors import UsageError
+from ..backbones import held, hub_model
+from ..backbones.hub_body import HubTexts
+from ..prompts.labelled_files import read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
@@ -22,13 +25,13 @@ _WARM_UP = 0.1  #: of the steps
 
 
 class Classifier(nn.Module):
-    """A sentence encoder and a linear head."""
+    """An encoder of texts, which gives vectors of ``hidden`` numbers, and a linear head."""
 
-    def __init__(self, encoder: Encoder, classes: int) -> None:
+    def __init__(self, encoder: Encoder | HubTexts, hidden: int, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(HIDDEN, classes)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.dropout(self.encoder(tokens, mask)))
@@ -37,6 +40,10 @@ class Classifier(nn.Module):
 
 def build(
     *,
+    backbone: str,
+    dtype: str,
+    attention: str,
+    data: str,
     dataset: str,
     layers: str,
     lr: float,
@@ -48,15 +55,13 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    data = texts.load(dataset)
-    tokenizer = load_tokenizer(max_tokens)
-    train = _tokenised(tokenizer, data.train[: limit or None])
-    held_out = _tokenised(tokenizer, data.held_out[:eval_limit])
-    encoder = held.take("minilm", load_backbone)
-    encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
+    found = read_labelled(data) if data else texts.load(dataset)
+    encoder, hidden, tokenizer = _beginning(backbone, dtype, attention, layers, max_tokens)
+    train = _tokenised(tokenizer, found.train[: limit or None])
+    held_out = _tokenised(tokenizer, found.held_out[:eval_limit])
 
     return Task(
-        model=Classifier(encoder, len(data.classes)),
+        model=Classifier(encoder, hidden, len(found.classes)),
         train=train,
         loss=_loss,
         collate=collate,
@@ -74,8 +79,24 @@ def build(
 
 
 def load_backbone(name: str) -> Encoder:
-    """minilm is the only one."""
+    """minilm is the only one that the recipe has by name."""
     return load_encoder()
+
+
+def _beginning(backbone: str, dtype: str, attention: str, layers: str, max_tokens: int) -> tuple[Encoder | HubTexts, int, Any]:
+    """What the texts go through, how wide its vectors are, and its tokenizer."""
+    if backbone == "minilm":
+        hub_model.require_plain(backbone, dtype, attention)
+        tokenizer = load_tokenizer(max_tokens)
+        encoder = held.take(backbone, load_backbone)
+        encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
+        return encoder, HIDDEN, tokenizer
+    found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
+    if max_tokens > found.context:
+        raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
+    found.tokenizer.enable_truncation(max_tokens)
+    texts = HubTexts(found, layers)
+    return texts, texts.hidden, found.tokenizer
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -94,7 +115,7 @@ def _tokenised(tokenizer: Any, rows: list[tuple[str, int]]) -> list[Sample]:
     for start in interruptible(range(0, len(rows), _CHUNK)):
         chunk = rows[start : start + _CHUNK]
         encoded = tokenizer.encode_batch([text for text, _ in chunk])
-        samples += [(encoding.ids, label) for encoding, (_, label) in zip(encoded, chunk, strict=True)]
+        samples += [(encoding.ids or [0], label) for encoding, (_, label) in zip(encoded, chunk, strict=True)]
     return samples
 
 

@@ -1,0 +1,58 @@
+"""A decoder of `hub_model` as recipes and prompts ask for one: what `llama.Llama` answers, by any architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .hub_model import HubModel
+from .hub_model import decoder as required
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    context: int  #: tokens
+
+
+class HubDecoder(nn.Module):
+    """Tokens in, logits of the next one out. Texts of a batch are padded on the right: no token sees what comes after it."""
+
+    def __init__(self, found: HubModel, recipe: str) -> None:
+        super().__init__()
+        required(found, recipe)
+        self.model = found.model
+        config = found.config
+        vocabulary, hidden = self.embed_tokens.weight.shape
+        self.shape = DecoderShape(vocabulary, hidden, config.num_hidden_layers, config.num_attention_heads, found.context)
+
+    @property
+    def embed_tokens(self) -> nn.Embedding:
+        found: nn.Embedding = self.model.get_input_embeddings()
+        return found
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, length, vocabulary) of tokens (batch, length)."""
+        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def states(self, vectors: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Last hidden states (batch, length, hidden) of input vectors of that shape."""
+        found: torch.Tensor = self.model.base_model(inputs_embeds=vectors, use_cache=False).last_hidden_state
+        return found, None
+
+    def answer(self, prompt: torch.Tensor, tokens: torch.Tensor, last: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, answers) of what follows ``tokens[last]`` after the prompt (tokens, hidden)."""
+        vectors = self.embed_tokens(tokens)
+        vectors = torch.cat([prompt.to(vectors.dtype).expand(len(tokens), -1, -1), vectors], 1)
+        asked = last + len(prompt)
+        places = torch.unique(asked)  # the head, which may be the largest layer, computes those alone
+        logits = self.model(inputs_embeds=vectors, use_cache=False, logits_to_keep=places).logits
+        row = torch.arange(len(last), device=last.device)
+        found: torch.Tensor = logits[row, torch.searchsorted(places, asked)][:, answers].float()
+        return found
