@@ -29,6 +29,11 @@ class HubBody(nn.Module):
         inside = {inner for module in trained for inner in module.modules()}
         self._frozen = [module for module in self.body.modules() if module not in inside]
 
+    def put(self, adapted: nn.Module, prompt: int) -> None:
+        """Compute with the body in which small modules are trained; ``prompt``: tokens that it puts before the text."""
+        self.body, self.skipped = adapted, prompt
+        self._frozen = list(adapted.modules())
+
     def train(self, mode: bool = True) -> HubBody:
         super().train(mode)
         for module in self._frozen:

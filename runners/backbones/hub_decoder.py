@@ -27,9 +27,14 @@ class HubDecoder(nn.Module):
         super().__init__()
         required(found, recipe)
         self.model = found.model
+        self.skipped = 0
         config = found.config
         vocabulary, hidden = self.embed_tokens.weight.shape
         self.shape = DecoderShape(vocabulary, hidden, config.num_hidden_layers, config.num_attention_heads, found.context)
+
+    def put(self, adapted: nn.Module, prompt: int) -> None:
+        """Compute with the model in which small modules are trained; ``prompt``: tokens that it puts before the text."""
+        self.model, self.skipped = adapted, prompt
 
     @property
     def embed_tokens(self) -> nn.Embedding:
@@ -39,7 +44,7 @@ class HubDecoder(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits (batch, length, vocabulary) of tokens (batch, length)."""
         logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
-        return logits
+        return logits[:, self.skipped :]
 
     def states(self, vectors: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Last hidden states (batch, length, hidden) of input vectors of that shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -117,6 +118,13 @@ def hold(name: str) -> HubModel:
     if (found.directory.path / "tokenizer.json").exists():
         found.tokenizer  # noqa: B018 - reads it
     return found
+
+
+def hold_for_forks(name: str) -> HubModel:
+    """The same with what jobs import besides, where it is installed."""
+    if importlib.util.find_spec("peft") is not None:
+        library("peft")
+    return hold(name)
 
 
 def taken(name: str, dtype: str, attention: str) -> HubModel:

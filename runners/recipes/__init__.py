@@ -156,6 +156,15 @@ _AS_LOADED = {
         "auto", "what computes it there; auto: the library's choice", choices=("auto", "sdpa", "eager", "flash_attention_2")
     ),
 }
+_PETL = {
+    "petl": Param(
+        "full", "few parameters that are trained in the model's place, in peft's format: docs/backbones.md",
+        choices=("full", "lora", "adapter", "prompt"),
+    ),
+    "r": Param(8, "rank of lora, tokens of prompt", low=1, high=1024),
+    "targets": Param("auto", "layers that lora or adapter change, by name, separated by commas; auto: queries and values"),
+    "adapter": Param("", "directory of an adapter of peft's that it begins with"),
+}  # fmt: skip
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
 RECIPES: dict[str, Recipe] = {
@@ -168,6 +177,7 @@ RECIPES: dict[str, Recipe] = {
             {
                 "backbone": Param("minilm", "what it begins with", choices=("minilm",), directories=True),
                 **_AS_LOADED,
+                **_PETL,
                 "data": Param("", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv or FILE.jsonl with text and label; '': dataset"),
                 "dataset": Param("trec", "what to learn where data is not given", choices=TEXT_DATASETS),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
@@ -271,6 +281,7 @@ RECIPES: dict[str, Recipe] = {
                     directories=True,
                 ),
                 **_AS_LOADED,
+                **_PETL,
                 "layers": Param(0, "with backbone: none; 0: 4", low=0, high=1024),
                 "width": Param(0, "with backbone: none, a multiple of 64; 0: 128", low=0, high=65_536),
                 "data": Param("bbc", f"what to learn: {', '.join(TEXT_DATASETS)}, or a file with text"),

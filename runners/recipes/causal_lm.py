@@ -14,6 +14,7 @@ from ..backbones import held, hub_model
 from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape
 from ..backbones.pretrained import Llm, ids_of, read_llm
+from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
@@ -59,6 +60,10 @@ def build(
     backbone: str,
     dtype: str,
     attention: str,
+    petl: str,
+    r: int,
+    targets: str,
+    adapter: str,
     layers: int,
     width: int,
     data: str,
@@ -72,7 +77,8 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    model, ids = _beginning(backbone, dtype, attention, layers, width, context)
+    asked = Petl(petl, r, targets, adapter)
+    model, ids, adapted = _beginning(backbone, dtype, attention, layers, width, context, asked)
     train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
     for blocks, what in ((train, "to train on"), (held_out, "held out")):
         if not len(blocks):
@@ -94,6 +100,8 @@ def build(
         checkpoint_every=checkpoint_every or None,
         clip_norm=clip or None,
         seed=seed,
+        save_frozen=adapted is None,
+        finish=None if adapted is None else lambda model, folder: adapted.write(folder / ADAPTER, {}),
     )
 
 
@@ -103,23 +111,28 @@ def load_backbone(name: str) -> Llm:
 
 
 def _beginning(
-    backbone: str, dtype: str, attention: str, layers: int, width: int, context: int
-) -> tuple[nn.Module, Callable[[str], Sequence[int]]]:
-    """What is trained, and how it reads a text."""
+    backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl
+) -> tuple[nn.Module, Callable[[str], Sequence[int]], Adapted | None]:
+    """The model, how it reads a text, and what of it is tuned, if not itself."""
     if backbone not in (NO_BACKBONE, *LLMS):
         _require_left_out(backbone, layers=layers, width=width)
         found = hub_model.taken(backbone, dtype, attention)
         model, tokenizer = HubDecoder(found, "causal-lm"), found.tokenizer
-        _require_fits(backbone, context, model.shape.context)
-        return model.requires_grad_(True), lambda text: ids_of(tokenizer, text)
+        adapted = adapt_decoder(model, found.directory, asked) if asked.wanted else None
+        _require_fits(backbone, context, model.shape.context - model.skipped)
+        if adapted is None:
+            model.requires_grad_(True)
+        return model, lambda text: ids_of(tokenizer, text), adapted
+    if asked.wanted:
+        raise UsageError(f"params.petl: is for a backbone that is a directory, not for {backbone}; leave it out")
     hub_model.require_plain(backbone, dtype, attention)
     if backbone != NO_BACKBONE:
         _require_left_out(backbone, layers=layers, width=width)
         llm = held.take(backbone, load_backbone)
         assert isinstance(llm.model, Llama)
         _require_fits(backbone, context, llm.model.shape.context)
-        return LanguageModel(llm.model.requires_grad_(True)), llm.ids
-    return LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context)), lambda text: list(text.encode())
+        return LanguageModel(llm.model.requires_grad_(True)), llm.ids, None
+    return LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context)), lambda text: list(text.encode()), None
 
 
 def _require_left_out(backbone: str, **given: int) -> None:

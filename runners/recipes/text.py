@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +14,14 @@ from torch import nn
 from ...engine.errors import UsageError
 from ..backbones import held, hub_model
 from ..backbones.hub_body import HubTexts
+from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_body, read_head
 from ..prompts.labelled_files import read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
-from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
+from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer, model_dir
+
+log = logging.getLogger(__name__)
 
 Sample = tuple[list[int], int]  #: token ids, label
 
@@ -43,6 +49,10 @@ def build(
     backbone: str,
     dtype: str,
     attention: str,
+    petl: str,
+    r: int,
+    targets: str,
+    adapter: str,
     data: str,
     dataset: str,
     layers: str,
@@ -56,12 +66,17 @@ def build(
     seed: int,
 ) -> Task:
     found = read_labelled(data) if data else texts.load(dataset)
-    encoder, hidden, tokenizer = _beginning(backbone, dtype, attention, layers, max_tokens)
+    asked = Petl(petl, r, targets, adapter)
+    encoder, hidden, tokenizer, adapted = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
     train = _tokenised(tokenizer, found.train[: limit or None])
     held_out = _tokenised(tokenizer, found.held_out[:eval_limit])
 
+    model = Classifier(encoder, hidden, len(found.classes))
+    if adapted is not None:
+        _take_head(model, found.classes, adapter)
+
     return Task(
-        model=Classifier(encoder, hidden, len(found.classes)),
+        model=model,
         train=train,
         loss=_loss,
         collate=collate,
@@ -75,6 +90,7 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
+        finish=None if adapted is None else functools.partial(_write, adapted=adapted, classes=found.classes),
     )
 
 
@@ -83,20 +99,39 @@ def load_backbone(name: str) -> Encoder:
     return load_encoder()
 
 
-def _beginning(backbone: str, dtype: str, attention: str, layers: str, max_tokens: int) -> tuple[Encoder | HubTexts, int, Any]:
-    """What the texts go through, how wide its vectors are, and its tokenizer."""
-    if backbone == "minilm":
+def _beginning(
+    backbone: str, dtype: str, attention: str, layers: str, max_tokens: int, asked: Petl
+) -> tuple[Encoder | HubTexts, int, Any, Adapted | None]:
+    """What the texts go through, how wide its vectors are, its tokenizer, and what of it is tuned, if not itself."""
+    if backbone == "minilm" and not asked.wanted:
         hub_model.require_plain(backbone, dtype, attention)
         tokenizer = load_tokenizer(max_tokens)
         encoder = held.take(backbone, load_backbone)
         encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
-        return encoder, HIDDEN, tokenizer
-    found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
+        return encoder, HIDDEN, tokenizer, None
+    name = str(model_dir()) if backbone == "minilm" else backbone
+    found = hub_model.of_texts(hub_model.taken(name, dtype, attention), "text-classifier")
     if max_tokens > found.context:
         raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
     found.tokenizer.enable_truncation(max_tokens)
-    texts = HubTexts(found, layers)
-    return texts, texts.hidden, found.tokenizer
+    texts = HubTexts(found, "head" if asked.wanted else layers)
+    adapted = adapt_body(texts, found.directory, asked) if asked.wanted else None
+    if adapted is not None and adapted.prompt + max_tokens > found.context:
+        raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
+    return texts, texts.hidden, found.tokenizer, adapted
+
+
+def _take_head(model: Classifier, classes: Sequence[str], adapter: str) -> None:
+    """The head of the adapter that it begins with, if that is for the same classes; else it has one of its own."""
+    if adapter and (found := read_head(adapter)) is not None and found[1] == list(classes):
+        model.head.load_state_dict(found[0])
+
+
+def _write(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
+    head = model.head
+    assert isinstance(head, nn.Module)
+    adapted.write(folder / ADAPTER, {"classes": list(classes)}, head)
+    log.info("the adapter is in %s, for peft", folder / ADAPTER)
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

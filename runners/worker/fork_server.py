@@ -149,7 +149,7 @@ def load(what: Sequence[str]) -> None:
             for each in RECIPES.values():
                 if each.takes_directories:
                     each.load()
-            held.hold(what[1], hub_model.hold)
+            held.hold(what[1], hub_model.hold_for_forks)
             return
         recipe = find(name)
         for module in recipe.needs:

@@ -41,7 +41,7 @@ def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the
     host: Warm, model_of: Any, data: dict[str, str], tmp_path: Path
 ) -> None:
     path = shutil.copytree(model_of("llama"), tmp_path / "a llama")  # a blank in a path is no end of it
-    classify = {"recipe": "text-classifier", "params": {"data": data["mails"], **SMALL}, "backbone": str(path)}
+    classify = {"recipe": "text-classifier", "params": {"data": data["mails"], "petl": "lora", **SMALL}, "backbone": str(path)}
     go_on = {"recipe": "causal-lm", "params": {"data": data["text"], "context": 16, **SMALL}, "backbone": str(path)}
     cold = host.warmed(1, **classify)
     assert any("loss" in record.get("values", {}) for record in cold)
