@@ -1,6 +1,6 @@
 """Stoker keeps the GPUs of a host busy: an embedded, SQL-backed workflow engine for deep-learning training.
 
-For training scripts: ``stoker.report(step=…, loss=…)``, ``stoker.should_stop()``,
+For training scripts: ``stoker.report(step=…, loss=…)``, ``stoker.should_stop()``, ``stoker.yield_point()``,
 ``stoker.checkpoint_dir()`` and ``stoker.done()``; outside Stoker they do nothing, so a script runs unchanged without it.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["checkpoint_dir", "done", "report", "should_stop"]
+__all__ = ["checkpoint_dir", "done", "report", "should_stop", "yield_point"]
 
 if TYPE_CHECKING:
-    from .runners.worker.script import checkpoint_dir, done, report, should_stop
+    from .runners.worker.script import checkpoint_dir, done, report, should_stop, yield_point
 
 
 def __getattr__(name: str) -> Any:

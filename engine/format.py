@@ -65,6 +65,19 @@ def expectation(row: Mapping[str, Any]) -> str:
     return f"to reach {row['metric']} {row['target']:g} at step ~{step} ({low} to {high}), {likely}"
 
 
+def serving(row: Mapping[str, Any]) -> str:
+    """Since when a job serves, how many it has answered, and what its newest minute was like: of the query ``api/serving``."""
+    if not row["answers"]:
+        return "loads its model, and answers nobody yet"
+    words = f"serves since {clock(row['since'])}, {counted(row['answered'], 'request')} answered"
+    if row["p50"] is not None:
+        times = ", ".join(f"{name} {1000 * row[name]:.3g} ms" for name in ("p50", "p95", "p99"))
+        words += f"; at {clock(row['minute'])[-8:-3]} {times} of {row['requests']}"
+    return words + "".join(
+        f", {row[name]} {what}" for name, what in (("refused", "refused"), ("errors", "answered with an error")) if row[name]
+    )
+
+
 def local(ts: float) -> datetime:
     """Local time; of a moment beyond all dates, which an older daemon may have stored, the nearest date."""
     return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST)).astimezone()

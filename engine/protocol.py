@@ -31,6 +31,9 @@ PathName = Annotated[str, msgspec.Meta(max_length=4096)]
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 NODE_FORM = "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
 
+SERVER_SOCKET = "infer.sock"  #: of a lease that serves a model, in its run directory: a line of JSON in, a line out
+LONGEST_REQUEST = 1 << 20  #: bytes of such a line
+
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
@@ -261,6 +264,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: Count | None = None
     power: Figure | None = None
     temperature: Figure | None = None
+    turn: Literal["has", "waits", "behind"] | None = None  #: of a lease that takes turns; behind: the kernel puts others before it
+    waited: Seconds | None = None  #: for turns, since the lease began
 
 
 class ForkServer(msgspec.Struct, frozen=True, kw_only=True):

@@ -187,11 +187,18 @@ class Waiting:
     jobs: Sequence[int] | Ints
 
 
+INFER = "infer"  #: `Jobs.kind` of a job that answers requests
 EXCLUSIVE = "exclusive"  #: no group: a job has its GPUs alone
 # Kinds of groups, by what decides when each job computes.
 PACKED = "packed"  #: the device: each computes as if it had its GPUs alone
 SWITCHED = "switched"  #: whose turn it is, by priority (004 ch. 2)
 KINDS = (PACKED, SWITCHED)
+_INFERENCE_FIRST = 1 << 32  #: beyond any priority
+
+
+def precedence(kind: Any, priority: Any) -> Any:
+    """Whose turn it is on a GPU that is switched, the largest first: inference before training, then by priority. Of a job, or columns."""
+    return priority if kind is None else priority + _INFERENCE_FIRST * (kind == INFER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ POLICIES: dict[str, str] = {
     "prompttuner": "prompttuner.prompttuner:PromptTuner",
     "sjf": "sjf:Sjf",
     "srtf": "srtf:Srtf",
+    "switchflow": "switchflow:SwitchFlow",
     "threesigma": "threesigma:ThreeSigma",
     "themis": "themis:Themis",
     "tiresias": "tiresias:Tiresias",

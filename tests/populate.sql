@@ -45,7 +45,7 @@ SELECT id, id, 1, 1, CASE WHEN finished_at IS NULL THEN 'running' ELSE 'ended' E
        id % 3 = 0, CASE WHEN id % 3 > 0 THEN 'its server is loading' END
 FROM jobs WHERE first_start_at IS NOT NULL;
 INSERT INTO lease_gpus SELECT id, 'GPU-' || id % 7, 'node' || id % 7 // 4 FROM leases;
-INSERT INTO workers
+INSERT INTO workers (lease_id, node_id, state, pid, pid_started, boot_id, run_dir, started_at, ended_at, exit_code, outcome, message)
 SELECT l.id, g.node_id, CASE WHEN l.ended_at IS NULL THEN 'running' ELSE 'exited' END, 1000 + l.id, 1.0, 'boot', '/var/lib/stoker/run-' || l.id,
        l.started_at, l.ended_at, l.exit_code, l.outcome, l.message
 FROM leases l JOIN lease_gpus g ON g.lease_id = l.id;
@@ -83,6 +83,12 @@ INSERT INTO metrics
 SELECT job_id, id, 0, 6, started_at, 0, name, value
 FROM leases, (VALUES ('bank_used', 0.0), ('bank_scores', 2.0), ('bank_longest', 110.0), ('bank_budget', 60.0)) v(name, value)
 WHERE id = 1;
+-- Another one answers requests.
+UPDATE jobs SET kind = 'infer' WHERE id = 2;
+INSERT INTO metrics
+SELECT job_id, id, 0, 7, started_at, 0, name, value
+FROM leases, (VALUES ('minute', epoch(getvariable('origin')) // 60), ('p50', 0.002), ('p95', 0.004), ('p99', 0.005), ('requests', 40.0)) v(name, value)
+WHERE job_id = 2;
 -- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
 INSERT INTO leases BY NAME
 SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,

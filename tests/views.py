@@ -44,6 +44,8 @@ class Job:
     profile_gpus: int = 0
     remaining_most: float = math.nan
     overhead: float = math.nan
+    share: str = ""
+    kind: str = "train"
 
     @property
     def wants(self) -> Demand:
@@ -116,6 +118,8 @@ def make_jobs(jobs: Sequence[Job]) -> Jobs:
         profile_gpus=ints([job.profile_gpus for job in jobs]),
         remaining_most=floats([job.remaining_most for job in jobs]),
         overhead=floats([job.overhead for job in jobs]),
+        kind=np.array([job.kind for job in jobs], dtype=object),
+        share=np.array([job.share for job in jobs], dtype=object),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
-from ..forecast.explain import expected
+from ..forecast.explain import expected, serving
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
@@ -157,6 +157,7 @@ async def show(call: Call) -> dict[str, Any]:
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
+            "serving": serving(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),

@@ -54,6 +54,8 @@ def progress(row: Row) -> str:
     if collapsed(row):
         otherwise = "".join(f", {row[f'array_{how}']} {how}" for how in ("failed", "cancelled") if row[f"array_{how}"])
         return f"{row['array_ended']}/{row['array_size']} ended{otherwise}"
+    if row.get("kind") == "infer":
+        return "" if row["step"] is None else f"{row['step']} answered"
     if row["progress"] is None:
         return "" if row["step"] is None else f"step {row['step']}"
     return fmt.percent(row["progress"] / 100)
@@ -230,6 +232,8 @@ def _memory(row: Row) -> str:
 
 
 def _held_by(row: Row) -> str:
+    if row.get("turns"):
+        return str(row["turns"])
     if row["job_id"] is not None:
         others = f", {row['shared_with']}" if row.get("shared_with") else ""
         return f"{row['job_id']} {row['job']}{others}"

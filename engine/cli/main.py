@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "ps": Lazy("listing:ps", "List jobs."),
         "show": Lazy("job:show", "Show everything about a job."),
         "explain": Lazy("job:explain", "Say why a job waits, or how it came to where it is."),
+        "ask": Lazy("ask:ask", "Ask a job that serves a model."),
         "pipeline": Lazy("pipeline_command:pipeline", "Show how a job's data pipeline is sized, and why."),
         "logs": Lazy("logs:logs", "Print what a job has written."),
         "cancel": Lazy("hold_cancel:cancel", "Cancel jobs."),

@@ -78,6 +78,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("--spread-slowdown", "costs", "spread_slowdown", "Times longer on more nodes than needed, without a profile.", FACTOR),
     Setting("--packing-slowdown", "costs", "packing_slowdown", "Times longer on shared GPUs (1: none; default: as profiles tell).", FACTOR),
+    Setting("--turn", "costs", "turn", "From a step's end until the next job has its turn, where equals take turns."),
     Setting("--failures-per-gpu-hour", "costs", "failures_per_gpu_hour", "Mean failures of a running job per GPU-hour.", NOT_NEGATIVE),
     Setting("--commit-delay", "costs", "commit", "From a decision until it is in force (live some 10 to 40 ms)."),
     Setting("--min-run-time", "limits", "min_run_time", "Guard: a lease is not taken back sooner."),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...policies.contract import SWITCHED, precedence
 from ..protocol import Speed
 from ..store.transaction import Transaction
 
@@ -65,7 +66,8 @@ def learn_speeds(tx: Transaction, found: Sequence[Measured]) -> None:
 def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Sequence[Measured]]]) -> None:
     """How many times longer steps take beside one other job than alone: of leases that share, where their speed alone is known.
 
-    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs, and shared them in the same way.
+    Only reports count in all of whose steps the same other lease, and no third one, ran on the same GPUs, and shared them in the same way,
+    switched ones as equals.
     """
     found = [(lease, reports) for lease, reports in found if lease["compute"] is not None]
     if not found:
@@ -81,6 +83,8 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
             beside = _only_other(others.get(lease["id"], ()), one)
             if beside is None or beside["share"] != lease["share"]:
                 continue
+            if lease["share"] == SWITCHED and _precedence(lease) != _precedence(beside):
+                continue  # what it waited for one that goes before is of how busy that was
             key = (lease["model"], beside["model"], lease["gpu_name"], lease["share"])
             row = rows.setdefault(key, {**dict(zip(_PAIR, key, strict=True)), "slowdown": None, "samples": 0})
             weight = 1 / min(row["samples"] + 1, _REMEMBERED)
@@ -90,6 +94,10 @@ def learn_slowdowns(tx: Transaction, found: Sequence[tuple[Mapping[str, Any], Se
     tx.upsert("slowdowns", list(_PAIR), list(changed.values()))
     if any(row["samples"] == 1 for row in changed.values()):
         tx.touch("queue")  # who may be packed with whom is another question now
+
+
+def _precedence(lease: Mapping[str, Any]) -> int:
+    return int(precedence(lease["kind"], lease["priority"]))
 
 
 _PAIR = ("model", "beside", "gpu_name", "kind")  #: keys of `slowdowns`

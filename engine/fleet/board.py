@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ...policies.contract import precedence
 from ..protocol import Assignment, Assignments
 from ..store.store import Store
 
@@ -81,8 +82,10 @@ class Board:
                 row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source, trained_as in self._store.rows("policy/lease_specs", fresh) if fresh else ():
             spec = json.loads(text)
+            if trained_as is not None and spec.get("recipe") is not None:
+                spec = _built_alike(spec, json.loads(trained_as))
             begin_from = source and str(Path(source).parent / "checkpoints")
             self._terms[lease] = {
                 "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from
@@ -124,6 +127,12 @@ class Board:
             self._loop.call_soon_threadsafe(lambda: self._wake(list(self._waiters)))
 
 
+def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """A server of a recipe builds the model that was trained: with those parameters, but for the ones that it gives itself."""
+    params = {**trained.get("params", {}), **spec.get("params", {})}
+    return {**spec, "params": params, "backbone": spec.get("backbone") or trained.get("backbone")}
+
+
 def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tuple[str, Assignment]]:
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
@@ -146,7 +155,7 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
-                priority=lease["priority"],
+                priority=precedence(lease["kind"], lease["priority"]),
                 stop=lease["stop"],
                 **terms,
             ),

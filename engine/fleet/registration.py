@@ -106,6 +106,7 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
     told = {sample.gpu for m in current for sample in m.samples} | {gpu.id for m in current for gpu in m.gpus}
     nodes = dict(tx.execute("gpu_nodes", sorted(told))) if told else {}  # of another node's GPU a runner has nothing to tell
     _take_samples(tx, [(m.node, sample) for m in current for sample in m.samples if nodes.get(sample.gpu) == m.node])
+    _take_turns(tx, [sample for m in current for sample in m.samples if nodes.get(sample.gpu) == m.node])
     health = [(m.node, gpu) for m in current for gpu in m.gpus if nodes.get(gpu.id) == m.node]
     for node, gpu in health:
         tx.event("gpu.health", f"runner:{node}", node=node, after=gpu.health, reason=_short(gpu.note), detail={"gpu": gpu.id})
@@ -395,6 +396,20 @@ def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
             for node, s in batch
         ],
     )  # fmt: skip
+
+
+def _take_turns(tx: Transaction, samples: Sequence[Sample]) -> None:
+    """Who has the turn, and for how long each has waited."""
+    told = {s.lease: s for s in samples if s.lease is not None}
+    if not told:
+        return
+    known = {lease: (node, turn, waited) for lease, node, turn, waited in tx.execute("turns_of_leases", sorted(told))}
+    rows = [
+        {"lease_id": lease, "node_id": known[lease][0], "turn": one.turn, "waited": max(one.waited or 0.0, known[lease][2] or 0.0)}
+        for lease, one in told.items()
+        if lease in known and (one.turn, one.waited or known[lease][2]) != known[lease][1:]
+    ]
+    tx.update("workers", ["lease_id", "node_id"], rows)
 
 
 def _take_servers(tx: Transaction, node: str, servers: Sequence[ForkServer]) -> None:

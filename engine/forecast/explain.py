@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...policies.contract import SWITCHED
 from .. import format as fmt
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
@@ -50,6 +51,7 @@ def explain(
         + (_partners(partners) or _alone(store, row))
         + _bank(store, row)
         + _start(store, row)
+        + _serving(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -89,6 +91,17 @@ def _start(store: Store, row: dict[str, Any]) -> str:
     return f"; {STARTED[warm]}" + (f": {because}" if because else "")
 
 
+def serving(store: Store, job: int) -> dict[str, Any] | None:
+    """How a job serves now; None: it does not."""
+    found = objects(store, "api/serving", job)
+    return found[0] if found else None
+
+
+def _serving(store: Store, job: int) -> str:
+    row = serving(store, job)
+    return f"; {fmt.serving(row)}" if row is not None else ""
+
+
 STARTED = {True: "started warm", False: "started cold"}
 
 
@@ -117,8 +130,18 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:
-    names = [f"job {one['job']} ({one['name']})" for one in partners]
-    return f"; shares its GPUs with {', '.join(names)}" if names else ""
+    if not partners:
+        return ""
+    names, own = ", ".join(f"job {one['job']} ({one['name']})" for one in partners), partners[0]
+    if own["share"] != SWITCHED:
+        return f"; shares its GPUs with {names}"
+    turn = f" and {TURNS[own['turn']]}" if own["turn"] else ""
+    waited = f"; it has waited {fmt.duration(own['waited_for_turns'])} for turns" if (own["waited_for_turns"] or 0) >= 1 else ""
+    return f"; takes turns with {names}{turn}{waited}"
+
+
+#: What was last seen of a job that takes turns.
+TURNS = {"has": "has the turn", "waits": "is paused until its turn comes", "behind": "has what these leave of the slot (by the kernel)"}
 
 
 def _bank(store: Store, row: dict[str, Any]) -> str:

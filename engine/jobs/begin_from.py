@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..spec.model import JobSpec
+from ..spec.model import SERVES, JobSpec
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .states import FINAL, State
@@ -38,6 +38,8 @@ def objection(spec: JobSpec, source: Source) -> str | None:
     of, name = source.spec, f"job {source.name}"
     if of.command is not None:
         return f"{name} runs a command, whose checkpoints nothing else can read; name a job with a recipe or an entrypoint"
+    if of.kind == SERVES:
+        return f"{name} serves a model and saves no checkpoint; name the job that trained it"
     if spec.recipe != of.recipe:
         return f"{name} trains {of.recipe or of.entrypoint}, and this one {spec.recipe or spec.entrypoint}: the models differ"
     if None not in (spec.starts_from, of.starts_from) and spec.starts_from != of.starts_from:

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from ..estimation.speeds import mix
-from ..spec.model import JobSpec
+from ..spec.model import SERVES, JobSpec
 from ..spec.model import Stop as StopRule
 from ..store.transaction import Transaction
 from .moves import Move, move
-from .outcomes import End, judge
+from .outcomes import SERVED_WELL, End, judge
 from .states import State
 
 EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
@@ -145,13 +145,14 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     for lease in ending:
         how = ends[lease["id"]]
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
-        verdict = judge(
-            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
-            losses=lease["losses"], profile=lease["profile"], measured=lease["measured"], finished=_finished(spec, lease),
-            shared=lease["share"] != EXCLUSIVE, ours=spec.command is None,
-        )  # fmt: skip
         trained = lease["started_at"] is not None and not lease["profile"]
         ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
+        serves = spec.kind == SERVES
+        verdict = judge(
+            how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
+            losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
+            finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
+        )  # fmt: skip
         changes = {
             "run_time": lease["run_time"] + ran,
             "attained": lease["attained"] + divided.get(lease["id"], ran * lease["gpu_count"]),

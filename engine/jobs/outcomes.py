@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import UsageError
 from ..spec.model import Retries
@@ -17,6 +17,8 @@ OUTCOMES = (
 )  # fmt: skip
 
 MAX_LOSS_DELAY = 300.0  #: seconds
+PREEMPTED_EXIT = 75  #: of a worker that has left as it was asked to; without a request of ours, by a signal from outside
+SERVED_WELL = 600.0  #: seconds that a server has lived, after which it is no matter how often it was lost before
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +58,19 @@ def judge(
     finished: bool = False,
     shared: bool = False,
     ours: bool = False,
+    serves: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
     other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
-    code that the job itself is wrong.
+    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
+    if end.outcome == "completed" and serves:
+        end = replace(end, outcome="failed", message="the server ended by itself, with exit code 0: look at its log")
     if (end.outcome == "completed" or finished) and not profile:
         return Verdict(State.COMPLETED, "completed", "completed")
     if cancelled or end.stop_reason == "cancelled":
@@ -79,6 +84,8 @@ def judge(
         # A script that knows nothing of Stoker dies of the signal: it was stopped, it did not fail.
         reason = YIELDING[end.stop_reason] + (", and left with exit code 0" if end.exit_code == 0 else "")
         return Verdict(back, "preempted", reason, preempted=end.stop_reason in ("preempted", "expired"))
+    if serves and end.outcome == "failed" and end.exit_code is not None and (end.exit_code < 0 or end.exit_code == PREEMPTED_EXIT):
+        end = replace(end, outcome="lost", message=f"{end.message or 'it was killed'}; the server comes back")
     if end.outcome == "stopped":
         return Verdict(back, "preempted", "stopped by a signal from outside (the host going down?) after a checkpoint")
     if end.outcome in ("lost", "unkillable"):

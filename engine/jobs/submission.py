@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import Conflict, Gathered, NotFound, StokerError, UsageError, nearest
 from ..spec.check import MAX_EDGES, require_time
-from ..spec.model import JobSpec, Submission, base_name
+from ..spec.model import SERVES, JobSpec, Submission, base_name
 from ..spec.same import differences
 from ..store.transaction import Transaction
 from .begin_from import Source, objection, sources_of
@@ -72,6 +72,7 @@ class _Context:
     states: dict[int, State]
     pools: Pools
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    servers: set[int] = field(default_factory=set)  #: jobs that serve a model, as far as they were looked up
     sources: dict[int, Source] = field(default_factory=dict)  #: jobs with whose weights others begin, as far as they were looked up
 
     def add(self, table: str, row: dict[str, Any]) -> None:
@@ -158,7 +159,8 @@ def _context(tx: Transaction, batch: Sequence[SubmitRequest]) -> _Context:
         context.keys[owner, key] = _Keyed(job, msgspec.json.decode(spec, type=JobSpec), submitted_at)
         context.states[job] = State(state)
     found = tx.execute("find_jobs", wanted) if wanted else []
-    context.states |= {job: State(state) for *_, job, state in found}
+    context.states |= {job: State(state) for *_, job, state, _ in found}
+    context.servers |= {job for *_, job, _, kind in found if kind == SERVES}
     for (word, fits, owner), rows in groupby(found, key=lambda row: row[:3]):
         jobs = tuple(row[3] for row in rows)
         if fits == "number":
@@ -194,10 +196,13 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, cont
     ``known``: jobs of the request that were submitted before, by name.
     """
     own = {spec.name for spec in fresh}
+    servers = {spec.name for spec in fresh if spec.kind == SERVES}
     edges: dict[str, list[tuple[int | str, str]]] = {}
     for spec in fresh:
         found = edges.setdefault(spec.name, [])
         for dependency in spec.after:
+            if dependency.mode == "ok" and dependency.job in servers:
+                raise _without_end(spec, dependency.job)
             if dependency.job in own and dependency.job != spec.name:
                 found.append((dependency.job, dependency.mode))
                 continue
@@ -205,6 +210,8 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, cont
             if not jobs:
                 near = nearest(dependency.job, {base_name(name) for name in own} - {base_name(spec.name)})
                 raise NotFound(f"after: {spec.name} waits for {dependency.job!r}, and there is no such job{near}")
+            if dependency.mode == "ok" and context.servers.intersection(jobs):
+                raise _without_end(spec, dependency.job)
             for job in jobs if dependency.mode == "ok" else ():
                 if context.states[job] in (State.FAILED, State.CANCELLED):
                     what = f"job {dependency.job}" if len(jobs) == 1 else f"job {job}, a task of {dependency.job},"
@@ -213,6 +220,11 @@ def _resolve(fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, cont
     if sum(map(len, edges.values())) > MAX_EDGES:
         raise UsageError(f"after: more than {MAX_EDGES} dependencies between single jobs; put a small job between the arrays")
     return edges
+
+
+def _without_end(spec: JobSpec, server: str) -> UsageError:
+    words = f"{server} serves a model until it is cancelled, so {spec.name} could never start"
+    return UsageError(f"after: {words}; write {{job: {server}, mode: any}} to start it when the server has ended")
 
 
 def _weights(tx: Transaction, fresh: Sequence[JobSpec], known: Mapping[str, int], user: str, context: _Context) -> dict[str, int | str]:
@@ -281,6 +293,8 @@ def _accept(
 def _remember(spec: JobSpec, job: int, state: State, owner: str, now: float, context: _Context) -> None:
     """What the later requests of the batch are to know of a new job."""
     context.states[job] = state
+    if spec.kind == SERVES:
+        context.servers.add(job)
     context.sources[job] = Source(str(job), spec, state, saved=False)
     context.names.add(owner, spec.name, (job,))
     if spec.idempotency_key is not None:

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ...policies.contract import PACKED, SWITCHED, Bools, Floats, Gpus, Profile
+from ...policies.contract import PACKED, SWITCHED, Bools, Floats, Gpus, Profile, precedence
 from ...policies.placement.cells import Grid
 from .run_options import Costs, Errors
 from .workload import Workload
@@ -101,10 +101,42 @@ class Truth:
         return alone * self._turns(job, partners) if kind == SWITCHED else alone / self._packing(job, partners)
 
     def _turns(self, job: int, partners: list[int]) -> float:
-        """Part of the time in which it has the turn: those of the highest priority take turns, the others wait until these have left."""
-        priority = self._workload.priority
-        first = max(int(priority[one]) for one in (job, *partners))
-        return 1.0 / sum(priority[one] == first for one in (job, *partners)) if priority[job] == first else 0.0
+        """Its speed of that alone where jobs take turns: who goes before has the GPU for as long as it computes, the others what is left.
+
+        Equals divide that evenly, none of them beyond what it can use; or they slow each other as was measured of the pair. Who goes
+        before computes for the part of the time in which it keeps a GPU busy alone; where that is not known, all the time.
+        """
+        rank = {one: self._rank(one) for one in (job, *partners)}
+        busy = {one: self._busy(one) for one in rank}
+        equals = [one for one in rank if rank[one] == rank[job]]
+        left = 1.0
+        for level in sorted({of for of in rank.values() if of > rank[job]}, reverse=True):
+            left -= sum(_even([busy[one] for one in rank if rank[one] == level], left))
+        if len(equals) == 2 and (measured := self._measured(self._workload.switched_slowdowns, job, next(iter(set(equals) - {job})))):
+            return max(left, 0.0) / measured
+        (share,) = (part for one, part in zip(equals, _even([busy[one] for one in equals], left), strict=True) if one == job)
+        return share / busy[job] * (self._between_turns(job) if len(equals) > 1 else 1.0)
+
+    def _rank(self, job: int) -> int:
+        kind, priority = self._workload.kind, int(self._workload.priority[job])
+        return int(precedence(None if kind is None else kind[job], priority))
+
+    def _busy(self, job: int) -> float:
+        """Part of the time in which it keeps a GPU busy that it has alone."""
+        profile = self._profile(job)
+        return 1.0 if profile is None or not profile.utilisation > 0 else min(profile.utilisation, 1.0)  # NaN is not greater
+
+    def _between_turns(self, job: int) -> float:
+        """Part of a cycle that is left where each step waits for a turn to be handed over."""
+        iterations = float(self._workload.iterations[job])
+        step = float(self._workload.duration[job]) / iterations if iterations > 0 else math.inf
+        return step / (step + self._costs.turn) if math.isfinite(step) and step > 0 else 1.0
+
+    def _measured(self, slowdowns: Floats | None, job: int, partner: int) -> float | None:
+        """How many times longer it was measured to take beside another one."""
+        rows = self._profiles[job], self._profiles[partner]
+        measured = math.nan if slowdowns is None or min(rows) < 0 else float(slowdowns[rows])
+        return None if math.isnan(measured) else measured
 
     def _nodes(self, gpus: Sequence[int]) -> int:
         return 1 if len(gpus) == 1 else len({self._node[gpu] for gpu in gpus})
@@ -121,14 +153,8 @@ class Truth:
         """
         if self._costs.packing_slowdown is not None:
             return self._costs.packing_slowdown
-        if (
-            self._workload.slowdowns is not None
-            and len(partners) == 1
-            and min(rows := [self._profiles[one] for one in (job, *partners)]) >= 0
-        ):
-            measured = float(self._workload.slowdowns[rows[0], rows[1]])
-            if not math.isnan(measured):
-                return measured
+        if len(partners) == 1 and (measured := self._measured(self._workload.slowdowns, job, partners[0])) is not None:
+            return measured
         used = [profile.utilisation if (profile := self._profile(one)) is not None else math.nan for one in (job, *partners)]
         return 1.0 if any(math.isnan(share) for share in used) else max(1.0, sum(used))
 
@@ -150,6 +176,15 @@ class Truth:
         if rate <= 0:
             return math.inf
         return float(np.random.default_rng([self._seed, 4 if profile else 2, job, attempt]).exponential(1.0 / rate))
+
+
+def _even(wanted: Sequence[float], whole: float) -> list[float]:
+    """``whole`` divided evenly among all, of whom none gets more than it wants."""
+    given, left = [0.0] * len(wanted), max(whole, 0.0)
+    for place, number in enumerate(sorted(range(len(wanted)), key=lambda one: wanted[one])):
+        given[number] = min(wanted[number], left / (len(wanted) - place))
+        left -= given[number]
+    return given
 
 
 def _rate(profile: Profile, gpus: int, spread: bool) -> float:

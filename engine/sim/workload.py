@@ -46,6 +46,7 @@ class Workload:
     backbone: Strings | None = None
     share: Strings | None = None
     slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
+    switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -82,6 +83,7 @@ def make_workload(
     backbone: Sequence[str] | None = None,
     share: Sequence[str] | None = None,
     slowdowns: Floats | None = None,
+    switched_slowdowns: Floats | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -144,6 +146,7 @@ def make_workload(
         backbone=words("backbone", backbone),
         share=words("share", share),
         slowdowns=slowdowns,
+        switched_slowdowns=switched_slowdowns,
     )
     _check(workload)
     return workload

@@ -17,7 +17,7 @@ from . import hints
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, resolve_arrays, tasks
 from .graph import find_cycle
-from .model import BACKBONES, FROM_JOB, JobSpec, Kind, base_name
+from .model import BACKBONES, FROM_JOB, SERVES, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
 from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
@@ -33,6 +33,9 @@ class Recipe(Protocol):
 
     @property
     def kind(self) -> Kind: ...  # of its jobs, unless they say another one
+
+    @property
+    def answers(self) -> bool: ...  # its jobs may serve
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
 
@@ -223,6 +226,9 @@ def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[s
         near = nearest(name, recipes) or f"; known: {', '.join(recipes) or 'none'}"
         yield "recipe", f"no recipe {shown(name)}{near}"
         return
+    if spec.kind == SERVES and not recipes[name].answers:
+        known = ", ".join(each for each, recipe in recipes.items() if recipe.answers)
+        yield "kind", f"recipe {name} trains a model that answers nothing; those that do: {known}"
     try:
         recipes[name].resolve(spec.params, spec.backbone)
         if files and (wrong := recipes[name].unusable(spec.params, spec.backbone)):

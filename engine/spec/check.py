@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import Gathered, UsageError
 from . import cron
 from .graph import find_cycle
-from .model import BACKBONES, FROM_JOB, RUN_KINDS, JobSpec, Provenance, Stop
+from .model import BACKBONES, FROM_JOB, SERVES, JobSpec, Provenance, Stop
 from .reading import blocks, secrets
 from .reading.loading import pipeline_problems, reuse_problems
 from .reading.params import variable
@@ -128,8 +128,6 @@ def _names(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("user", f"must be the name of a user, not {shown(spec.user)}")
     if spec.idempotency_key is not None and not (0 < len(spec.idempotency_key) <= 200 and spec.idempotency_key.isprintable()):
         yield Problem("idempotency_key", "must be 1 to 200 printable characters")
-    if spec.kind not in RUN_KINDS:
-        yield Problem("kind", f"{spec.kind}: Stoker does not serve models yet, it only trains; give one of {', '.join(RUN_KINDS)}")
     if abs(spec.priority) > MAX_PRIORITY:
         yield Problem("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {spec.priority}")
 
@@ -199,6 +197,29 @@ def _work(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("recipe", "empty; give the name of a recipe")
     elif spec.recipe is not None and not (len(spec.recipe) <= MAX_NAME and spec.recipe.isprintable()):
         yield Problem("recipe", f"must be the name of a recipe, not {shown(spec.recipe)}")
+
+
+def _serving(spec: JobSpec) -> Iterator[Problem]:
+    """A server has no end, so that nothing which needs one is said of it."""
+    if spec.kind != SERVES:
+        return
+    if spec.command is not None:
+        yield Problem("kind", "infer serves a recipe or an entrypoint, whose task answers; a command that serves is of kind train")
+    if (spec.gpus_min, spec.gpus_max) != (1, 1):
+        yield Problem("gpus", "a server has one GPU; leave it out, and for several servers submit an array")
+    ends = {
+        "stop": spec.stop != Stop(), "demand": spec.demand.kind == "best-effort" and bool(spec.demand.tiers),
+        "deadline": spec.demand.kind == "strict", "soft": spec.demand.kind == "soft", "estimate": spec.estimate is not None,
+    }  # fmt: skip
+    for field in (field for field, given in ends.items() if given):
+        yield Problem(field, "a server has no end: it lives until it is cancelled; remove it")
+    trains = {"reuse": spec.reuse, "pipeline": spec.pipeline, "memory": spec.memory}
+    for field in (field for field, block in trains.items() if block is not None):
+        yield Problem(field, "is for a training; a server of kind infer has none, so remove it")
+    if spec.cron is not None:
+        yield Problem("cron", "a server that never ends cannot recur; submit it once")
+    if spec.array_cap is not None:
+        yield Problem("array.max_running", "servers do not end, so those beyond it would never start; remove it")
 
 
 def is_backbone(name: str) -> bool:
@@ -366,6 +387,6 @@ def _recurring(spec: JobSpec) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _work, _names, _resources, _demand, _stop, _backbone, _weights,
+    _work, _names, _resources, _demand, _stop, _serving, _backbone, _weights,
     _loading, _blocks, _surroundings, _params, _times, _retries, _relations, _array, _recurring,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 Kind = Literal["train", "finetune", "prompt", "infer"]
-RUN_KINDS: tuple[Kind, ...] = ("train", "finetune", "prompt")  #: jobs that serve a model are known, and refused until Stoker runs them
+SERVES = "infer"  #: the kind of a job that answers requests until it is cancelled
 #: who sizes a job's pipeline, by its name in `runners.loaders.tuning.registry`
 Tuner = Literal[
     "rate", "fixed", "unoptimised", "uniform", "autotune", "autotune-adaptive", "plumber", "plumber-adaptive", "dqn", "rate+dqn"
@@ -133,8 +133,6 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "gpu", "switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"
-        if self.gpu == "switched" and spec.command is not None:
-            yield "gpu", "switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"
         if self.memory and self.gpu == "exclusive":
             yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
@@ -171,6 +169,24 @@ class Memory(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "cap", "a model is swapped on one GPU; write gpus: 1"
         if spec.reuse is not None and (self.cap is not None or self.batches > 1):
             yield "", "is not carried out together with reuse; remove one of them"
+
+
+class Serve(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a job of kind infer takes requests."""
+
+    changes_speed: ClassVar[bool] = False
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16  #: requests that are computed at once, at most
+    delay: Duration = 0.0  #: how long the first one waits for others to fill a batch
+    queue: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256  #: requests that may wait; more are refused
+
+    def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
+        if spec.kind != SERVES:
+            yield "", "is for a job that serves a model; write kind: infer, or remove it"
+        if self.queue < self.batch:
+            yield "queue", f"holds less than a batch, {self.batch} requests; raise it, or lower batch"
+        if self.delay > 60:
+            yield "delay", "of more than a minute keeps each client waiting; give a few ms, or leave it out"
 
 
 def command_digest(command: Sequence[str]) -> str:
@@ -225,6 +241,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backbone: str | None = None  #: as given; `starts_from` knows recipes' own spelling too
     warm: Literal["auto", "off"] = "auto"  #: whether it may start by a fork from a process that has loaded what it imports
     weights: str | None = None  #: what it begins with: ``job:`` and the name or number of a job, or the absolute path of a file
+    serve: Serve | None = None  #: of kind infer; None: as `Serve` has it
 
     @property
     def weights_job(self) -> str | None:
@@ -243,12 +260,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def model(self) -> str:
-        """What is trained, as far as estimates may be shared: see `jobs.model`."""
+        """What is trained, as far as estimates may be shared: see `jobs.model`. A server tells nothing of a training, so it has its own."""
+        of = f"{SERVES}/" if self.kind == SERVES else ""
         if self.recipe:
             backbone = self.params.get("model") or self.params.get("backbone") or self.backbone
-            return f"{self.recipe}/{backbone}" if backbone else self.recipe
+            return f"{of}{self.recipe}/{backbone}" if backbone else f"{of}{self.recipe}"
         if self.entrypoint:
-            return self.entrypoint
+            return f"{of}{self.entrypoint}"
         name = self.name if self.array_index is None else base_name(self.name)  # tasks of one array share what they teach
         return f"command/{name}@{self.family or command_digest(self.command or ())}"
 
@@ -266,7 +284,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def signature(self) -> int | None:
         """Of what a GPU does in a step, see `jobs.signature`: equal only where speed is sure to be, so by all that may change it."""
-        if self.command is not None:
+        if self.command is not None or self.kind == SERVES:  # whose steps nobody times
             return None
         params = {name: value for name, value in self.params.items() if name not in _SAME_SPEED}
         where = self.workdir if self.entrypoint else ""  # other code may go by the same name

@@ -57,7 +57,7 @@ def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, block
 
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
-    size = f" of {_size(memory)}" if memory else ""
+    size = f" of {size_words(memory)}" if memory else ""
     need = f"needs {n} GPU{'s' if n > 1 else ''}{size}"
     match why:
         case Why.NO_GPUS:
@@ -73,7 +73,7 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
             return Reason("behind", "waits its turn: a job before it waits for GPUs")
 
 
-def _size(memory: int) -> str:
+def size_words(memory: int) -> str:
     return f"{memory / 2**30:.3g} GiB" if memory >= 1 << 30 else f"{memory / 2**20:.3g} MiB"
 
 

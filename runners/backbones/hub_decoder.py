@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from ..train.batches import interruptible
 from .hub_model import HubModel
 from .hub_model import decoder as required
 
@@ -45,6 +47,14 @@ class HubDecoder(nn.Module):
         """Logits (batch, length, vocabulary) of tokens (batch, length)."""
         logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits[:, self.skipped :]
+
+    def continuation(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """The likeliest token after each. All is computed anew for each: how a cache is handed over differs among releases."""
+        known = list(ids)
+        for _ in interruptible(range(tokens)):
+            given = torch.tensor([known], device=self.embed_tokens.weight.device)
+            known.append(int(self.model(input_ids=given, use_cache=False, logits_to_keep=1).logits[0, -1].argmax()))
+        return known[len(ids) :]
 
     def states(self, vectors: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Last hidden states (batch, length, hidden) of input vectors of that shape."""

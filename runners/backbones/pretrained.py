@@ -51,13 +51,18 @@ class Llm:
         return ids_of(self.tokenizer, text)
 
     def text(self, ids: Sequence[int]) -> str:
-        found: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return found
+        return text_of(self.tokenizer, ids)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """`Llm.ids` of its tokenizer alone, which a process that only reads samples can be sent."""
     found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """`Llm.text` of its tokenizer alone."""
+    found: str = tokenizer.decode(list(ids), skip_special_tokens=False)
     return found
 
 

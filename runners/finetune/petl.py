@@ -170,9 +170,7 @@ def _read(peft: Any, folder: Path, directory: HubDirectory, asked: Petl) -> tupl
     if kind not in _FORMS.values():
         raise UsageError(f"params.adapter: {folder} is of the kind {kind}; Stoker tunes {', '.join(_FORMS.values())}")
     if asked.form != FULL and _FORMS[asked.form] != kind:
-        raise Conflict(
-            f"params.petl: {asked.form} is another form than that of {folder}, {kind}; leave petl out, or the adapter"
-        )
+        raise Conflict(f"params.petl: {asked.form} is another form than that of {folder}, {kind}; leave petl out, or the adapter")
     about = _about(folder)
     if about and about.get("revision") != directory.revision:
         raise Conflict(

@@ -31,16 +31,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import msgspec
+
 from ... import __version__
 from ...engine import identity
 from ...engine.client import Client
 from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
-from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Welcome
+from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
-from ..share.slot_turns import SlotTurns
+from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
 from . import processes
 from .divided_cores import DividedCores, Pins
@@ -407,19 +409,26 @@ class Agent:
         live = [(run, run.identity) for run in self.runs.values() if run.phase is Phase.LIVE and run.identity is not None]
         workers = [Worker(run.lease, tuple(run.assignment.gpus), identity.pid) for run, identity in live]
         samples, quiet = self._telemetry.sample(workers, identity.steady_time(), now)
-        outbox.samples += samples
-        waiting, stuck = self._turns.waiting(), set(self._turns.stuck({run.lease: run.assignment.grace for run, _ in live}))
+        seen = self._turns.look({run.lease: run.assignment.grace for run, _ in live})
+        outbox.samples += [self._with_turn(sample, seen) for sample in samples]
         for run, _ in live:
             with run.isolated():
                 run.note_reports(now)
-                if run.lease in stuck and run.stopping is None:
+                if run.lease in seen.stuck and run.stopping is None:
                     log.warning("lease %d keeps the turn without a sign and is stopped", run.lease, extra={"action": "hang"})
                     run.stop("hang", run.assignment.grace)
-                elif run.lease not in quiet or run.lease in waiting:
+                elif run.lease not in quiet or seen.turn.get(run.lease) in ("waits", "behind"):
                     run.active_at = now
                 elif run.hangs(now):
                     log.warning("lease %d hangs and is stopped", run.lease, extra={"action": "hang"})
                     run.stop("hang", run.assignment.grace)
+
+    @staticmethod
+    def _with_turn(sample: Sample, seen: Taking) -> Sample:
+        """A sample with whether its lease has the turn, and for how long it has waited for it."""
+        if sample.lease is None or (sample.lease not in seen.turn and sample.lease not in seen.waited):
+            return sample
+        return msgspec.structs.replace(sample, turn=seen.turn.get(sample.lease), waited=seen.waited.get(sample.lease))
 
     def _forget_closed(self) -> None:
         for run in list(self.runs.values()):

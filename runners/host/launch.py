@@ -66,7 +66,10 @@ def prepare(
     argv = _argv(assignment, spec)
     _check_program(argv[0], cwd, env)
     notes = [f"env_file: {name} is set by Stoker; the file's value is left out" for name in replaced]
-    return Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
+    launch = Launch(argv=argv, env=env, cwd=str(cwd), log_limit=LIMIT, kill_wait=KILL_WAIT, notes=notes)
+    if spec.command is not None and spec.share is not None and spec.share.gpu == "switched":
+        launch["turns"] = True
+    return launch
 
 
 def _argv(assignment: Assignment, spec: JobSpec) -> list[str]:

@@ -9,6 +9,7 @@
         reports-<rank>.jsonl              protocol.Record lines, appended by each rank
         cpus.json                         {"cpus": n}: cores of the node that the job may use; replaced by the agent whenever they change
         turn.json                         {"path", "priority"}: where a job that is switched takes turns; replaced in the same way
+        takes-turns                       made by a command that calls yield_point(): it takes turns by itself
         stop.json                         written by the agent before it signals the supervisor
         stop-seen                         made by a rank whose should_stop() answered True
         done                              made by a rank that called done(): all is finished, whatever it was asked meanwhile
@@ -34,6 +35,7 @@ OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
 OOM_MARKER = "stoker: out of memory:"  #: how the line of the log begins that says so
 
 CPUS, TURN = "cpus.json", "turn.json"
+TAKES_TURNS = "takes-turns"
 STOP_SEEN, DONE = "stop-seen", "done"
 
 _LARGEST = 16 << 20  #: bytes of a JSON file of the directory

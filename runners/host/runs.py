@@ -290,6 +290,7 @@ class Run:
         # Written before we look who is registered, as the supervisor registers before it looks for stop.json: one of us sees the other.
         self.look()
         if self.identity is not None:
+            processes.send(self.identity, signal.SIGCONT)  # one that somebody has stopped would not hear the other
             processes.send(self.identity, signal.SIGUSR1 if grace <= 0 else signal.SIGTERM)
         if written or self.identity is not None:  # else nobody has heard it yet: the next call says it again
             self.stopping = wanted

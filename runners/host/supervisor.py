@@ -27,13 +27,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 from ...engine import identity
 from ...engine.identity import Process, Stat
 from . import endings, processes
 from .lease_log import RotatingLog
-from .rundir import DONE, STOP_SEEN, reserve, write_atomically
+from .rundir import DONE, ENV_LEASE, STOP_SEEN, reserve, write_atomically
+
+if TYPE_CHECKING:
+    from ..share.command_turns import CommandTurns
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PIPE_BYTES = 1 << 20
@@ -60,6 +63,7 @@ class Launch(TypedDict):
     log_limit: int
     kill_wait: float  #: seconds to wait for processes after SIGKILL
     notes: NotRequired[list[str]]  #: lines that its log begins with
+    turns: NotRequired[bool]  #: it is a command that shares its GPU by turns
     cold: NotRequired[str]  #: why it is started in a fresh process
 
 
@@ -120,6 +124,7 @@ class Supervisor:
         self.caught = False  #: one of them had a handler for it
         self.launchers: set[Process] = set()  #: those whose ranks have been asked
         self.kill_at: float | None = None
+        self.turns: CommandTurns | None = None
         self.killed = False  #: the grace was over while processes still ran
         self.kernel_kills = oom_kills()
         self.selector = selectors.DefaultSelector()
@@ -149,6 +154,8 @@ class Supervisor:
             return
         for note in self.launch.get("notes", ()):
             self.log.write(f"stoker: {note}\n".encode())
+        if self.launch.get("turns"):
+            self._take_turns()
         survivors = self._supervise()
         self._drain()
         self._finish(survivors)
@@ -170,6 +177,13 @@ class Supervisor:
             Path(f"/proc/{self.main.pid}/oom_score_adj").write_text(str(_KILLED_FIRST))
         except OSError:
             pass  # it has ended already
+
+    def _take_turns(self) -> None:
+        from ..share.command_turns import CommandTurns
+
+        self.turns = CommandTurns(self.run_dir, int(self.launch["env"][ENV_LEASE]), os.getpid())
+        self.turns.trouble = lambda words: self.log.write(f"stoker: {words}\n".encode())
+        self.turns.start()
 
     def _spawn(self, output: int) -> Main:
         """Start the main process, with what it prints going to ``output``."""
@@ -194,6 +208,8 @@ class Supervisor:
             childless = self._reap()
             if self.stop is None and self.exit_code is None:
                 continue
+            if self.turns is not None:  # who leaves does so at once, and is not stopped again
+                self.turns.end()
             left = [] if childless else processes.descendants(os.getpid(), processes.table())
             if not left and self.exit_code is not None:
                 return []
@@ -211,7 +227,10 @@ class Supervisor:
                 return left
 
     def _ask(self, left: list[Stat]) -> None:
-        """SIGTERM, once each, to those who decide for the others."""
+        """SIGTERM, once each, to those who decide for the others. A process that is stopped would not hear it."""
+        for found in left:
+            if found.state == "T":
+                processes.send(found.process, signal.SIGCONT)
         for process in self._deciders(left):
             if process not in self.asked:
                 self.asked.add(process)

@@ -67,6 +67,7 @@ class Recipe:
     pretrained: tuple[str, ...] = ()
     texts: bool = True  #: its backbone reads texts, by a tokenizer
     kind: Kind = "train"  #: of its jobs, unless they say another one
+    answers: bool = False  #: its jobs may be of kind infer
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None = None) -> dict[str, Any]:
         """All parameters: those given, checked, and the defaults of the others. The job's ``backbone`` is a parameter of some recipes."""
@@ -191,6 +192,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            answers=True,
         ),
         Recipe(
             "digits-cnn",
@@ -204,6 +206,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            answers=True,
         ),
         Recipe(
             "jpeg-cnn",
@@ -296,6 +299,7 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
+            answers=True,
         ),
         Recipe(
             "toy",
@@ -314,6 +318,7 @@ RECIPES: dict[str, Recipe] = {
                 "checkpoint_every": Param(50, "steps between checkpoints; 0: at the end only", low=0),
                 "seed": _SEED,
             },
+            answers=True,
         ),
     )
 }

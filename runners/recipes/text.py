@@ -75,6 +75,11 @@ def build(
     if adapted is not None:
         _take_head(model, found.classes, adapter)
 
+    def prepare(text: Any) -> Sample:
+        if not isinstance(text, str):
+            raise UsageError(f"a request is a text, not {type(text).__name__}")
+        return tokenizer.encode(text).ids or [0], 0
+
     return Task(
         model=model,
         train=train,
@@ -91,6 +96,8 @@ def build(
         seed=seed,
         save_frozen=False,
         finish=None if adapted is None else functools.partial(_write, adapted=adapted, classes=found.classes),
+        prepare=prepare,
+        answer=lambda model, samples: _answers(model, samples, found.classes),
     )
 
 
@@ -168,6 +175,14 @@ def _accuracy(model: nn.Module, held_out: list[Sample]) -> dict[str, float]:
         right += int((logits.argmax(1) == labels).sum())
         loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
     return {"accuracy": right / len(held_out), "eval_loss": loss / len(held_out)}
+
+
+def _answers(model: nn.Module, samples: list[Sample], classes: Sequence[str]) -> list[dict[str, Any]]:
+    device = next(model.parameters()).device
+    tokens, mask, _ = collate(samples)
+    best = model(tokens.to(device), mask.to(device)).softmax(1).max(1)
+    found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [{"label": classes[number], "probability": probability} for probability, number in found]
 
 
 def _by_length(samples: list[Sample]) -> Iterator[list[Sample]]:

@@ -7,9 +7,9 @@ two jobs gets the lowest scheduling class, unless turns are asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..host import processes
 from ..host.gpus import Devices
@@ -19,6 +19,15 @@ from .kernel_priority import means, put
 from .turn import look, path_of
 
 Kind = Literal["kernel", "cooperative"]  #: who decides on CPU slots
+Place = Literal["has", "waits", "behind"]  #: the turn; or the kernel puts it behind others
+
+
+class Taking(NamedTuple):
+    """What is seen of the leases that take turns."""
+
+    turn: dict[int, Place]
+    waited: dict[int, float]  #: seconds in all
+    stuck: set[int]  #: those that keep the turn from others without a sign
 
 
 class SlotTurns:
@@ -28,7 +37,9 @@ class SlotTurns:
         self._devices, self._home, self.kind = devices, home, kind
         self._means = means()
         self._told: dict[int, tuple[str | None, int]] = {}
+        self._by_kernel: dict[int, Place] = {}
         self._ranked: dict[int, bool] = {}  #: leases, and whether they are in the lowest class
+        self._waited: dict[int, tuple[float, float]] = {}  #: seconds that leases have waited: before they last began to count, and since
         self._rank_at = 0.0  #: when all are looked at again
 
     def tell(self, running: Sequence[Run]) -> None:
@@ -63,6 +74,8 @@ class SlotTurns:
         """
         known = [run for run in running if run.identity is not None and run.assignment.share == "switched"]
         wanted = {run.lease: self._is_behind(run, running) for run in known}
+        slots = {run.assignment.gpus[0] for run in known if wanted[run.lease]}
+        self._by_kernel = {run.lease: "behind" if wanted[run.lease] else "has" for run in known if run.assignment.gpus[0] in slots}
         now = time.monotonic()
         if wanted == self._ranked and (now < self._rank_at or not any(wanted.values())):
             return
@@ -80,16 +93,24 @@ class SlotTurns:
         beside = [other for other in running if other is not run and other.assignment.gpus == run.assignment.gpus]
         return any(other.assignment.priority > run.assignment.priority for other in beside)
 
-    def waiting(self) -> set[int]:
-        """Leases that wait for their turn: they are not hanging."""
-        return {lease for path in self._places() for lease in look(path).waiting}
-
-    def stuck(self, graces: dict[int, float]) -> Iterator[int]:
-        """Leases that have kept the turn from a living one without a sign for longer than their grace."""
+    def look(self, graces: dict[int, float]) -> Taking:
+        """One look at all turns. ``graces``: seconds for which each lease may keep the turn from a living one without a sign."""
+        turn: dict[int, Place] = {}
+        stuck = set()
         for path in self._places():
             seen = look(path)
-            if seen.holder is not None and seen.waiting and seen.silent > graces.get(seen.holder, float("inf")):
-                yield seen.holder
+            turn |= dict.fromkeys(seen.waiting, "waits")
+            if seen.holder is not None:
+                turn[seen.holder] = "has"
+                if seen.waiting and seen.silent > graces.get(seen.holder, float("inf")):
+                    stuck.add(seen.holder)
+            for lease, seconds in seen.waited.items():
+                before, last = self._waited.get(lease, (0.0, 0.0))
+                # It has begun to count anew where it has left the turns for a while.
+                self._waited[lease] = (before + last if seconds < last else before, seconds)
+        turn |= self._by_kernel
+        self._waited = {lease: known for lease, known in self._waited.items() if lease in self._told}
+        return Taking(turn, {lease: sum(known) for lease, known in self._waited.items()}, stuck)
 
     def _places(self) -> list[Path]:
         return [Path(path) for path in sorted({path for path, _ in self._told.values() if path is not None})]

@@ -2,6 +2,7 @@
 
 A file a GPU, ``HOME/turns/ID``. Under record locks (POSIX, by process) byte 0 is the turn, and byte 1 + slot says "I live". Its mapped page
 has a slot a lease: since when it wants the turn, its priority, when it was last heard, and its number; each writes its own slot only.
+Behind the slots it says for how long each has waited in all.
 
 - The page is advice, the lock is the truth: there are never two holders, whatever the page says.
 - The kernel frees both at death, also by SIGKILL; a forked loader process keeps nothing, as record locks are not inherited.
@@ -29,7 +30,9 @@ MOST_URGENT = 1 << 62  #: priority of a job that is asked to leave: it has a ste
 PATIENCE = 0.25  #: seconds after which whoever waits and is not heard is passed over: it has been stopped
 _SINCE, _PRIORITY, _HEARD, _LEASE = range(4)
 _WORDS = 4  #: of a slot
-_PAGE = SLOTS * _WORDS * 8
+_PAGE = SLOTS * _WORDS * 8  #: bytes of the slots, beyond which those of an earlier version do not look
+_NOTE = 2  #: words of a slot's note: its lease, and for how long it has waited
+_FILE = _PAGE + SLOTS * _NOTE * 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002  #: seconds between looks of whoever waits
 _LOCK = "hhqqi4x"  #: struct flock
 
@@ -57,13 +60,15 @@ class Turn:
             raise StokerError(f"share: no turns can be taken by {path}: {error.strerror}; {needs}") from None
         self._own = self._slot * _WORDS
         self._others = [slot * _WORDS for slot in range(SLOTS) if slot != self._slot]
+        self._waited = _PAGE // 8 + self._slot * _NOTE + 1
         self._words[self._own + _SINCE] = 0
-        self._words[self._own + _LEASE] = lease
+        self._words[self._own + _LEASE] = self._words[self._waited - 1] = lease
+        self._words[self._waited] = 0
 
     def _enter(self) -> int:
-        if os.fstat(self._file).st_size < _PAGE:
-            os.posix_fallocate(self._file, 0, _PAGE)  # a page without room on the disk would end the process when it is written
-        self._map = mmap.mmap(self._file, _PAGE)
+        if os.fstat(self._file).st_size < _FILE:
+            os.posix_fallocate(self._file, 0, _FILE)  # a page without room on the disk would end the process when it is written
+        self._map = mmap.mmap(self._file, _FILE)
         self._words = memoryview(self._map).cast("q")
         for slot in range(SLOTS):
             if self._lock(1 + slot):
@@ -76,30 +81,50 @@ class Turn:
             self._since = time.monotonic_ns()
             self._take()
 
+    def ask(self) -> None:
+        """Stand in line, for who cannot wait in `take`; `granted` says when it has the turn."""
+        self._since = time.monotonic_ns()
+        self._announce()
+
+    def withdraw(self) -> None:
+        """Wait no longer."""
+        self._words[self._own + _SINCE] = 0
+
     def pause(self) -> None:
         """Give way, and go on when the turn comes back: before equals that have asked since, as these change when a step is over."""
         self.give()
         self._take()
 
     def _take(self) -> None:
-        words, own, pause = self._words, self._own, _FIRST_PAUSE
-        words[own + _PRIORITY] = MOST_URGENT if self._leaving() else self.priority
-        words[own + _HEARD], words[own + _SINCE] = time.monotonic_ns(), self._since
-        while self._somebody_before() or not self._lock(0):
+        self._announce()
+        pause = _FIRST_PAUSE
+        while not self.granted():
             time.sleep(pause)
             pause = min(pause * 1.2, _LONGEST_PAUSE)
-            words[own + _HEARD] = time.monotonic_ns()
-            if self._leaving():
-                words[own + _PRIORITY] = MOST_URGENT
-        self.held = True
-        words[own + _HEARD] = time.monotonic_ns()
-        words[own + _SINCE] = 0
 
-    def wanted(self) -> bool:
+    def _announce(self) -> None:
+        words, own = self._words, self._own
+        words[own + _PRIORITY] = MOST_URGENT if self._leaving() else self.priority
+        words[own + _HEARD], words[own + _SINCE] = time.monotonic_ns(), self._since
+
+    def granted(self) -> bool:
+        """One look, of who stands in line, at whether it has the turn now."""
+        words, own, now = self._words, self._own, time.monotonic_ns()
+        words[self._waited] += now - words[own + _HEARD]
+        words[own + _HEARD] = now
+        if self._leaving():
+            words[own + _PRIORITY] = MOST_URGENT
+        if self._somebody_before() or not self._lock(0):
+            return False
+        self.held = True
+        words[own + _SINCE] = 0
+        return True
+
+    def wanted(self, *, by_equals: bool = False) -> bool:
         """Whether somebody living of a higher priority waits for the turn that we have. A look, cheap enough for each layer."""
         words, own = self._words, self._own
         words[own + _HEARD] = time.monotonic_ns()
-        priority = MOST_URGENT if words[own + _PRIORITY] == MOST_URGENT else self.priority
+        priority = MOST_URGENT if words[own + _PRIORITY] == MOST_URGENT else self.priority - by_equals
         return any(words[at] and words[at + _PRIORITY] > priority and self._waits(at) for at in self._others)
 
     def give(self) -> None:
@@ -152,6 +177,7 @@ class Seen(NamedTuple):
     holder: int | None  #: its lease, None: nobody has the turn
     silent: float  #: seconds since the holder was last heard
     waiting: dict[int, int]  #: leases that wait, and their priorities
+    waited: dict[int, float]  #: seconds for which leases that take turns have waited in all
 
 
 def look(path: Path) -> Seen:
@@ -159,15 +185,16 @@ def look(path: Path) -> Seen:
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return Seen(None, 0.0, {})
+        return Seen(None, 0.0, {}, {})
     try:
-        words = struct.unpack(f"{SLOTS * _WORDS}q", os.pread(file, _PAGE, 0).ljust(_PAGE, b"\0"))
-        alive = {slot * _WORDS: pid for slot in range(SLOTS) if (pid := _holder(file, 1 + slot))}
+        words = struct.unpack(f"{_FILE // 8}q", os.pread(file, _FILE, 0).ljust(_FILE, b"\0"))
+        alive = {slot: pid for slot in range(SLOTS) if (pid := _holder(file, 1 + slot))}
         turn = _holder(file, 0)
     finally:
         os.close(file)
-    slots = {words[at + _LEASE]: words[at : at + _WORDS] for at in alive}
-    holder = next((words[at + _LEASE] for at, pid in alive.items() if pid == turn), None)
-    now = time.monotonic_ns()
-    silent = (now - slots[holder][_HEARD]) / 1e9 if holder in slots else 0.0
-    return Seen(holder, silent, {lease: slot[_PRIORITY] for lease, slot in slots.items() if slot[_SINCE]})
+    slots = {words[slot * _WORDS + _LEASE]: words[slot * _WORDS : (slot + 1) * _WORDS] for slot in alive}
+    holder = next((words[slot * _WORDS + _LEASE] for slot, pid in alive.items() if pid == turn), None)
+    silent = (time.monotonic_ns() - slots[holder][_HEARD]) / 1e9 if holder in slots else 0.0
+    notes = [words[_PAGE // 8 + slot * _NOTE :][:_NOTE] for slot in alive]
+    waited = {lease: nanoseconds / 1e9 for lease, nanoseconds in notes if lease in slots}  # one of an earlier version leaves none
+    return Seen(holder, silent, {lease: slot[_PRIORITY] for lease, slot in slots.items() if slot[_SINCE]}, waited)

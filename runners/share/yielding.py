@@ -8,7 +8,6 @@ place.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -21,9 +20,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..host.rundir import ENV_LEASE, ENV_RUN_DIR, TURN
+from ..host.rundir import ENV_LEASE, ENV_RUN_DIR
 from ..train import batches
 from ..worker import script
+from .told_turns import ToldTurns
 from .turn import Turn
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ class Yielding:
 
     def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
         run_dir = os.environ.get(ENV_RUN_DIR)
-        self._said = Path(run_dir) / TURN if run_dir else None
-        self._seen: tuple[int, int] | None = None  #: inode and time of the file that was read
+        self._told = ToldTurns(Path(run_dir), int(os.environ.get(ENV_LEASE, "0")), leaving=script.should_stop) if run_dir else None
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._device = device
         self._turn: Turn | None = None
@@ -43,6 +42,7 @@ class Yielding:
         self._main = threading.main_thread().ident
         self._armed = False  #: it computes
         self.pauses, self.paused = 0, 0.0  #: how often, and seconds
+        script.yield_by(self._look)
 
     def __enter__(self) -> None:
         self._follow()
@@ -59,31 +59,23 @@ class Yielding:
     def close(self) -> None:
         if self.pauses:
             log.info("paused %d times for others on its GPU, %.1f s in all", self.pauses, self.paused)
-        self._stop()
+        self._unhook()
+        if self._told is not None:
+            self._told.close()
 
     def _follow(self) -> None:
-        """Do as the agent says now. A look costs a call of the system."""
-        if self._said is None:
+        """Do as the agent says now."""
+        if self._told is None:
             return
-        try:
-            found = os.stat(self._said)  # noqa: PTH116 - asked before each step; a Path takes three times as long
-            seen = (found.st_ino, found.st_mtime_ns)
-            if seen == self._seen:
-                return
-            said = json.loads(self._said.read_bytes())
-            path, priority = said["path"] and Path(said["path"]), int(said["priority"])
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or cut short by a full disk: what held still holds
+        self._told.follow()
+        if self._turn is self._told.turn:
             return
-        self._seen = seen
-        if self._turn is not None and self._turn.path != path:
-            self._stop()
-        if path and self._turn is None:
-            self._turn = Turn(path, int(os.environ.get(ENV_LEASE, "0")), leaving=script.should_stop)
+        self._unhook()
+        self._turn = self._told.turn
+        if self._turn is not None:
             self._hooks = [register_module_forward_pre_hook(self._before_module)]
             self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in self._trained]  # type: ignore[no-untyped-call]
             batches.between = self._look
-        if self._turn is not None:
-            self._turn.priority = priority
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
         if self._armed and threading.get_ident() == self._main:  # modules of threads that load are none of the model's
@@ -104,11 +96,8 @@ class Yielding:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _stop(self) -> None:
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         batches.between = None
-        if self._turn is not None:
-            self._turn.close()
-            self._turn = None

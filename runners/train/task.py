@@ -18,6 +18,10 @@ from ...engine.spec.model import Stop
 from .batches import Dataset
 
 
+def _no_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    raise UsageError("the task has no loss, so it can serve (kind: infer), and not be trained")
+
+
 def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
@@ -27,7 +31,7 @@ class Task:
     """What is trained: returned by a recipe, or by the function that a job's ``entrypoint`` names."""
 
     model: nn.Module
-    train: Dataset
+    train: Dataset = ()
     """Map-style: has a length, and an item by index. What reads and decodes; what is random about a sample belongs into `augment`.
 
     With ``pipeline`` and without ``processes``, several threads ask for items at once: what they share, as an open file, needs a lock.
@@ -37,7 +41,7 @@ class Task:
 
     It draws from the global random generators of torch, NumPy and Python, and returns a new sample: the decoded one is kept.
     """
-    loss: Callable[[nn.Module, Any], torch.Tensor]
+    loss: Callable[[nn.Module, Any], torch.Tensor] = _no_loss
     """loss(model, batch): the mean over the batch. Calls the model itself, not its methods: it may be wrapped."""
     batch_size: int = 16
     """Samples of a step over all ranks, so that a job trains alike on any number of GPUs."""
@@ -72,6 +76,13 @@ class Task:
     finish: Callable[[nn.Module, Path], None] | None = None
     """finish(model, directory of the checkpoints): on rank 0 when the training is over, for what it leaves besides; may be called again."""
 
+    prepare: Callable[[Any], Any] | None = None
+    """prepare(request): what `answer` gets of one request of a client, such as its tokens. On a thread of its own, ahead of the turn, so
+    it calls no model. What it raises is that request's answer."""
+    answer: Callable[[nn.Module, list[Any]], Sequence[Any]] | None = None
+    """answer(model, requests): for ``kind: infer``, an answer to each request of a batch, in order, as JSON has them. Without gradients, in
+    eval mode; loops in it should be `interruptible`. Where it raises, each request is computed alone, so each has its answer or error."""
+
     def steps(self, stop: Stop, accumulate: int = 1) -> int:
         """Steps in all, of ``accumulate`` batches each."""
         if stop.iterations is not None:
@@ -86,6 +97,32 @@ class Task:
         """Whether a parameter stays as it is built where the training begins with other weights."""
         return any(name == own or name.startswith(f"{own}.") for own in self.own)
 
+    def fitting(self, given: Mapping[str, torch.Tensor], where: Path, *, whole: bool = False) -> dict[str, torch.Tensor]:
+        """Of weights of another training those that the model takes, by name and shape; UsageError where it is of another model.
+
+        ``whole``: also what the task calls its own, and nothing but frozen parameters may be missing: the model is to be used as it is.
+        """
+        now = {name: value for name, value in self.model.state_dict().items() if isinstance(value, torch.Tensor)}
+        taken = {name: value for name, value in given.items() if whole or not self.owns(name)}
+        # Who leaves out frozen parameters has them as they are built; what a training begins with may have been trained on others.
+        frozen = {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+        built = set() if self.save_frozen else frozen if whole else now.keys()
+        missing = [name for name in now if name not in given and name not in built and (whole or not self.owns(name))]
+        wrong = [f"it lacks {name}" for name in missing]
+        wrong += [f"this one has no {name}" for name in taken if name not in now]
+        wrong += [
+            f"{name} is {_shape(value)}, here {_shape(now[name])}"
+            for name, value in taken.items()
+            if name in now and value.shape != now[name].shape
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            remedy = "give the params that it was trained with" if whole else "see 'own' in docs/writing-a-job.md"
+            raise UsageError(f"weights: {where} is of another model: {', '.join(wrong[:3])}{more}; {remedy}")
+        if not taken:
+            raise UsageError(f"weights: {where} holds nothing but what this task calls its own ({', '.join(self.own)})")
+        return taken
+
     def check(self, ranks: int) -> None:
         """Refuse what cannot be trained, in words."""
         if not len(self.train):
@@ -97,3 +134,7 @@ class Task:
             raise UsageError(f"the task's own is the text {self.own!r}; give a list of names, such as [{self.own!r}]")
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("the task's model has no parameter that requires gradients: there is nothing to train")
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "one number"

@@ -354,29 +354,10 @@ class Trainer:
     def _begin(self, source: Path) -> None:
         """Take over the weights of another training by name and shape, but for what the task calls its own."""
         given, where = weights_of(source, self.ranks)
-        now = {name: value for name, value in self.model.state_dict().items() if isinstance(value, torch.Tensor)}
-        taken = {name: value for name, value in given.items() if not self.task.owns(name)}
-        # Who leaves out frozen parameters has them as they are built.
-        missing = [name for name in now if name not in given and not self.task.owns(name)] if self.task.save_frozen else []
-        wrong = [f"it lacks {name}" for name in missing]
-        wrong += [f"this one has no {name}" for name in taken if name not in now]
-        wrong += [
-            f"{name} is {_shape(value)}, here {_shape(now[name])}"
-            for name, value in taken.items()
-            if name in now and value.shape != now[name].shape
-        ]
-        if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise UsageError(f"weights: {where} is of another model: {', '.join(wrong[:3])}{more}; see 'own' in docs/writing-a-job.md")
-        if not taken:
-            raise UsageError(f"weights: {where} holds nothing but what this task calls its own ({', '.join(self.task.own)})")
+        taken = self.task.fitting(given, where)
         self.model.load_state_dict(taken, strict=False)
         self.begun, self.kept = True, self._frozen() & taken.keys()
         log.info("begins with %d tensors of %s", len(taken), where)
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "one number"
 
 
 def _metrics(returned: Any) -> dict[str, float]:

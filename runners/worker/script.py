@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -113,6 +113,7 @@ class _State:
         self.reports: _Reports | None = None
         self.lock = threading.Lock()
         self.memory_read = -math.inf
+        self.yields: Callable[[], None] | None = None
 
     def open_reports(self, run_dir: Path) -> _Reports:
         with self.lock:
@@ -128,9 +129,11 @@ _state = _State()
 
 def _after_fork() -> None:
     global _state
-    stop, listening = _state.stop, _state.listening
+    stop, listening, yields = _state.stop, _state.listening, _state.yields
     _state = _State()
     _state.stop, _state.listening = stop, listening
+    if yields is not None:  # whose turn it is is for the parent to see to
+        _state.yields = lambda: None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -245,6 +248,27 @@ def should_stop(*, sync: bool = False) -> bool:
         state.stop = state.seen = True
         (state.run_dir / STOP_SEEN).touch()
     return stop
+
+
+def yield_point() -> None:
+    """Between two steps of a script that shares its GPU (``share: {gpu: switched}``): jobs that go before compute now, and so do equals
+    that wait; it goes on when its turn comes. It has the turn from one call to the next. Without turns to take it does nothing.
+
+    A script that never calls it is stopped and continued by Stoker while others have the turn. Within a recipe's or an entrypoint's
+    task, which yields at each layer, it is one more such point.
+    """
+    state = _state
+    if state.yields is None and state.run_dir is not None:
+        from ..share.yield_points import YieldPoints
+
+        state.yields = YieldPoints(state.run_dir)
+    if state.yields is not None:
+        state.yields()
+
+
+def yield_by(look: Callable[[], None]) -> None:
+    """This process takes turns by itself, and ``look`` is what it does at a yield point."""
+    _state.yields = look
 
 
 def done() -> None:

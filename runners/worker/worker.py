@@ -28,7 +28,7 @@ import msgspec
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.protocol import Assignment
-from ...engine.spec.model import JobSpec
+from ...engine.spec.model import SERVES, JobSpec, Serve
 from ..host.rundir import ENV_CHECKPOINTS, ENV_RUN_DIR, OOM_EXIT, OOM_MARKER, PREEMPTED_EXIT
 from . import script
 
@@ -123,14 +123,19 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
         interrupted = True
     if any_rank(interrupted):
         return PREEMPTED_EXIT
+    source = assignment.begin_from or spec.weights_file
+    begin_from = Path(source) if source else None
+    if spec.kind == SERVES:
+        from ..share.inference import Server
+
+        Server(task, spec.serve or Serve(), begin_from, ranks, Path(os.environ[ENV_RUN_DIR]), spec.hang_after).run()
+        return PREEMPTED_EXIT
     # Nothing may keep the trainer until the group is left.
     work = _work(spec, task, ranks)
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
     if assignment.profile:
         done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
     else:
-        source = assignment.begin_from or spec.weights_file
-        begin_from = Path(source) if source else None
         done = Trainer(task, spec.stop, script.checkpoint_dir(), ranks, begin_from=begin_from, **loading).run()
     if done:
         script.done()

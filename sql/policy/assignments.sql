@@ -1,5 +1,5 @@
 -- Who holds which GPU under live leases: a row a GPU, those of a lease together and in the order of its ranks.
-SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop, j.priority,
+SELECT l.id AS lease, l.job_id AS job, l.attempt, l.gpu_count, l.profile, coalesce(l.share, 'exclusive') AS share, l.stop_reason AS stop, j.priority, j.kind,
        w.node_id AS node, w.state = 'exited' AS exited, n.address, lg.gpu_id AS gpu
 FROM leases l
 JOIN jobs j ON j.id = l.job_id

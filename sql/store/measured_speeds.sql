@@ -5,7 +5,7 @@ WITH held AS (
     WHERE lease_id IN (SELECT unnest($1::BIGINT[]))
     GROUP BY lease_id
 )
-SELECT l.id, l.job_id, j.total_steps, l.profile, l.share, l.gpu_count, h.nodes, j.signature, j.model, j.gpus_min AS gang, g.name AS gpu_name,
+SELECT l.id, l.job_id, j.total_steps, l.profile, l.share, l.gpu_count, h.nodes, j.signature, j.model, j.kind, j.priority, j.gpus_min AS gang, g.name AS gpu_name,
        s.compute, s.within_node, s.across_nodes, s.peak_memory, s.samples
 FROM held h
 JOIN leases l ON l.id = h.lease_id

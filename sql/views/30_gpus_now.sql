@@ -20,12 +20,16 @@ measured AS (
     GROUP BY g.id, g.kind
 ),
 placed AS (
-    SELECT s.*, j.name, j.owner, row_number() OVER (PARTITION BY s.gpu_id ORDER BY s.lease_id) AS place
+    SELECT s.*, j.name, j.owner, j.priority, row_number() OVER (PARTITION BY s.gpu_id ORDER BY s.lease_id) AS place
     FROM live_shares s JOIN jobs j ON j.id = s.job_id
 ),
 held AS (
-    SELECT p.*, o.others FROM placed p LEFT JOIN (
-        SELECT gpu_id, string_agg(job_id || ' ' || name, ', ' ORDER BY lease_id) AS others FROM placed WHERE place > 1 GROUP BY gpu_id
+    SELECT p.*, o.others, o.turns FROM placed p LEFT JOIN (
+        SELECT gpu_id, string_agg(job_id || ' ' || name, ', ' ORDER BY lease_id) FILTER (place > 1) AS others,
+               CASE WHEN count(*) > 1 AND bool_or(turn IS NOT NULL) THEN string_agg(
+                   job_id || ' ' || name || CASE WHEN turn = 'has' THEN ' (has the turn, priority ' || priority || ')' ELSE '' END,
+                   ' + ' ORDER BY coalesce(turn = 'has', false) DESC, priority DESC, lease_id) END AS turns
+        FROM placed GROUP BY gpu_id
     ) o USING (gpu_id)
     WHERE p.place = 1
 )
@@ -35,7 +39,7 @@ SELECT g.id, g.idx, g.node_id AS node, g.pool, g.kind, g.name, g.health, g.note,
             WHEN g.health <> 'ok' THEN g.health
             WHEN n.state <> 'up' THEN n.state
             ELSE 'free' END AS state,
-       h.lease_id, h.lease_state, h.job_id, h.name AS job, h.owner, h.share, h.others AS shared_with, h.granted_at AS held_since,
+       h.lease_id, h.lease_state, h.job_id, h.name AS job, h.owner, h.share, h.others AS shared_with, h.turns, h.granted_at AS held_since,
        epoch(c.moment - h.granted_at) AS held,
        s.utilisation, s.memory_used, g.memory, s.power, s.temperature, s.ts AS sampled_at,
        g.warm, CASE WHEN g.warm IS NOT NULL THEN coalesce(w.state, 'loading') END AS warm_state
@@ -63,8 +67,9 @@ COMMENT ON COLUMN gpus_now.lease_state IS 'State of that lease';
 COMMENT ON COLUMN gpus_now.job_id IS 'Job that holds it';
 COMMENT ON COLUMN gpus_now.job IS 'Name of that job';
 COMMENT ON COLUMN gpus_now.owner IS 'User of that job';
-COMMENT ON COLUMN gpus_now.share IS 'How that job shares it: exclusive or packed';
+COMMENT ON COLUMN gpus_now.share IS 'How that job shares it: exclusive, packed or switched';
 COMMENT ON COLUMN gpus_now.shared_with IS 'Numbers and names of other jobs on it; NULL: none';
+COMMENT ON COLUMN gpus_now.turns IS 'Jobs that take turns on it, first who had the turn when last looked at; NULL: none do';
 COMMENT ON COLUMN gpus_now.held_since IS 'Since when it is held (UTC)';
 COMMENT ON COLUMN gpus_now.held IS 'Seconds since then';
 COMMENT ON COLUMN gpus_now.utilisation IS 'Busy share, 0 to 1, at the last sample; NULL: none in the last 10 minutes';

@@ -166,6 +166,9 @@ def test_every_kind_of_error_has_a_documented_exit_code() -> None:
 BAD: list[tuple[list[str], int, str]] = [
     (["ps", "--url", "ftp://x:1"], 2, "http://HOST:PORT"),
     (["ps", "--url", "http://x:99999"], 2, "http://HOST:PORT"),
+    (["ask", "tagger"], 2, "give a text, or --file FILE with a request a line"),
+    (["ask", "tagger", "text", "--file", "f"], 2, "not both"),
+    (["ask", "tagger", "text", "--timeout", "0"], 2, "--timeout"),
     (["bogus"], 2, "no such command 'bogus'"),
     (["submitt"], 2, "did you mean 'submit'"),
     (["ps", "--stat", "x"], 2, "--stat"),
@@ -251,7 +254,8 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 
 NEEDS_DAEMON = [
-    "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
+    "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
+    "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",

@@ -106,3 +106,20 @@ def test_other_kinds_of_numbers_and_of_attention(made, tmp_path):
     assert {each.dtype for each in narrow.model.parameters()} == {torch.bfloat16}
     assert narrow.model.model.config._attn_implementation == "eager"
     assert trainer(narrow, tmp_path).run()
+
+
+def test_what_is_trained_answers_too(made, model_of):
+    task = made("causal-lm", "qwen2", {"data": "text", "context": 16})
+    hub, ids = load(str(model_of("qwen2"))).model, list(range(65, 75))
+    with torch.no_grad():
+        expected = hub.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, 10).long(), max_new_tokens=6, do_sample=False, use_cache=True
+        )
+        assert task.model.eval().continuation(ids, 6) == expected[0, 10:].tolist()
+    asked = task.prepare({"text": "one two", "tokens": 3})
+    prompt = made("causal-lm", "qwen2", {"data": "text", "context": 16, "petl": "prompt", "r": 2})
+    with torch.no_grad():
+        assert isinstance(task.answer(task.model, [asked])[0], str) and isinstance(prompt.answer(prompt.model.eval(), [asked])[0], str)
+        classify = made("text-classifier", "bert", {"data": "mails"})
+        answers = classify.answer(classify.model.eval(), [classify.prepare(text) for text in ("note 1 zz", "")])
+    assert len(answers) == 2

@@ -67,11 +67,8 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
                 "f.yaml:6: share.memry: unknown field (did you mean 'memory'?)",
             ],
         ),
-        ("share:\n  gpu: switched", (),
-         ["f.yaml:3: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
         ("gpus: 2\nshare:\n  gpu: switched", (),
-         ["f.yaml:4: share.gpu: switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1",
-          "f.yaml:4: share.gpu: switched is for a recipe or an entrypoint, whose loop takes turns; write packed, or exclusive"]),
+         ["f.yaml:4: share.gpu: switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"]),
         ("share:\n  gpu: packed\n  memory: 0", (), ["f.yaml:4: share.memory: must be a whole number >= 1, not 0"]),
         ("share: {memory: 2GiB}", (),
          ["f.yaml:2: share.memory: is for a job that shares its GPUs; write gpu: packed beside it, or remove it"]),
@@ -116,8 +113,8 @@ def test_set_is_an_option_of_submit() -> None:
 
 
 def test_a_posted_block_is_checked_as_well() -> None:
-    with pytest.raises(UsageError, match=r"^a: share\.gpu: switched is for a recipe or an entrypoint"):
-        require(JobSpec(name="a", command=("x",), share=Share(gpu="switched")))
+    with pytest.raises(UsageError, match=r"^a: share\.gpu: switched takes one GPU"):
+        require(JobSpec(name="a", command=("x",), gpus_min=2, gpus_max=2, share=Share(gpu="switched")))
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):

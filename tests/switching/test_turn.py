@@ -190,7 +190,7 @@ def test_a_file_system_without_record_locks_is_said_in_one_line(tmp_path: Path, 
 
 def test_gpus_have_files_of_their_own(tmp_path: Path) -> None:
     assert len({path_of(tmp_path, gpu) for gpu in ("a/cpu0", "a%2Fcpu0", "a-cpu0", "GPU-1")}) == 4
-    assert look(tmp_path / "none") == (None, 0.0, {})
+    assert look(tmp_path / "none") == (None, 0.0, {}, {})
 
 
 def test_an_agent_tells_who_takes_turns_and_sees_who_keeps_them_from_others(start, tmp_path: Path) -> None:
@@ -209,11 +209,13 @@ def test_an_agent_tells_who_takes_turns_and_sees_who_keeps_them_from_others(star
     (tmp_path / "turn").symlink_to(told[0]["path"])
     start(1, "\nturn.take()\nnote('holds')\ntime.sleep(600)\n")
     until(lambda: notes(tmp_path))
-    assert turns.waiting() == set() and list(turns.stuck({1: 0.0, 2: 0.0})) == [], "nobody waits for it"
+    seen = turns.look({1: 0.0, 2: 0.0})
+    assert (seen.turn, seen.stuck) == ({1: "has"}, set()) and seen.waited[1] < 0.1, "nobody waits for it"
     start(2, "\nturn.take()\n", 7)
-    until(lambda: turns.waiting() == {2})
-    until(lambda: list(turns.stuck({1: 0.1, 2: 0.1})) == [1])
-    assert list(turns.stuck({1: 600.0, 2: 0.1})) == []
+    until(lambda: turns.look({}).turn == {1: "has", 2: "waits"})
+    until(lambda: turns.look({1: 0.1, 2: 0.1}).stuck == {1})
+    assert turns.look({1: 600.0, 2: 0.1}).stuck == set()
+    until(lambda: turns.look({}).waited[2] > 0.2)
     runs[0].adjust(msgspec.structs.replace(runs[0].assignment, share="exclusive"))
     turns.tell(runs)
     assert runs[0].dir.read("turn.json")["path"] is None

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from stoker.engine.sim.cluster import Cluster
 from stoker.engine.sim.run_options import NO_LIMITS, Costs, Options
 from stoker.engine.sim.simulator import Simulation, simulate
 from stoker.engine.sim.workload import Workload, make_workload
-from stoker.engine.spec.model import Demand, JobSpec, Provenance, Stop, Submission, Tier
+from stoker.engine.spec.model import Demand, JobSpec, Provenance, Share, Stop, Submission, Tier
 from stoker.engine.store.transaction import Transaction
 from stoker.engine.tasks import Tasks
 from stoker.policies import contract, registry
@@ -67,6 +67,8 @@ class Job:
     priority: int = 0
     deadline: int | None = None  #: strict, seconds after its submission
     user: str = "ann"
+    share: str = ""
+    kind: str = "train"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def _columns(view: View, epoch: float) -> dict[str, Any]:
         columns[name] = columns[name] - epoch
     if columns["remaining_most"] is None:
         columns["remaining_most"] = columns["remaining"]
+    if columns["share"] is None:  # nobody has said
+        columns["share"] = [""] * len(jobs)
     for name in ("user", "model"):  # which code stands for whom is each side's own: equals have equal ones
         columns[name] = [columns[name].tolist().index(code) for code in columns[name]]
     if columns["protected"] is None:
@@ -155,7 +159,9 @@ def _workload(jobs: Sequence[Job], cluster: Cluster) -> Workload:
         profiles=[contract.Profile("toy", utilisation=BUSY, memory=0.0)],
         slowdowns=np.array([[SLOWDOWN]]),
         tiers=[[] if job.deadline is None else [(float(job.at + job.deadline), 100.0)] for job in everybody],
-        kind=["train"] * len(everybody),
+        kind=[job.kind for job in everybody],
+        share=[job.share for job in everybody],
+        switched_slowdowns=np.array([[SLOWDOWN]]),
     )
 
 
@@ -324,6 +330,7 @@ class Live:
         spec = JobSpec(
             name=f"job-{number}", recipe="toy", user=job.user, priority=job.priority, gpus_min=job.gpus, gpus_max=job.gpus,
             demand=demand, stop=Stop(iterations=job.duration * STEPS), estimate=float(job.duration),
+            share=Share(gpu=job.share) if job.share else None,
         )  # fmt: skip
         request = SubmitRequest(Submission(jobs=[spec], provenance=Provenance(argv=[], cwd="/")), job.user)
         assert self.store.write(submit, request)[0]["id"] == number
@@ -347,9 +354,9 @@ class Live:
         self._slow_each_other()
 
     def _slow_each_other(self) -> None:
-        users = Counter(gpu for lease in self.leases.values() for gpu in lease.gpus)
         for lease in self.leases.values():
-            lease.go_on(self.now, 1.0 / SLOWDOWN if users[lease.gpus[0]] > 1 else 1.0)
+            beside = [other.work.job for other in self.leases.values() if other is not lease and other.gpus[0] == lease.gpus[0]]
+            lease.go_on(self.now, min((_pace(lease.work.job, other) for other in beside), default=1.0))
 
     def _start_cost(self, work: Work, gpus: int) -> float:
         if work.attempts:
@@ -392,6 +399,13 @@ class Live:
         lease.reports += 1
         record = Record(seq=lease.reports, ts=EPOCH + moment, step=step, values={"loss": 1.0})
         return Records(lease=lease.number, rank=0, records=[record])
+
+
+def _pace(job: Job, beside: Job) -> float:
+    """How fast it is beside one other: where they are switched the higher priority has all the time that it uses."""
+    if job.share != "switched" or job.priority == beside.priority:
+        return 1.0 / SLOWDOWN
+    return 1.0 if job.priority > beside.priority else (1.0 - BUSY) / BUSY
 
 
 def _hello(node: str, gpus: int) -> Hello:
@@ -491,13 +505,15 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra": ("hydra", {}),
     "lucid": ("lucid", {"profiler_capacity": 0}),
     "lucid-profiled": ("lucid", {"profiler_capacity": 2, "profile_time": 30.0}),
+    "switchflow": ("switchflow", {}),
     "unisched": ("unisched", {"be_lease": 50.0, "overhead": 8.0, "placement": "consolidated"}),
     "chronus": ("chronus", {"be_lease": 25.0, "slo_leases": 4, "profiler_gpus": 2}),
 }
 #: Of these policies the day has other options, or others that are served from the same columns; the small histories below have all.
 #: Each has one much like it by day: `priority`, `las`, `tiresias`, `themis`, `unisched` or `lucid-profiled`.
 BY_NIGHT = dict.fromkeys(
-    ("backfill", "chronus", "edf", "fifo", "genie", "hydra", "lucid", "sjf", "srsf", "srtf", "tiresias-time"), pytest.mark.nightly
+    ("backfill", "chronus", "edf", "fifo", "genie", "hydra", "lucid", "sjf", "srsf", "srtf", "switchflow", "tiresias-time"),
+    pytest.mark.nightly,
 )
 PREEMPTIVE = {"priority", "srtf", "srsf", "edf", "las", "tiresias", "themis", "unisched"}
 
@@ -519,6 +535,15 @@ def test_pairs_on_a_gpu_are_decided_alike(template: Path) -> None:
     jobs = [Job(7 * number, 100 + 13 * (number % 4), gpus=2 if number in (2, 3, 8, 9) else 1) for number in range(12)]
     decisions = compare(jobs, Case("lucid", {"profiler_capacity": 0}, NO_LIMITS, COSTS, cluster="1x2"), template)
     assert sum(share == "packed" for decision in decisions for *_, share in decision.starts) >= 5, "few were packed"
+
+
+@pytest.mark.slow
+def test_who_takes_turns_where_is_decided_alike(template: Path) -> None:
+    """Two GPUs, of which one or both are switched at times; priorities put some behind others there, and equals are there too."""
+    share = ["switched", "switched", "switched", "switched", ""]
+    jobs = [Job(9 * number, 70 + 13 * (number % 4), priority=number % 3 // 2, share=share[number % 5]) for number in range(12)]
+    decisions = compare(jobs, Case("switchflow", {"most": 2}, NO_LIMITS, COSTS, cluster="1x2"), template)
+    assert sum(share == "switched" for decision in decisions for *_, share in decision.starts) >= 5, "few were switched"
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
+        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home", "engine.json_rows", "policies",
@@ -70,6 +70,7 @@ MAY_IMPORT = {
         "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home",
         "runners.share.kernel_priority",
     ),
+    "engine.cli.ask": ("engine.cli", "", "engine.errors", "runners.share.inference_client"),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),

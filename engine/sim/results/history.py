@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ....policies.contract import Demand, Floats, Profile
+from ....policies.contract import PACKED, SWITCHED, Demand, Floats, Profile
 from ..cluster import Cluster
 from ..study import Choice, Outcome, Run, Source
 from ..workload import Workload, make_workload
@@ -75,15 +75,17 @@ class History:
             estimate=[np.nan if job["estimate"] is None else job["estimate"] for job in jobs],
             gpu_memory=[job["gpu_memory"] for job in jobs],
             profiles=[Profile(row["model"], utilisation=_known(row["utilisation"]), memory=_known(row["memory"])) for row in self.models],
-            slowdowns=self._slowdowns(),
+            slowdowns=self._slowdowns(PACKED),
+            switched_slowdowns=self._slowdowns(SWITCHED),
+            kind=[job.get("kind", "") for job in jobs],
             share=[job.get("share", "") for job in jobs],
         )
 
-    def _slowdowns(self) -> Floats | None:
+    def _slowdowns(self, kind: str) -> Floats | None:
         row_of = {row["model"]: number for number, row in enumerate(self.models)}
         table = np.full((len(row_of), len(row_of)), np.nan)
         for pair in self.slowdowns:
-            if pair["model"] in row_of and pair["beside"] in row_of:
+            if pair.get("kind", PACKED) == kind and pair["model"] in row_of and pair["beside"] in row_of:
                 table[row_of[pair["model"]], row_of[pair["beside"]]] = pair["slowdown"]
         return None if np.isnan(table).all() else table
 

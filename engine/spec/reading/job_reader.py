@@ -8,7 +8,7 @@ from typing import Any, get_args
 from ..check import MAX_AFTER, MAX_JOBS
 from ..cron import normalise
 from ..expand import Array
-from ..model import RUN_KINDS, Demand, Dependency, Kind, Retries, Stop, Tier
+from ..model import Demand, Dependency, Kind, Retries, Stop, Tier
 from . import blocks, fields, loading, units
 from .fields import Reader
 from .params import SHELL
@@ -183,7 +183,7 @@ FIELDS: dict[str, Reader[Any]] = {
     "command": _command,
     "entrypoint": fields.text,
     "params": _params,
-    "kind": fields.choice(RUN_KINDS, refused_later=get_args(Kind)),
+    "kind": fields.choice(get_args(Kind)),
     "backbone": fields.text,
     "pool": fields.text,
     "user": fields.text,
