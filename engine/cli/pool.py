@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from urllib.parse import quote
 
 import click
@@ -57,8 +55,7 @@ def _known(name: str, *, here: bool) -> str:
     """The backbone by that name; a directory by its absolute path, which is that of the runners' hosts."""
     from ...runners import recipes
 
-    if Path(name).is_dir() or name.startswith(("/", "./", "../", "~")):
-        name = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - without following links, as in a job
+    name = recipes.directory(name) or name
     if recipes.starting_from(name) is None:
         known = sorted({each for recipe in recipes.RECIPES.values() for each in recipe.backbones})
         raise NotFound(

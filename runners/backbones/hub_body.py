@@ -16,6 +16,8 @@ LAYERS = ("head", "last", "all")  #: what of a classifier is trained: the head a
 class HubBody(nn.Module):
     """``layers``: one of `LAYERS`. What is not trained is without gradients and dropout."""
 
+    reads_texts = True
+
     def __init__(self, found: HubModel, layers: str) -> None:
         super().__init__()
         self.body = found.body
@@ -59,6 +61,8 @@ class HubTexts(HubBody):
 
 class HubPictures(HubBody):
     """Vectors (batch, hidden) of pictures (batch, channels, height, width)."""
+
+    reads_texts = False
 
     def __init__(self, found: HubModel, layers: str, side: int) -> None:
         super().__init__(found, layers)

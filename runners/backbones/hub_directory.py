@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ _NOT_THE_MODEL = ("_name_or_path", "transformers_version")  #: of a config: what
 def is_named(backbone: str) -> bool:
     """Whether it is a path or a name of this kind, rather than one of a recipe's own."""
     return "/" in backbone or backbone.startswith((".", "~")) or _cached(backbone) is not None
+
+
+def short_name(backbone: str) -> str:
+    """What banks and people call it: the last part of its path or name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", backbone.rstrip("/").rpartition("/")[2]).strip("-._") or "model"
 
 
 def is_here(backbone: str) -> bool:

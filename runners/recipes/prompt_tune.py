@@ -17,6 +17,7 @@ from ..backbones.pretrained import Llm, llm_of, load_llm, placed
 from ..host.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
+from ..prompts.labelled_files import Columns
 from ..prompts.labelled_samples import Sample, Samples, batch_of, load_samples
 from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
@@ -36,6 +37,9 @@ def build(
     dtype: str,
     attention: str,
     data: str,
+    text_column: str,
+    label_column: str,
+    held_out: str,
     init: str,
     tokens: int,
     lr: float,
@@ -49,10 +53,11 @@ def build(
     seed: int,
 ) -> Task:
     llm = placed(_beginning(backbone, dtype, attention))  # the lookup computes too
-    samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance)
+    samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance,
+                           columns=Columns(text_column, label_column), held_out=held_out)  # fmt: skip
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())
-    held_out = samples.held_out[:eval_limit]
+    kept = samples.held_out[:eval_limit]
 
     return Task(
         model=SoftPrompt(llm, start.vectors, samples.answers),
@@ -60,7 +65,7 @@ def build(
         loss=loss,
         collate=batch_of,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
-        evaluate=functools.partial(_accuracy, held_out=held_out),
+        evaluate=functools.partial(_accuracy, held_out=kept),
         batch_size=batch_size,
         iterations=100,
         eval_every=eval_every or None,

@@ -15,7 +15,7 @@ from ...engine.errors import UsageError
 from ..backbones import held, hub_model
 from ..backbones.hub_body import HubTexts
 from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_body, read_head
-from ..prompts.labelled_files import read_labelled
+from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
@@ -54,6 +54,9 @@ def build(
     targets: str,
     adapter: str,
     data: str,
+    text_column: str,
+    label_column: str,
+    held_out: str,
     dataset: str,
     layers: str,
     lr: float,
@@ -65,11 +68,12 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    found = read_labelled(data) if data else texts.load(dataset)
+    columns = Columns(text_column, label_column)
+    found = read_labelled(data, columns=columns, held_out=held_out, most=None) if data else texts.load(dataset)
     asked = Petl(petl, r, targets, adapter)
     encoder, hidden, tokenizer, adapted = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
     train = _tokenised(tokenizer, found.train[: limit or None])
-    held_out = _tokenised(tokenizer, found.held_out[:eval_limit])
+    kept = _tokenised(tokenizer, found.held_out[:eval_limit])
 
     model = Classifier(encoder, hidden, len(found.classes))
     if adapted is not None:
@@ -86,8 +90,8 @@ def build(
         loss=_loss,
         collate=collate,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
-        scheduler=_warm_up_then_decay,
-        evaluate=lambda model: _accuracy(model, held_out),
+        scheduler=warm_up_then_decay,
+        evaluate=lambda model: _accuracy(model, kept),
         batch_size=batch_size,
         iterations=100,
         eval_every=eval_every or None,
@@ -192,7 +196,7 @@ def _by_length(samples: list[Sample]) -> Iterator[list[Sample]]:
         yield ordered[start : start + _EVAL_BATCH]
 
 
-def _warm_up_then_decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def warm_up_then_decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     warm_up = max(1, round(steps * _WARM_UP))
 
     def factor(step: int) -> float:

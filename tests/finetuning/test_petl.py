@@ -199,6 +199,7 @@ def spoilt(folder, what):
         ("cut", {}, r"has no adapter that can be read"),
         ("no config", {}, r"has no adapter_config.json; give a directory that peft or Stoker wrote"),
         ({"peft_type": "LOHA"}, {}, r"is of the kind LOHA; Stoker tunes LORA, IA3, PROMPT_TUNING"),
+        ({"init_lora_weights": "pissa"}, {}, r"changes the backbone's own weights \(pissa\); convert it to plain LoRA"),
         ({"r": 3}, {}, r"does not fit the backbone: "),
         ({"target_modules": ["query", "key"]}, {}, r"does not fit the backbone: 16 of its weights have no counterpart"),
         ({"task_type": "CAUSAL_LM"}, {}, r"is of a model for CAUSAL_LM, and this is one for FEATURE_EXTRACTION; never mixed"),

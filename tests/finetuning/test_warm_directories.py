@@ -45,6 +45,7 @@ def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the
     go_on = {"recipe": "causal-lm", "params": {"data": data["text"], "context": 16, **SMALL}, "backbone": str(path)}
     cold = host.warmed(1, **classify)
     assert any("loss" in record.get("values", {}) for record in cold)
+    until(lambda: any(one.state == "ready" for report in host.daemon.reports for one in report.servers or ()))
     assert host.train(2, **classify) == cold
     assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
     (server,) = host.servers()
