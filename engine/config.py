@@ -72,6 +72,12 @@ class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+class Backbones(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Models that jobs start from (docs/backbones.md)."""
+
+    download: bool = False  #: whether jobs fetch a model of Hugging Face's that the cache of their host lacks
+
+
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs that are switched (docs/sharing.md)."""
 
@@ -132,6 +138,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runners: Runners = Runners()
     warm: Warm = Warm()
     share: Turns = Turns()
+    backbones: Backbones = Backbones()
     prices: Prices = Prices()
     hooks: tuple[Hook, ...] = ()
     backup: Backup = Backup()

@@ -94,6 +94,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
     shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
+    download: bool = False  #: whether jobs may fetch the backbones that they name
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

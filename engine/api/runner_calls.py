@@ -30,6 +30,7 @@ async def hello(call: Call) -> Welcome:
         shared=await call.control(call.daemon.shared_place, message),
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
         input_memory=config.share.input_memory,
+        download=config.backbones.download,
     )
 
 

@@ -40,6 +40,7 @@ from ...engine.errors import Conflict, Stale, StokerError, UsageError
 from ...engine.home import Home
 from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments, ForkServer, Hello, JobFiles, Sample, Welcome
 from ...engine.streams import steady_stderr
+from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
 from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
 from ..network.probe import own_place, shared_place
@@ -124,6 +125,7 @@ class Agent:
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
             self._inputs.share = welcome.input_memory
+            os.environ[ENV_DOWNLOAD] = str(int(welcome.download))  # which jobs inherit
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
