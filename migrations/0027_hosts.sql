@@ -16,9 +16,7 @@ COMMENT ON COLUMN nodes.shared_place IS 'Name of the directory shared with other
 COMMENT ON COLUMN nodes.checkpoints IS 'That directory on its host: DIRECTORY/<job>/checkpoints';
 
 ALTER TABLE jobs ADD COLUMN place VARCHAR;
-ALTER TABLE jobs ADD COLUMN checkpoint_bytes BIGINT;
 COMMENT ON COLUMN jobs.place IS 'Place of its newest checkpoint, NULL: it has none';
-COMMENT ON COLUMN jobs.checkpoint_bytes IS 'What its checkpoints took there when its last lease ended, NULL: not told';
 
 CREATE TABLE shared_places (
     path  VARCHAR PRIMARY KEY,
