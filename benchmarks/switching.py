@@ -10,11 +10,11 @@ The server (text-classifier, MiniLM, batch 1) and the training share one core, i
 - processes: nothing but the scheduler of the kernel; SCHED_IDLE: the same with the training in that class and a session of its own
 - threads: both in one process
 
-Closed loop: a client thinks between an answer and its next request for as long as an answer takes alone. Open loop: requests come at random, at half
-the rate that the server manages alone. Times are the pair's own: seconds of CPU of both (and of the supervisor). So what others do on the
-host is in none, and ratios are of one run: ``p50``, ``p95``, ``p99`` over those of the server alone, at its begin and its end.
-``preempt``: from a request to a server that waits for one until it computes, ms. ``own``: steps of the training in a second of its own CPU
-time, over alone. GPUs and MPS: not here, a slot is a core.
+Closed loop: a client thinks between an answer and its next request for as long as an answer takes alone. Open loop: requests come at
+random, at half the rate that the server manages alone. Times are the pair's own: seconds of CPU of both (and of the supervisor). So what
+others do on the host is in none. ``p50``, ``p95``, ``p99`` are over those of the same server alone, which is measured in turn with it.
+``preempt``: from a request to a server that waits for one until it computes, ms. ``own``: steps of the training in a second of its own
+CPU time, over alone. GPUs and MPS: not here, a slot is a core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from stoker.runners.share import kernel_priority
 PAIR = [sys.executable, str(Path(__file__).with_name("switching_pair.py"))]
 MODES = ("kernel", "turn", "SIGSTOP", "SCHED_IDLE", "threads", "processes")
 SERVER = "text-classifier"
-GOAL_P99, GOAL_PREEMPTED = 1.5, 0.020  #: times alone; seconds
+SHARES = (50, 95, 99)
+GOAL_P99, GOAL_PREEMPTED = 1.5, 20.0  #: times alone; ms
 
 
 class Bench:
@@ -49,7 +50,6 @@ class Bench:
     def __init__(self, place: Path, number: int) -> None:
         self.place, self.number, self.lease = place, number, 0
         self.core = max(os.sched_getaffinity(0))
-        self.think = self.gap = 0.0
 
     def page(self) -> tuple[Path, memoryview]:
         """Where a training counts."""
@@ -71,8 +71,12 @@ class Bench:
         env = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"OMP_NUM_THREADS": "1"}
         if run is not None:
             env |= {"STOKER_RUN_DIR": str(run.path), "STOKER_LEASE_ID": str(run.lease)}
-        core = {self.core}
-        return subprocess.Popen(list(argv), env=env, start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, core), **more)
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {self.core})  # what it starts is where it is
+        try:
+            return subprocess.Popen(list(argv), env=env, start_new_session=True, **more)
+        finally:
+            os.sched_setaffinity(0, everywhere)
 
     @contextmanager
     def training(self, mode: str, training: str) -> Iterator[tuple[Path, memoryview, list[int]]]:
@@ -112,17 +116,12 @@ class Bench:
         return started
 
     def server(self, role: str, path: Path, *given: str, run: RunDir | None = None) -> dict[str, Any]:
-        argv = [*PAIR, role, str(path), SERVER, *given, str(self.number), str(self.think), str(self.gap)]
+        argv = [*PAIR, role, str(path), SERVER, *given, str(self.number)]
         started = self.start(argv, run, stdout=subprocess.PIPE)
         said, _ = started.communicate()
         if started.returncode:
             raise SystemExit(f"the server has ended with {started.returncode}")
         found: dict[str, Any] = json.loads(said)
-        return found
-
-    def alone(self) -> dict[str, Any]:
-        found = self.server("serve", self.page()[0], "")
-        self.think = self.think or found["think"]
         return found
 
     def beside(self, mode: str, training: str) -> dict[str, Any]:
@@ -141,15 +140,15 @@ class Bench:
             return float(steps / cpu)
 
 
-def row(mode: str, training: str, load: str, found: dict[str, Any], alone: Sequence[dict[str, Any]], pace: float) -> dict[str, Any]:
-    seen, before = found["loads"][load], np.concatenate([one["loads"][load]["latency"] for one in alone])
-    shares = (50, 95, 99)
-    times = np.percentile(seen["latency"], shares) / np.percentile(before, shares)
-    preempted = np.percentile(seen["preempted"], (50, 99)) if seen["preempted"] else np.full(2, np.nan)
-    # A plain process computes beside the other, and so do threads: nobody is put off.
+def row(mode: str, training: str, load: str, found: dict[str, Any], pace: float) -> dict[str, Any]:
+    seen, before = (found["times"][f"{load} {where}"] for where in ("beside", "alone"))
+    alone = np.percentile(before["latency"], SHARES)
+    times = np.percentile(seen["latency"], SHARES) / alone
+    preempted = 1e3 * np.percentile(seen["preempted"], (50, 99))
     return {
-        "training": training, "mode": mode, "load": load, **{f"p{share}": round(float(of), 2) for share, of in zip(shares, times, strict=True)},
-        "preempt p50 ms": round(1e3 * float(preempted[0]), 2), "p99 ms": round(1e3 * float(preempted[1]), 2),
+        "training": training, "mode": mode, "load": load, "alone p50 ms": round(1e3 * float(alone[0]), 1),
+        **{f"p{share}": round(float(of), 2) for share, of in zip(SHARES, times, strict=True)},
+        "preempt p50 ms": round(float(preempted[0]), 2), "preempt p99 ms": round(float(preempted[1]), 2),
         "own": round(found["steps"] / found["cpu"] / pace, 2) if found["cpu"] else None,
         "goals": "met" if times[2] <= GOAL_P99 and preempted[1] < GOAL_PREEMPTED else "missed",
     }  # fmt: skip
@@ -159,29 +158,21 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--trainings", nargs="+", default=["digits", "text"], choices=["digits", "text"])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--number", type=int, default=400, help="requests of each measurement")
-    parser.add_argument("--quick", action="store_true", help="60 requests, beside digits alone")
+    parser.add_argument("--number", type=int, help="requests of each measurement (default: 400, 60 where it is to be quick)")
+    parser.add_argument("--quick", action="store_true", help="few requests, beside digits alone")
     options = parser.parse_args(given)
-    trainings, number = (["digits"], 60) if options.quick else (options.trainings, options.number)
-    began = machine()
+    trainings, number = ["digits"] if options.quick else options.trainings, options.number or (60 if options.quick else 400)
+    began, rows = machine(), []
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory), number)
-        progress("the server alone")
-        alone, found, paces = [bench.alone()], {}, {}
         for training in trainings:
             progress(f"{training} alone")
-            paces[training] = bench.pace(training, 5.0 if number > 100 else 1.0)
+            pace = bench.pace(training, number / 80)
             for mode in options.modes:
                 progress(f"{training}: {mode}")
-                found[training, mode] = bench.beside(mode, training)
-        alone.append(bench.alone())
-    rows = [
-        row(mode, training, load, one, alone, paces[training]) for (training, mode), one in found.items() for load in ("closed", "open")
-    ]
-    whole = [number for one in alone for number in one["loads"]["closed"]["latency"]]
-    first = {"server": SERVER, "requests": number, "p50 ms": round(1e3 * float(np.percentile(whole, 50)), 2),
-             "p99 ms": round(1e3 * float(np.percentile(whole, 99)), 2), "load": round(os.getloadavg()[0], 1)}  # fmt: skip
-    show(options, began, {"alone": [first], "beside": rows})
+                found = bench.beside(mode, training)
+                rows += [row(mode, training, load, found, pace) for load in ("closed", "open")]
+    show(options, began, {f"{SERVER}, {number} requests": rows})
 
 
 if __name__ == "__main__":

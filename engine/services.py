@@ -257,7 +257,10 @@ class Services:
         except NoRoom as refused:
             if stops is None:
                 raise
-            live = self.store.rows("store/node_leases", stops.node) if stops.node else self.store.rows("store/all_live_leases")
+            query, *values = stops.meant
+            live = self.store.rows(f"store/{query}", *values)
+            if stops.servers and not live:
+                raise
             drained: list[Write] = [(change_node, NodeChange(node, "draining", actor, why, leaving)) for node in nodes]
             leases = {lease: stops.reason for (lease,) in live}
             raise self.unstored.take([*drained, (stop_all, stops)], leases, refused) from None

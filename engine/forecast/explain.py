@@ -57,6 +57,7 @@ def explain(
         + _bank(store, row)
         + _start(store, row)
         + _serving(store, job)
+        + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -129,6 +130,17 @@ def serving(store: Store, job: int) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+def shared_input(store: Store, job: int) -> dict[str, Any] | None:
+    """With whom it shares its input, and what came of it; None: it does not."""
+    found = objects(store, "api/shared_input", job)
+    return found[0] if found else None
+
+
+def _input(store: Store, job: int) -> str:
+    row = shared_input(store, job)
+    return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
+
+
 def _serving(store: Store, job: int) -> str:
     row = serving(store, job)
     return f"; {fmt.serving(row)}" if row is not None else ""
@@ -158,7 +170,7 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
     rows = [objects(store, "api/job", job)[0] for job in kept.unpacked.jobs]
     words = kept.unpacked.words.replace("{jobs}", " and ".join(row["name"] for row in rows))
     never = kept.unpacked.unknown and any(row["signature"] is None for row in rows)
-    return f"; not packed: {words}{' (of commands it never is: nobody times their steps)' if never else ''}"
+    return f"; not packed: {words}{' (of commands and servers it never is: nobody times their steps)' if never else ''}"
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:

@@ -114,7 +114,7 @@ def drained(
         error.run = _come_to(simulation)
         raise
     except _Known:
-        pass
+        simulation.close(simulation.now)
     return _come_to(simulation)
 
 
@@ -253,6 +253,11 @@ class _Ongoing(Simulation):
                 renewals=[renewal._replace(job=number[renewal.job]) for renewal in actions.renewals],
             ),
         )
+
+    def _process(self, submitted: list[float]) -> None:
+        super()._process(submitted)
+        if self._drains and self._is_known():  # before what serves is taken to end
+            raise _Known
 
     def _decide(self) -> None:
         if self._is_known():

@@ -7,7 +7,7 @@ WITH newest AS (
       AND m.lease_id = (SELECT max(l.id) FROM leases l WHERE l.job_id = m.job_id AND NOT coalesce(l.profile, false))
     GROUP BY m.job_id, m.lease_id, m.rank, m.name
 )
-SELECT j.id AS job_id, j.name AS job, j.owner, j.state, j.spec -> 'share' ->> 'input' AS input,
+SELECT j.id AS job_id, j.name AS job, j.owner, j.state, j.spec ->> '$.share.input' AS input,
        sum(value) FILTER (n.name = 'input_made')::BIGINT AS made, sum(value) FILTER (n.name = 'input_found')::BIGINT AS found,
        sum(value) FILTER (n.name = 'input_again')::BIGINT AS again, sum(value) FILTER (n.name = 'input_bytes')::BIGINT AS bytes,
        sum(value) FILTER (n.name = 'input_saved') AS saved

@@ -12,11 +12,15 @@ from one_runner import Host
 from stoker.engine.api.model_requests import _server
 from stoker.engine.errors import Conflict, NotFound, StokerError, UsageError
 from stoker.engine.forecast.explain import explain
+from stoker.engine.forecast.ongoing import drained
 from stoker.engine.forecast.work_draws import ENDLESS, Durations, Finished, Known
 from stoker.engine.jobs.outcomes import End, judge
 from stoker.engine.jobs.submission import SubmitRequest, submit
 from stoker.engine.protocol import Record, Records, WorkerUpdate
+from stoker.engine.scheduling.guards import Evictions
 from stoker.engine.scheduling.view import snapshot
+from stoker.engine.sim.run_options import Options
+from stoker.engine.sim.workload import make_workload
 from stoker.engine.spec.check import problems
 from stoker.engine.spec.model import Demand, Dependency, JobSpec, Provenance, Retries, Stop, Submission, Tier
 from stoker.policies import registry
@@ -157,6 +161,17 @@ def test_a_forecast_takes_it_to_be_there_for_ever():
     ended = Finished(["a"] * 10, np.full(10, 60.0), np.full(10, math.nan))
     left = Durations(jobs, known, ended).middles()
     assert left.tolist() == [ENDLESS, 0.0, pytest.approx(60.0)]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "gandiva"])
+def test_a_tuning_simulates_until_all_others_have_ended(policy):
+    """One of two GPUs serves for ever, so that jobs of 100 s, one at hand and two to come, end one after the other."""
+    view = make_view([2], [Job(1, held=(0,), lease_time=50.0, run_time=50.0), Job(2, held=(1,), remaining=100.0)])
+    view = dataclasses.replace(view, jobs=dataclasses.replace(view.jobs, kind=np.array(["infer", "train"], dtype=object)))
+    coming = make_workload("later", [view.now + 1.0, view.now + 2.0], [100.0, 100.0], [1, 1], kind=["train", "train"])
+    run = drained(view, np.array([ENDLESS, 100.0]), coming, registry.create(policy, {}), Options(), evictions=Evictions(), cpu_seconds=20.0)
+    ends = run[1].fates.ended - view.now
+    assert math.isnan(ends[0]) and np.isfinite(ends[1:]).all() and ends[1:].max() < 1000
 
 
 class Serving(World):

@@ -34,6 +34,7 @@ TINY = {
     "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
     "shared_input": ["--jobs", "2", "--steps", "3"],
+    "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
