@@ -12,7 +12,6 @@ from .fieldnames import with_meant
 from .fleet.silence import SILENT_AFTER
 from .home import Home
 from .spec.cron import normalise
-from .spec.reading.units import size
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  #: of seconds or days; not NaN either
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -52,11 +51,6 @@ class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
     checkpoints: str = ""  #: directory that all runners share, for the checkpoints of all jobs; empty: each keeps them in its home
     checkpoints_of_pools: dict[str, str] = {}  #: the same by pool
-    fetch: Annotated[str, msgspec.Meta(pattern=_MEMORY)] = "0B"  #: largest checkpoint that a host fetches from another; 0B: none
-
-    @property
-    def fetched_bytes(self) -> int:
-        return size(self.fetch)
 
     def shared(self, pool: str) -> str:
         """The directory that runners of a pool share, empty: none."""

@@ -126,9 +126,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     priority: int = 0  #: of the job, now; among those that share, larger goes first
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
+    input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
     checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
-    input: str | None = None  #: owner and name of the group of jobs with which it shares its input
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):

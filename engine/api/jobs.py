@@ -191,7 +191,6 @@ async def explain(call: Call) -> dict[str, Any]:
         scheduling.deadlines_first,
         scheduling.held_back,
         kept,
-        call.daemon.config.runners.fetched_bytes,
     )
     if not named.array:
         return {**answer, "tasks": None, "array": None}

@@ -84,7 +84,7 @@ def release(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
 def move(app: App, jobs: tuple[str, ...], array: bool, restart: bool) -> Answer:
     """Let jobs that wait for the place of their checkpoint begin anew on any runner."""
     if not restart:
-        raise UsageError("--restart: say that the checkpoint is given up; where it can be read or fetched a job goes on without this")
+        raise UsageError("--restart: say that the checkpoint is given up; where it can be read a job goes on without this")
     return _each(app, jobs, "move", {"array": array, "restart": True})
 
 

@@ -31,8 +31,3 @@ def saved_on(tx: Transaction, jobs: Mapping[int, tuple[str, str]]) -> None:
     nodes, told = ([where[i] for where in jobs.values()] for i in (0, 1))
     rows = tx.execute("places_of_saved", list(jobs), nodes, told) if jobs else []
     tx.update("jobs", ["id"], [{"id": job, "place": place} for job, before, place in rows if before != place])
-
-
-def kept_bytes(tx: Transaction, sizes: Mapping[int, int]) -> None:
-    """What the checkpoints of jobs take whose leases have ended."""
-    tx.update("jobs", ["id"], [{"id": job, "checkpoint_bytes": size} for job, size in sizes.items()])

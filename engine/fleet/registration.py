@@ -23,7 +23,7 @@ from ..protocol import MOST_WORDS, VERSION, Ack, ForkServer, Hello, PartTimes, R
 from ..store.transaction import Transaction
 from .job_files import drop_files, take_files
 from .offers import require_free
-from .places_told import kept_bytes, saved_on, take_place
+from .places_told import saved_on, take_place
 
 T = TypeVar("T", bound=msgspec.Struct)
 NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
@@ -408,7 +408,6 @@ def _exit(
     saved = {live[part].lease.job: (part[1], update) for part, update in exits.items()
              if update.saved and part in live and not live[part].lease.profile}  # fmt: skip
     saved_on(tx, {job: (node, update.place or "") for job, (node, update) in saved.items()})
-    kept_bytes(tx, {job: update.saved or 0 for job, (_, update) in saved.items()})
     ends = {}
     for lease, outcomes, codes, messages, why, at, nodes in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
         worst = min(range(len(outcomes)), key=lambda i: (SEVERITY.index(outcomes[i]), codes[i] == 0))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
-from ..hosts.places import Saved, lacks, places_of
+from ..hosts.places import lacks, places_of
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
@@ -30,12 +30,10 @@ def explain(
     deadlines_first: Callable[[str], bool] = lambda pool: False,
     held_back: Callable[[str, int], HeldBack | None] = lambda pool, job: None,
     in_the_way: Callable[[str, int, str], InTheWay] = lambda pool, job, code: InTheWay(),
-    fetched: int = 0,
 ) -> dict[str, Any]:
     """The answer of `GET /v1/jobs/REF/explain`; see docs/api.md.
 
     ``deadlines_first``: whether the policy of a pool serves jobs with deadlines before those without.
-    ``fetched``: bytes up to which hosts fetch checkpoints from others.
     ``held_back``: the guard that a job of a pool waits for. ``in_the_way``: what else keeps it.
     """
     (row,) = objects(store, "api/job", job)
@@ -51,7 +49,7 @@ def explain(
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
         + _never_joined(store, row, waiting)
-        + _place(store, row, waiting, fetched)
+        + _place(store, row, waiting)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
@@ -97,18 +95,18 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
     return f"; no runner has joined pool {row['pool']} yet"
 
 
-def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None, fetched: int) -> str:
+def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
     if row["lease_id"] is not None or row["state"] in FINAL or (waiting is not None and waiting["code"] in ("place", "excluded")):
         return ""
     lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""
     job = row["id"] if row["place"] else row["begin_from"]
     found = store.rows("policy/places_of_jobs", [job]) if job is not None else []
-    places = places_of(store.rows("policy/nodes"), fetched)
+    places = places_of(store.rows("policy/nodes"))
     if not found or all(found[0][1] in places.reads[node] for node, state in places.state_of.items() if state not in ("stopped", "gone")):
         return lacked
     steps = dict(store.rows("policy/saved_steps", [job]))
-    words = places.lies(Saved(*found[0][1:]), steps.get(job))
+    words = places.lies(found[0][1], steps.get(job))
     return f"; {words if job == row['id'] else f'it begins with job {job}: {words}'}{lacked}"
 
 

@@ -13,52 +13,33 @@ from typing import Any
 import numpy as np
 
 from ...policies.contract import Floats, Gpus, Need, Nodes, Strings
-from .. import format as fmt
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
-SENDS = ("up", "draining", "drained")  #: states of runners that can be asked for a checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint."""
-
-    place: str
-    bytes: float  #: NaN: not known
+THERE = ("up", "draining", "drained")  #: states of runners of which nothing more is to be said
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What runners can read; ``fetched``: bytes up to which a checkpoint is fetched from another place."""
+    """What runners can read."""
 
     state_of: Mapping[str, str]  #: of every runner that ever was
     reads: Mapping[str, Collection[str]]  #: places whose checkpoints it reads
-    fetched: int = 0
 
-    def where(self, saved: Saved) -> list[str]:
+    def where(self, place: str) -> list[str]:
         """Runners that have it, those that have gone too."""
-        return sorted(node for node, places in self.reads.items() if saved.place in places)
+        return sorted(node for node, places in self.reads.items() if place in places)
 
-    def is_fetched(self, saved: Saved) -> bool:
-        """Whether other hosts can have it: somebody sends it, and it is not too large."""
-        return self.fetched > 0 and saved.bytes <= self.fetched and any(self.state_of[node] in SENDS for node in self.where(saved))
-
-    def lies(self, saved: Saved, step: int | None) -> str:
+    def lies(self, place: str, step: int | None) -> str:
         """Where it is, in words, and what that means to other hosts."""
-        nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in SENDS else node for node in self.where(saved)]
+        nodes = [f"{node} ({self.state_of[node]})" if self.state_of[node] not in THERE else node for node in self.where(place)]
         saved_at = "" if step is None else f" at step {step}"
-        words = f"its checkpoint{saved_at} lies on {', '.join(nodes) or 'a runner that is not known any more'}"
-        if self.is_fetched(saved):
-            return f"{words}, and other hosts fetch it ({fmt.size(int(saved.bytes))})"
-        if saved.bytes > self.fetched > 0:
-            return f"{words}, and {fmt.size(int(saved.bytes))} are more than other hosts fetch ({fmt.size(self.fetched)})"
-        return words
+        return f"its checkpoint{saved_at} lies on {', '.join(nodes) or 'a runner that is not known any more'}"
 
 
-def places_of(nodes: Iterable[Sequence[Any]], fetched: int) -> Places:
+def places_of(nodes: Iterable[Sequence[Any]]) -> Places:
     """Of the query ``policy/nodes``."""
     rows = [tuple(row) for row in nodes]
-    return Places({node: state for node, state, _ in rows}, {node: told.split("\n") for node, _, told in rows}, fetched)
+    return Places({node: state for node, state, _ in rows}, {node: told.split("\n") for node, _, told in rows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +48,23 @@ class Closed:
 
     need: Floats | None = None  #: see `Jobs.need`
     needs: list[Need] = field(default_factory=list)
-    nowhere: dict[int, Saved | None] = field(default_factory=dict)  #: rows for whom there are too few GPUs; None: all are excluded
+    #: rows for whom there are too few GPUs, and the place of their checkpoint; None: they have none, and could not be started
+    nowhere: dict[int, str | None] = field(default_factory=dict)
 
 
-def closed(jobs: Columns, memory: Floats, saved: Mapping[int, Saved], gpus: Gpus, nodes: Nodes, places: Places) -> Closed:
-    """``saved``: of rows with a checkpoint, their own or that with which they begin; ``memory``: of each row, bytes a GPU."""
+def closed(jobs: Columns, memory: Floats, saved: Mapping[int, str], gpus: Gpus, nodes: Nodes, places: Places) -> Closed:
+    """``saved``: places of checkpoints of rows, their own or those with which they begin; ``memory``: of each row, bytes a GPU."""
     names: Strings = nodes.id
     held, wanted = jobs["lease_id"], jobs["gpus_min"]
     excluded = {row: set(json.loads(text)) for row, text in enumerate(jobs["excluded"]) if text}
     found, index, need = Closed(), dict[tuple[float, bytes], int](), None
     there = np.bincount(gpus.node, minlength=len(names))
-    wanted_places = {one.place for one in saved.values()}
+    wanted_places = set(saved.values())
     reads = {place: np.array([place in places.reads.get(name, ()) for name in names], dtype=bool) for place in wanted_places}
     for row in sorted(saved.keys() | excluded.keys()):
         allowed = np.ones(len(names), dtype=bool)
-        if row in saved and not places.is_fetched(saved[row]):
-            allowed &= reads[saved[row].place]
+        if row in saved:
+            allowed &= reads[saved[row]]
         if row in excluded:
             allowed &= ~np.isin(names, list(excluded[row]))
         if allowed.all():
@@ -98,10 +80,10 @@ def closed(jobs: Columns, memory: Floats, saved: Mapping[int, Saved], gpus: Gpus
     return Closed(need, found.needs, found.nowhere)
 
 
-def reason(job: int, saved: Saved | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
+def reason(job: int, place: str | None, step: int | None, excluded: str | None, places: Places) -> tuple[str, str]:
     """Code and words of why a job can start on no node that is there."""
-    if saved is not None:
-        return "place", f"{places.lies(saved, step)}; 'stoker move {job} --restart' gives it up and begins anew elsewhere"
+    if place is not None:
+        return "place", f"{places.lies(place, step)}; 'stoker move {job} --restart' gives it up and begins anew elsewhere"
     return "excluded", f"could not be started on {lacks(excluded)}"
 
 

@@ -68,8 +68,8 @@ def judge(
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
     other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
-    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own;
-    ``elsewhere``: it could not be started for want of something on a host, and there are others.
+    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: it could not be started
+    for want of something on a host, and there are others.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")

@@ -437,7 +437,7 @@ class Scheduling:
     def look(self, pool: str) -> Snapshot:
         """A pool as its policy would see it now, but for what the guards protect."""
         with self._store.read() as con:
-            seen = snapshot(con, pool, self._clock(), self._overheads, self._config.runners.fetched_bytes)
+            seen = snapshot(con, pool, self._clock(), self._overheads)
         state = self._pools.get(pool)
         return seen if state is None else replace(seen, view=replace(seen.view, memory=state.memory))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
-from ..hosts.places import Saved, closed, places_of, reason
+from ..hosts.places import closed, places_of, reason
 from ..store.sqlfiles import sql
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
@@ -40,11 +40,8 @@ class Snapshot:
     ineligible: list[tuple[int, str, str]]  #: job, code and reason of what waits for something other than GPUs
 
 
-def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED, fetched: int = 0) -> Snapshot:
-    """Read one pool in one transaction, so that jobs, leases and GPUs fit each other.
-
-    ``fetched``: bytes up to which runners fetch the checkpoints of others.
-    """
+def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: Overheads = NOT_MEASURED) -> Snapshot:
+    """Read one pool in one transaction, so that jobs, leases and GPUs fit each other."""
     con.execute("BEGIN")
     try:
         seen = _read(con, pool, now)
@@ -61,7 +58,7 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns)
     found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
-    return _within_places(found, seen, fetched)
+    return _within_places(found, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +77,15 @@ class _Read:
     nodes: Columns
     servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
-    saved: dict[int, Saved]  #: checkpoints, by row of the job that has one or is to begin with one
+    saved: dict[int, str]  #: places of checkpoints, by row of the job that has one or is to begin with one
     steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
 
 
-def _within_places(found: Snapshot, seen: _Read, fetched: int) -> Snapshot:
+def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
     """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
     if not seen.saved and not any(seen.jobs["excluded"]):
         return found
-    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places")), strict=True), fetched)
+    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places")), strict=True))
     view = found.view
     where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places)
     if where.need is None:
@@ -153,11 +150,11 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
 
 def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
     """Checkpoints of the jobs: own ones, and of others with which they are to begin. In most pools there is but one place."""
-    size, source = floats(jobs["checkpoint_bytes"]), floats(jobs["begin_from"])
-    saved = {row: Saved(place, float(size[row])) for row, place in enumerate(jobs["place"]) if place is not None}
+    source = floats(jobs["begin_from"])
+    saved = {row: str(place) for row, place in enumerate(jobs["place"]) if place is not None}
     begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
     wanted = sorted(set(begins.values()))
-    of = {job: Saved(place, more) for job, place, more in con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()} if wanted else {}
+    of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}
     saved |= {row: of[job] for row, job in begins.items() if job in of}
     owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
     steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}

@@ -201,10 +201,10 @@ class Training:
         job.ran += self._agenda.now - job.granted
         job.lease_end = math.inf
         job.speed = 0.0
-        self.merging.follow(job)
         if self._table.place is not None and job.left < job.work and job.number not in self.profiling:
             nodes = set(self._node[job.gpus].tolist())
             self._table.place[job.number] = nodes.pop() if len(nodes) == 1 else -1  # a gang over nodes would not run without a shared disk
+        self.merging.follow(job)
         self._vacate(job)
 
     def _vacate(self, job: Job) -> None:

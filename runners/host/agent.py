@@ -26,10 +26,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -42,7 +42,7 @@ from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
-from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
+from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
 from ..network.probe import own_place, shared_place
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
@@ -52,7 +52,7 @@ from .divided_cores import DividedCores, Pins
 from .endings import SMALLER
 from .gpus import Devices, find
 from .health import Health
-from .launch import CannotStart, prepare
+from .launch import CannotStart, field_of_memory, prepare
 from .link import Outbox, Poller, greet
 from .report_tail import Acked, ranks
 from .rundir import RunDir
@@ -294,7 +294,7 @@ class Agent:
         try:
             if Acked.load(directory).closed:
                 return None
-            return Run.take_up(directory, _meeting(assignment), self.options.node)
+            return Run.take_up(directory, with_free_port(assignment), self.options.node)
         except OSError as error:
             run = Run(directory, assignment, Acked(directory))
             words = f"cannot write {directory.path}: {error.strerror}; free some space on this node"
@@ -381,7 +381,7 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        needed, field = run.assignment.gpu_memory, _field(run.assignment.spec)
+        needed, field = run.assignment.gpu_memory, field_of_memory(run.assignment.spec)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if needed > known.memory and (known.memory or known.kind == "cuda"):
@@ -544,23 +544,6 @@ def _remove_empty(directory: RunDir) -> None:
         if directory.checkpoints.exists():
             directory.checkpoints.rmdir()
         job.rmdir()
-
-
-def _meeting(assignment: Assignment) -> Assignment:
-    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
-    if assignment.nodes == 1 or assignment.node_rank:
-        return assignment
-    address, _, port = assignment.rendezvous.rpartition(":")
-    return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")
-
-
-def _field(spec: Mapping[str, Any]) -> str:
-    """What its need of memory goes by, for a person."""
-    if (spec.get("share") or {}).get("memory"):
-        return "share.memory"
-    if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
-        return "memory.cap"
-    return "gpu_memory"
 
 
 def _size(count: int) -> str:

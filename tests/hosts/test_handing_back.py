@@ -38,7 +38,8 @@ def test_told_to_leave_it_saves_its_jobs_and_they_go_on_with_the_next_runner(sta
         assert "pilot leaves in 3" in client.get(f"/v1/jobs/{job}/explain")["summary"]
         assert pilot.stop() == 0  # SIGTERM
         found = jobs.show(job)
-        assert (found["state"], found["state_reason"], found["failures"]) == ("pending", "its runner is being drained", 0)
+        assert (found["state"], found["failures"]) == ("pending", 0)
+        assert found["state_reason"].startswith("its runner is being drained")
         (row,) = client.get("/v1/runners")["runners"]
         assert (row["state"], row["busy"]) == ("stopped", 0)
         saved = client.get(f"/v1/jobs/{job}")["progress"]["checkpoint_step"]

@@ -39,7 +39,7 @@ def drained(net: Network, jobs: Jobs, job: int) -> None:
 def test_without_a_shared_disk_it_waits_for_its_host(tmp_path: Path) -> None:
     with network(tmp_path, 2) as net:
         first, second = net.hosts
-        client = net.up("--slots", "1", config='[runners]\nfetch = "0B"\n')
+        client = net.up("--slots", "1")
         jobs = Jobs(client)
         job = jobs.python("counts", COUNTS)
         until(lambda: step(jobs, job) > 5)

@@ -13,6 +13,7 @@ from stoker.engine.fleet.board import Board
 from stoker.engine.fleet.places_told import name_place
 from stoker.engine.fleet.registration import NodeChange
 from stoker.engine.forecast.explain import explain
+from stoker.engine.forecast.trial import with_job
 from stoker.engine.jobs.control import Control, control
 from stoker.engine.jobs.leases import Stop, stop
 from stoker.engine.protocol import PlaceTold, Record, Records, Report, SharedPlace
@@ -39,9 +40,9 @@ def saved(daemon: Daemon, node: str, *, step: int = 134, size: int | None = 1000
     return job
 
 
-def look(daemon: Daemon, fetched: int = 0) -> Snapshot:
+def look(daemon: Daemon) -> Snapshot:
     with daemon.store.read() as con:
-        return snapshot(con, "default", 1_800_000_100.0, fetched=fetched)
+        return snapshot(con, "default", 1_800_000_100.0)
 
 
 def starts(view: View, policy: str = "fifo") -> dict[int, list[str]]:
@@ -49,8 +50,8 @@ def starts(view: View, policy: str = "fifo") -> dict[int, list[str]]:
     return {job: [str(view.gpus.id[gpu]) for gpu in allocation.gpus] for job, allocation in plan.allocations.items()}
 
 
-def why(daemon: Daemon, job: int, fetched: int = 0) -> str:
-    return str(explain(daemon.store, job, fetched=fetched)["summary"])
+def why(daemon: Daemon, job: int) -> str:
+    return str(explain(daemon.store, job)["summary"])
 
 
 @pytest.fixture
@@ -94,6 +95,12 @@ def test_it_waits_for_a_place_that_is_gone_until_it_is_moved(hosts: Daemon) -> N
     assert hosts.store.write(control, Control("move", (bound,), "ann"))[0]["message"].startswith("is assigned: 'stoker hold ")
 
 
+def test_a_job_that_is_not_submitted_yet_may_start_anywhere(hosts: Daemon) -> None:
+    saved(hosts, "h1")
+    view = with_job(look(hosts).view, JOB)
+    assert view.suits(0).tolist() == [True, False] and view.suits(1).tolist() == [True, True]
+
+
 def test_runners_of_one_home_are_one_place(daemon: Daemon) -> None:
     for node in ("n1", "n2", "n3"):
         daemon.join(node, place="home" if node != "n3" else "other")
@@ -121,7 +128,7 @@ def test_hosts_that_share_a_directory_are_one_place(hosts: Daemon, tmp_path: Pat
         told = PlaceTold(name=name, path=f"/mnt/stoker-{name}")
         hosts.store.write(registration.report, Report(node=node, session=hosts.sessions[node], place=told))
     bound = saved(hosts, "h1")
-    assert hosts.store.rows("policy/places_of_jobs", [bound]) == [(bound, name, 1000.0)]
+    assert hosts.store.rows("policy/places_of_jobs", [bound]) == [(bound, name)]
     assert look(hosts).view.jobs.need is None
     hosts.grant(bound, "h2")
     board = Board(hosts.store)

@@ -71,9 +71,9 @@ MAY_IMPORT = {
         "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home",
         "runners.share.kernel_priority",
     ),
+    "engine.cli.ask": ("engine.cli", "", "engine.errors", "runners.share.inference_client"),
     # Addresses of this host are found out where runners are told them.
     "engine.cli.up": ("engine.cli", "", "engine.client", "engine.errors", "engine.format", "engine.home", "runners.network.addresses"),
-    "engine.cli.ask": ("engine.cli", "", "engine.errors", "runners.share.inference_client"),
     "engine.cli.pool": ("engine.cli", "", "engine.errors", "engine.format", "runners.recipes"),
     "engine.cli.prompt_checks": ("engine.errors", "engine.home", "engine.spec", "runners.recipes", "runners.prompts.labelled_files"),
     "engine.cli.submit": ("engine.cli", "", "engine.errors", "engine.format", "engine.spec", "engine.jobs.states", "runners.recipes"),
