@@ -70,6 +70,8 @@ class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs that are switched (docs/sharing.md)."""
 
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides on CPU slots: the kernel by priority, or the jobs, as on GPUs
+    #: share of a host's main memory that the batches of a group may take whose jobs share their input
+    input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,6 +78,17 @@ def serving(row: Mapping[str, Any]) -> str:
     )
 
 
+def shared_input(row: Mapping[str, Any]) -> str:
+    """With whom a job shares its input, and what came of it: of the query ``api/shared_input``."""
+    beside = f"with {counted(len(row['beside']), 'job')} here ({', '.join(map(str, row['beside'][:8]))})" if row["beside"] else "alone now"
+    words = f"{row['input']}, {beside}"
+    if row["made"] is None:
+        return words
+    again = f" ({row['again']} again)" if row["again"] else ""
+    saved = f", {size(row['bytes'])}, {duration(row['saved'])} saved" if row["found"] else ""
+    return f"{words}: {row['made']:,} batches made{again}, {row['found']} found{saved}"
+
+
 def local(ts: float) -> datetime:
     """Local time; of a moment beyond all dates, which an older daemon may have stored, the nearest date."""
     return datetime.fromtimestamp(min(max(ts, EARLIEST), LATEST)).astimezone()

@@ -37,6 +37,7 @@ LONGEST_REQUEST = 1 << 20  #: bytes of such a line
 VERSION = 1  #: of this protocol; a runner with another one is turned away with a clear error
 
 HELLO, POLL, REPORT, LOG = "/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"
+LAST_LOG = "/v1/runner/last_log"
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float  #: longest wait of a poll, seconds
     warm: Literal["auto", "off"] = "off"  #: auto: jobs start by fork, unless the runner was told otherwise
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
+    input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  #: share of the host's main memory that a group's batches may take
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
+    keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
     download: bool = False  #: whether jobs may fetch the backbones that they name
 
 
@@ -95,7 +98,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int  #: GPUs of the whole gang = ranks
     node_rank: int = 0
     nodes: int = 1
-    rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes
+    rendezvous: str = ""  #: host:port of the first node, for gangs over several nodes; empty: the port is not known yet, so it waits
     snapshot: str | None = None  #: directory of the copied tree, in place of spec.workdir
     resume: int = 0  #: attempts that ran before
     profile: bool = False  #: it is only to measure its speed, on fewer GPUs than the gang, and to leave nothing of its training
@@ -105,6 +108,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     priority: int = 0  #: of the job, now; among those that share, larger goes first
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
+    input: str | None = None  #: owner and name of the group of jobs with which it shares its input
+    hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +135,19 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     offset: Count = 0  #: with ``file`` the place behind it
     more: bool = False  #: there was more already
     missing: bool = False  #: the node has no such lease any more
+
+
+class LastLog(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the log of a lease that has ended, for the daemon to keep."""
+
+    node: str
+    session: int
+    job: Count
+    lease: Count
+    node_rank: Small = 0
+    data: bytes
+    file: PathName = ""  #: with ``begin`` the place of its first byte; before the file's own start where it was rotated
+    begin: Annotated[int, msgspec.Meta(ge=-(2**40), le=2**62)] = 0
 
 
 class Assignments(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +177,8 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None  #: what happened and the remedy, in words
     warm: bool | None = None  #: running: it was forked from a process that had loaded what it imports
     cold_because: str | None = None  #: running: why it was not, in words
+    port: Small | None = None  #: starting, of the first node of a gang: where its ranks meet
+    host_at_fault: bool = False  #: start-failed: for want of something on this host, which another one may have
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]

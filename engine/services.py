@@ -27,6 +27,7 @@ from .errors import NoRoom, StokerError
 from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
+from .fleet.kept_logs import KeptLogs
 from .fleet.prices import keep_prices
 from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
@@ -95,6 +96,7 @@ class Services:
         self.board.refresh()
         self.unstored = UnstoredStops(self.store, self.board)
         self.remote_logs = RemoteLogs(self.board, self.fleet, home)
+        self.kept_logs = KeptLogs(home, self.store)
         self.counts = Counts(self.store)
         self.tasks = Tasks(self._on_task, self.clock)
         self.recurring = Recurring(self.store, self.tasks, self.clock)
@@ -202,6 +204,7 @@ class Services:
         keep = Retention(**msgspec.structs.asdict(self.config.retention))
         self.store.write(thin, keep)
         export_events(self.store, self.home, keep)
+        self.kept_logs.clean()
 
     def _committed(self, commit: Committed) -> None:
         """After each commit, on the writer's thread: bring what is kept in memory up to date."""
@@ -244,7 +247,10 @@ class Services:
         except NoRoom as refused:
             if stops is None:
                 raise
-            live = self.store.rows("store/node_leases", stops.node) if stops.node else self.store.rows("store/all_live_leases")
+            query, *values = stops.meant
+            live = self.store.rows(f"store/{query}", *values)
+            if stops.servers and not live:
+                raise
             drained: list[Write] = [(change_node, NodeChange(node, "draining", actor, why, leaving)) for node in nodes]
             leases = {lease: stops.reason for (lease,) in live}
             raise self.unstored.take([*drained, (stop_all, stops)], leases, refused) from None

@@ -9,7 +9,7 @@ code. All arrays of a table have one row a job (or GPU, or node); times are seco
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -17,10 +17,11 @@ import numpy as np
 
 from .arrays import Bools, Floats, Ints, Strings
 from .estimate.throughput import Profile
+from .estimate.transfers import Transfers
 from .keys import tunable
 from .placement.cells import Free
 
-__all__ = ["Bools", "Floats", "Ints", "Profile", "Strings", "tunable"]
+__all__ = ["Bools", "Floats", "Ints", "Profile", "Strings", "Transfers", "tunable"]
 
 
 class Phase:
@@ -148,6 +149,8 @@ class View:
     #: Rows and columns of ``profiles``: how many times longer the first takes beside the second on its GPUs, NaN: not measured;
     #: None: of no pair.
     slowdowns: Floats | None = None
+    transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
+    ended: Mapping[int, int] = field(default_factory=dict)  #: row of ``profiles`` to the last job (id) of it that has ended at its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,12 @@ class Allocation:
     batch_size: int | None = None
     profile: bool = False  #: a run on ``Jobs.profile_gpus``, fewer than its gang, until its lease ends; what it trains is dropped
     #: A job (id) with whose newest checkpoint one that has none begins: it has saved one, and trains the same model on the same backbone.
-    #: None: as its submitter, or an earlier plan, has said. A simulation takes the work that is left to be the same.
+    #: None: as its submitter, or an earlier plan, has said. A simulation takes the work that is left to be the same, but for what
+    #: ``View.transfers`` tells of the pair.
     begin_from: int | None = None
+    #: A job (id) that waits, and that trains together with this one on its GPUs, a head each, until one of them is at its target; the other
+    #: goes on from there (002 ch. 3.2, spatial transfer). None: it trains alone. The daemon refuses it.
+    joint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +260,8 @@ class Policy(Protocol):
     ``rigid``: True: the plan changes nothing while no job waits, so it need not be asked then; False.
     ``uses_history``: True: it reads ``View.finished_service``; False.
     ``deadlines_first``: True: jobs with deadlines, but those that can be put off, are served before those without, who are told; False.
+    ``elastic``: True: it gives jobs any number of GPUs that they can use; False: a simulation gives those of which it is told what they ask
+    for just that, as a gang.
     ``profiles``: True: it gives new jobs their profiling runs (``Jobs.profile_gpus``) itself; False: jobs start unmeasured.
     """
 

@@ -56,6 +56,7 @@ class ElasticFlow:
         round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
 
     name: ClassVar[str] = "elasticflow"
+    elastic: ClassVar[bool] = True
     deadlines_first: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:

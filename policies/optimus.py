@@ -33,17 +33,18 @@ class Optimus:
             1, "GPUs that may be added in one step, to get over numbers that gain nothing; 1: the paper's", low=1, high=64
         )
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
-        round: float = tunable(600.0, "seconds from one round to the next", low=0.1, high=86400.0)
+        round: float = tunable(600.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
 
     name: ClassVar[str] = "optimus"
+    elastic: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.interval = config.round
+        self.interval = config.round or None
         self.curves = Curves()
 
     def plan(self, view: View) -> Plan:
-        return in_round(view, self.interval) or self._begin(Pool(view))
+        return in_round(view, self.config.round) or self._begin(Pool(view))
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view

@@ -44,20 +44,21 @@ class Pollux:
         restart: float = tunable(30.0, "seconds of training that a change of GPUs is taken to cost", low=0.0, high=3600.0)
         adapt_batch_size: bool = tunable(True, "batch sizes are chosen too, of jobs that have a goodput model")
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
-        round: float = tunable(60.0, "seconds from one round to the next", low=0.1, high=86400.0)
+        round: float = tunable(60.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
 
     name: ClassVar[str] = "pollux"
+    elastic: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.interval = config.round
+        self.interval = config.round or None
         self.goodputs = _Goodputs(config.adapt_batch_size)
 
     def plan(self, view: View) -> Plan:
-        plan = in_round(view, self.interval) or self._begin(Pool(view))
+        plan = in_round(view, self.config.round) or self._begin(Pool(view))
         # The best batch size grows with the noise scale: a round may change it though nothing else has happened.
         standing = (plan.memory or {})[ROUND]
-        return replace(plan, wake_at=standing["began"] + self.interval if standing["batch_size"] else None)
+        return replace(plan, wake_at=standing["began"] + self.interval if standing["batch_size"] and self.interval else None)
 
     def _begin(self, pool: Pool) -> Plan:
         view = pool.view

@@ -38,6 +38,7 @@ POLICIES: dict[str, str] = {
     "themis": "themis:Themis",
     "tiresias": "tiresias:Tiresias",
     "unisched": "unisched.unisched:UniSched",
+    "ymir": "ymir.ymir:Ymir",
 }
 _loaded: dict[str, own.Loaded] = {}  #: people's own, each as it was loaded last
 _loading = threading.RLock()

@@ -28,7 +28,8 @@ SELECT i, 'job-' || i, 'finetune', 'default', 'user' || i % 5, state, submitted 
        CASE WHEN ended THEN state END, CASE WHEN state = 'failed' THEN 1 WHEN ended THEN 0 END,
        CASE WHEN i % 20 < 5 THEN i - i % 20 END, CASE WHEN i % 20 < 5 THEN i % 20 END, NULL, NULL, NULL,
        '{"team": "vision"}', '{"name": "job-' || i || '", "recipe": "text"}', NULL, 0,
-       CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END
+       CASE WHEN i % 5 = 0 THEN 'packed' END, CASE WHEN i % 3 = 0 THEN 'minilm' END, CASE WHEN i % 7 = 6 THEN i - 1 END,
+       CASE WHEN i % 11 = 0 THEN '{"node1": "workdir: there is no directory /work on this node"}' END
 FROM (
     SELECT i, getvariable('origin') + to_seconds(30 * i) AS submitted, i < getvariable('running_from') AS ended,
            CASE WHEN i >= getvariable('running_from') + 7 THEN 'pending' WHEN i >= getvariable('running_from') THEN 'running'
@@ -89,6 +90,12 @@ INSERT INTO metrics
 SELECT job_id, id, 0, 7, started_at, 0, name, value
 FROM leases, (VALUES ('minute', epoch(getvariable('origin')) // 60), ('p50', 0.002), ('p95', 0.004), ('p99', 0.005), ('requests', 40.0)) v(name, value)
 WHERE job_id = 2;
+-- A third one shares its input.
+INSERT INTO metrics
+SELECT job_id, id, 0, 8, started_at, 0, name, value
+FROM leases, (VALUES ('input_made', 20.0), ('input_found', 40.0), ('input_again', 2.0), ('input_bytes', 4e6), ('input_saved', 3.5)) v(name, value)
+WHERE job_id = 3;
+UPDATE jobs SET spec = '{"name": "job-3", "recipe": "text", "share": {"input": "sweep"}}' WHERE id = 3;
 -- Job 1 had been suspended once before, and had reported a step 12 s after its next lease was granted.
 INSERT INTO leases BY NAME
 SELECT 0 AS id, 1 AS job_id, 0 AS attempt, 1 AS gpu_count, 'ended' AS state, granted_at - INTERVAL 60 SECOND AS granted_at,

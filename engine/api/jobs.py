@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from ..errors import NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
+from ..errors import Conflict, NoRoom, NotFound, StokerError, Unauthorized, UsageError, nearest
 from ..fleet.remote_logs import Source, source_of
-from ..forecast.explain import expected, serving
+from ..forecast.explain import expected, serving, shared_input
 from ..forecast.explain import explain as explain_job
 from ..forecast.in_the_way import BEHIND, RESOURCES, InTheWay, in_the_way
 from ..jobs.control import Control, control
@@ -158,6 +158,7 @@ async def show(call: Call) -> dict[str, Any]:
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
             "serving": serving(store, job),
+            "shared_input": shared_input(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
             "leases": objects(store, "api/leases", job),
@@ -214,27 +215,46 @@ async def logs(call: Call) -> dict[str, Any]:
     given, offset, wait, lines = call.number("lease"), call.number("offset"), call.number("wait") or 0.0, call.number("lines")
     at = None if offset is None else Place(call.query("file") or "", int(offset))
     most = None if lines is None else int(lines)
+    node = call.query("node")
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
-        source, over = await call.read(_log_source, call.daemon.store, job, None if given is None else int(given))
+        source, over = await call.read(_log_source, call.daemon.store, job, None if given is None else int(given), node)
         here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
             piece = Piece("", Place("", 0))
         elif here:
             piece = await call.read(_read_here, source, at, most, first=at is None and not wait)
         else:
-            piece = await call.daemon.remote_logs.fetch(source, at, most)
+            piece = await _read_afar(call, source, at, most)
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
         if piece.text or done or time.monotonic() >= end or call.daemon.stopping:
-            where = {"lease": None, "path": None, "host": None} if source is None else _whereabouts(source)
+            where = {"lease": None, "path": None, "host": None, "node": None} if source is None else _whereabouts(source)
             return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
         at = piece.place
         await asyncio.sleep(LOOK if here else LOOK_AFAR)
 
 
-def _log_source(store: Store, job: int, lease: int | None) -> tuple[Source | None, bool]:
-    """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it."""
-    rows = [row for row in objects(store, "api/log_dirs", job) if lease is None or row["lease"] == lease]
+async def _read_afar(call: Call, source: Source, at: Place | None, lines: int | None) -> Piece:
+    """Some of a log of another host: through its runner, or, once that is of no use, of what the daemon keeps of it."""
+    try:
+        return await call.daemon.remote_logs.fetch(source, at, lines)
+    except (Conflict, NotFound):
+        kept = await call.read(call.daemon.kept_logs.read, source.job, source.lease, source.node_rank, at, lines)
+        if kept is None:
+            raise
+        return kept
+
+
+def _log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[Source | None, bool]:
+    """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it.
+
+    ``node``: of its part there; None: of the first one's.
+    """
+    everywhere = [row for row in objects(store, "api/log_dirs", job) if lease is None or row["lease"] == lease]
+    rows = [row for row in everywhere if node is None or row["node"] == node]
+    if node is not None and not rows:
+        nodes = ", ".join(dict.fromkeys(row["node"] for row in everywhere)) or "no runner"
+        raise NotFound(f"node: job {job} has written no log on runner {shown(node)}; it has on {nodes}")
     final = dict(store.rows("store/job_states", [job]))[job] in FINAL
     if not rows and lease is not None:
         raise NotFound(f"job {job} has no lease {lease} with a log; 'stoker show {job}' lists its leases")
@@ -252,7 +272,7 @@ def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bo
 
 
 def _whereabouts(source: Source) -> dict[str, Any]:
-    return {"lease": source.lease, "path": str(source.path), "host": source.host}
+    return {"lease": source.lease, "path": str(source.path), "host": source.host, "node": source.node}
 
 
 async def forecast(call: Call) -> dict[str, Any]:

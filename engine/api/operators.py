@@ -141,7 +141,8 @@ def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
     words = "stopped" if leaving else "drained"
     user = call.who.user
-    call.daemon.drain([node], user, f"{words} by {user}", leaving=leaving, stops=StopAll("drain", user, node) if now else None)
+    # Servers have no end to be waited for: they go on elsewhere.
+    call.daemon.drain([node], user, f"{words} by {user}", leaving=leaving, stops=StopAll("drain", user, node, servers=not now))
 
 
 async def resume(call: Call) -> dict[str, Any]:

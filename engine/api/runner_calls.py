@@ -9,7 +9,7 @@ from .. import protocol
 from ..errors import Stale
 from ..fleet import offers
 from ..fleet import registration as runners
-from ..protocol import VERSION, Hello, LogPiece, Poll, Report, Welcome
+from ..protocol import VERSION, Hello, LastLog, LogPiece, Poll, Report, Welcome
 from .call import Call, endpoint
 
 
@@ -27,6 +27,8 @@ async def hello(call: Call) -> Welcome:
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
         turn=config.share.turn,
+        input_memory=config.share.input_memory,
+        keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
         download=config.backbones.download,
     )
 
@@ -58,9 +60,17 @@ async def log(call: Call) -> dict[str, Any]:
     return {}
 
 
+async def last_log(call: Call) -> dict[str, Any]:
+    message = await call.message(LastLog)
+    call.daemon.fleet.hear(message.node, message.session)
+    await call.upload(call.daemon.kept_logs.take, message)
+    return {}
+
+
 ENDPOINTS = [
     endpoint(protocol.HELLO, "runner", hello, ["POST"]),
     endpoint(protocol.POLL, "runner", poll, ["POST"]),
     endpoint(protocol.REPORT, "runner", report, ["POST"]),
     endpoint(protocol.LOG, "runner", log, ["POST"]),
+    endpoint(protocol.LAST_LOG, "runner", last_log, ["POST"]),
 ]

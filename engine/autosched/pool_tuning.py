@@ -30,7 +30,7 @@ from ...policies.contract import Bools, Floats, Ints, View
 from ...policies.keys import make_config
 from ..errors import Conflict, NotFound, StokerError, UsageError
 from ..forecast.admission import known_work
-from ..forecast.work_draws import Durations, Finished
+from ..forecast.work_draws import Durations, Finished, endless
 from ..json_rows import objects
 from ..scheduling.policy_settings import PolicySetting, set_policy
 from ..scheduling.ticks import Scheduling
@@ -167,7 +167,7 @@ class PoolTuning:
             np.array([math.nan if estimate is None else estimate for _, _, estimate in rows], dtype=np.float64),
         )
         known = known_work(view.jobs.id.tolist(), work)
-        untold = np.isnan(known.whole) & ~known.by_steps & np.isnan(view.jobs.remaining)
+        untold = np.isnan(known.whole) & ~known.by_steps & np.isnan(view.jobs.remaining) & ~endless(view.jobs)
         return np.maximum(Durations(view.jobs, known, ended).middles(), 1e-3), untold
 
     def _history(self, pool: str, now: float) -> History:

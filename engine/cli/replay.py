@@ -19,6 +19,7 @@ HISTORY_TIMEOUT = 120.0  #: seconds
 _LEFT_OUT = {  #: remarks, by what `History` counts
     "not_ended": "left out: {jobs} not ended yet",
     "never_ran": "left out: {jobs} ended without running",
+    "servers": "left out: {jobs} that served a model, whose GPUs the simulated policies find free",
     "held_before": "left out: {jobs} of before --since that still held GPUs, which the simulated policies find free",
 }
 

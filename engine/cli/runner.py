@@ -16,7 +16,7 @@ from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
-from .up import SLOT_MEMORY, runner_argv
+from .up import ADDRESS, SLOT_MEMORY, runner_argv
 
 
 def columns(now: float) -> list[Column]:
@@ -54,7 +54,7 @@ def list_(app: App) -> Answer:
 @SLOT_MEMORY
 @click.option("--pool", default="default", show_default=True, help="Pool that its GPUs join.")
 @click.option("--gpus", metavar="LIST", help="Indexes or UUIDs of the GPUs to offer (default: $CUDA_VISIBLE_DEVICES, or all).")
-@click.option("--address", metavar="HOST", help="Address at which runners on other hosts reach this one, for gangs.")
+@ADDRESS
 @click.option(
     "--warm",
     type=click.Choice(["auto", "off"]),
@@ -139,7 +139,7 @@ def forget(app: App, node: str) -> Answer:
 @examples("stoker drain gpu1", "stoker drain gpu1 --wait --timeout 3600", "stoker drain gpu1 --now")
 def drain(app: App, node: str, now: bool, wait: bool, timeout: float) -> Answer:
     """Let a runner finish its jobs and start no more; 'stoker runner resume' takes it back."""
-    jobs = "are asked to save and stop, and are queued again" if now else "go on to their end"
+    jobs = "are asked to save and stop, and are queued again" if now else "go on to their end, and servers elsewhere"
     answer = _act(app, node, "drain", "is drained" if wait else f"starts nothing more; its jobs {jobs}", now=now)
     end = time.monotonic() + timeout
     while wait and _busy(app, node):

@@ -107,8 +107,7 @@ def make_options(costs: str, values: Mapping[str, Any]) -> Options:
     """Options of a simulation from a preset of costs and what was given besides."""
     import dataclasses
 
-    from ..sim.presets import PRESETS
-    from ..sim.run_options import Errors, Options
+    from ..sim.run_options import PRESETS, Errors, Options
 
     given: dict[str, dict[str, Any]] = {part: {} for part in ("", "costs", "limits", "errors")}
     for setting in SETTINGS:

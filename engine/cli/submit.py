@@ -113,6 +113,8 @@ def submit(
         raise UsageError(f"--follow shows one job, these are {len(jobs)}; use --wait")
     if (following or wait) and any(job.cron for job in jobs):
         raise UsageError("a recurring job never ends: leave out --wait and --follow")
+    if wait and (server := next((job for job in jobs if job.kind == "infer"), None)) is not None:
+        raise UsageError(f"{server.name} serves until it is cancelled: leave out --wait")
     jobs, answer = send(app, jobs, dry_run, snapshot, required)
     if dry_run:
         return trial(answer, len(jobs))

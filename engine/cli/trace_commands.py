@@ -69,7 +69,7 @@ class _Import(Command):
 @click.option("--strict", is_flag=True, help="Stop at the first row that would be dropped.")
 @click.option("--cpu-jobs", is_flag=True, help="Keep jobs without a GPU, as jobs of one.")
 @click.option("--throughputs", type=FILE, help="Gavel's table of throughputs, for formats with steps and no durations.")
-@click.option("--gpu-type", default="v100", show_default=True, help="Kind of GPU in that table.")
+@click.option("--gpu-type", default="v100", show_default=True, help="Kind of GPU in that table, or in those of Titan's author.")
 @click.option("--durations", type=FILE, help="CSV with model,num_gpus,duration or key,duration, for formats without durations.")
 @click.option("--join", type=FILE, help="Second table of the trace: pai_job_table.csv for pai_task_table.csv.")
 @click.option("--dry-run", is_flag=True, help="Read and count only; no daemon is needed.")
@@ -96,8 +96,9 @@ def import_(
 ) -> Answer:
     """Read a trace from a file of a public format, and keep it.
 
-    The file may be gzipped. Rows that cannot be jobs are dropped, and counted by reason. The same file under the same name is not stored
-    twice.
+    Titan's files are read elastic, from one GPU on, where its author's tables (transfer_curves.csv.gz and fminfo/) lie beside them or one
+    folder above. The file may be gzipped. Rows that cannot be jobs are dropped, and counted by reason. The same file under the same name is
+    not stored twice.
     """
     from ..traces.formats.rows import Tally
     from .trace_send import progress_bar, send_trace
@@ -220,11 +221,18 @@ def _show(row: dict[str, Any], summary: dict[str, Any]) -> None:
     )  # fmt: skip
     if row["recipe"]:
         section("recipe")
-        print_facts([(key.replace("_", " "), fmt.clean(_in_words(value))) for key, value in row["recipe"].items()], indent=2)
+        told = {key: _counted(value) if key == "fine_tuning" else _in_words(value) for key, value in row["recipe"].items()}
+        print_facts([(key.replace("_", " "), fmt.clean(words)) for key, words in told.items()], indent=2)
     for what in ("dropped", "repaired"):
         if row[what]:
             section(what)
             print_facts([(str(count), fmt.clean(reason)) for reason, count in row[what].items()], indent=2)
+
+
+def _counted(tables: dict[str, Any]) -> str:
+    """Tables of fine-tuning jobs are hundreds of numbers."""
+    kinds, pairs = fmt.counted(len(tables["kinds"]), "kind"), f"{len(tables['temporal'])} temporal and {len(tables['spatial'])} spatial"
+    return f"{kinds} of jobs, transfers between them: {pairs}"
 
 
 def _in_words(value: Any) -> str:

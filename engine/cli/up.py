@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...runners.network.addresses import address_of_daemon, require_own
 from .. import format as fmt
 from ..errors import Conflict, StokerError, Unreachable, UsageError
 from ..home import Home
@@ -80,6 +81,11 @@ SLOT_MEMORY = click.option(
     type=Size(),
     metavar="SIZE",
     help="Memory that each CPU slot is declared to have, for schedulers; it is not enforced (default: unknown, all jobs fit).",
+)
+
+
+ADDRESS = click.option(
+    "--address", metavar="HOST", help="Address at which other hosts reach this one, for gangs (default: that of the route to the daemon)."
 )
 
 
@@ -229,12 +235,14 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
+@ADDRESS
 @click.option(ACCEPT_LOSS, is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
 @examples(
     "stoker up",
     "stoker up --detach --slots 2 --slot-memory 8GiB",
     "stoker up --no-runner --tcp 0.0.0.0:7465",
+    "stoker up --tcp 0.0.0.0:7465 --address 10.0.0.1",
     "stoker up --detach --accept-loss",
 )
 def up(
@@ -246,6 +254,7 @@ def up(
     node: str | None,
     no_runner: bool,
     tcp: str | None,
+    address: str | None,
     accept_loss: bool,
 ) -> None:
     """Start the daemon and a runner on this host, and keep both running.
@@ -259,8 +268,11 @@ def up(
     home = app.home.create()
     _refuse_second(app)
     daemon = Child("daemon", _daemon_argv(home, tcp, accept_loss))
-    offers = {"--slots": slots, "--slot-memory": slot_memory}
-    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, offers))
+    if address is not None:
+        require_own(address)
+    offers = {"--slots": slots, "--slot-memory": slot_memory, "--address": address}
+    meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
+    runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}))
     if detach:
         given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]

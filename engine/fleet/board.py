@@ -17,7 +17,7 @@ from ...policies.contract import precedence
 from ..protocol import Assignment, Assignments
 from ..store.store import Store
 
-RENDEZVOUS_BASE = 29500
+RENDEZVOUS_BASE = 29500  #: ports that the first node of a gang tries first
 GRACE = 30.0  #: seconds, of specs that do not say
 
 
@@ -82,13 +82,15 @@ class Board:
                 row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, trained_as in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source, trained_as, owner in self._store.rows("policy/lease_specs", fresh) if fresh else ():
             spec = json.loads(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
             begin_from = source and str(Path(source).parent / "checkpoints")
+            shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
-                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from,
+                "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
@@ -137,6 +139,8 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
     nodes = list(dict.fromkeys(row["node"] for row in held))
+    hosts = len({(row["host"], row["boot_id"]) for row in held})
+    meeting = _rendezvous(lease) if len(nodes) > 1 else ""
     for rank, node in enumerate(nodes):
         own = [row for row in held if row["node"] == node]
         if own[0]["exited"]:
@@ -151,7 +155,8 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 world_size=lease["gpu_count"],
                 node_rank=rank,
                 nodes=len(nodes),
-                rendezvous=f"{lease['address']}:{RENDEZVOUS_BASE + lease['lease'] % 1000}" if len(nodes) > 1 else "",
+                rendezvous=meeting if lease["taken_up"] or not rank else "",
+                hosts=hosts,
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
@@ -160,3 +165,8 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 **terms,
             ),
         )
+
+
+def _rendezvous(first: dict[str, Any]) -> str:
+    """Where the ranks of a gang meet: the port is the first node's choice; until it has told that, the one to try first."""
+    return f"{first['address']}:{first['port'] or RENDEZVOUS_BASE + first['lease'] % 1000}"

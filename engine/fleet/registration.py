@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +13,7 @@ import msgspec
 from ..errors import Conflict, Stale, StokerError, UsageError
 from ..estimation.speeds import Measured, learn_speeds
 from ..jobs.begin_from import first_saved
-from ..jobs.leases import EXCLUSIVE, Stop, end, stop
+from ..jobs.leases import EXCLUSIVE, Stop, end, exclude, stop
 from ..jobs.model_profiles import keep_part_times
 from ..jobs.moves import Move, move
 from ..jobs.outcomes import End
@@ -59,7 +61,9 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
         session = (known["session"] if known else 0) + 1
         _register(tx, message, session, known)
         gone = [row[0] for row in tx.execute("forgotten_leases", message.node, list(message.leases))]
-        _exit(tx, {(lease, message.node): _lost(lease, tx.now, "its runner has lost its run directory") for lease in gone})
+        last_seen = known["last_seen"] if known else tx.now
+        _exit(tx, {(lease, message.node): _lost(lease, last_seen, "its runner has lost its run directory") for lease in gone})
+        _try_again(tx, message.node)
         answers.append(session)
     tx.touch("nodes", "leases", "queue")
     return answers
@@ -79,6 +83,13 @@ def _register(tx: Transaction, message: Hello, session: int, known: dict[str, An
     tx.upsert("gpus", ["id"], offered)
     tx.event("node.up", f"runner:{message.node}", node=message.node, before=known["state"] if known else None, after=kept,
              detail={"version": message.version, "gpus": len(offered), "session": session})  # fmt: skip
+
+
+def _try_again(tx: Transaction, node: str) -> None:
+    """A runner that was started anew may have what jobs lacked there."""
+    rows = [(job, json.loads(excluded)) for job, excluded in tx.execute("excluding", node)]
+    kept = [(job, {name: why for name, why in excluded.items() if name != node}) for job, excluded in rows]
+    tx.update("jobs", ["id"], [{"id": job, "excluded": json.dumps(excluded) if excluded else None} for job, excluded in kept])
 
 
 def _short(text: str | None) -> str | None:
@@ -327,6 +338,9 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
             continue
         row = workers.setdefault((update.lease, node), {"lease_id": update.lease, "node_id": node})
         row.update(state=update.state, pid=update.pid, pid_started=update.pid_started, boot_id=update.boot_id, run_dir=update.run_dir)
+        if update.state == "starting" and len(part.lease.nodes) > 1:
+            row["port"] = update.port
+            tx.touch("leases")  # the other nodes of the gang wait for it
         if update.state == "running":
             row["started_at"] = update.ts
         if changes := _advance(update, part.lease):
@@ -335,7 +349,7 @@ def _take_updates(tx: Transaction, batch: Sequence[tuple[str, WorkerUpdate]], li
     tx.update("workers", ["lease_id", "node_id"], list(workers.values()))
     tx.update("leases", ["id"], list(leases.values()))
     move(tx, moves)
-    _exit(tx, exits)
+    _exit(tx, exits, live)
 
 
 def _advance(update: WorkerUpdate, lease: _Lease) -> dict[str, Any]:
@@ -359,7 +373,9 @@ def _follow(tx: Transaction, node: str, update: WorkerUpdate, lease: _Lease) -> 
     return [Move(lease.job, to, f"on {', '.join(sorted(lease.nodes))}", f"runner:{node}", update.lease, changes)]
 
 
-def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> None:
+def _exit(
+    tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate], live: Mapping[tuple[int, str], _Part] = MappingProxyType({})
+) -> None:
     """Workers are gone; leases all of whose workers are gone end, as the worst of them did."""
     if not exits:
         return
@@ -372,19 +388,24 @@ def _exit(tx: Transaction, exits: Mapping[tuple[int, str], WorkerUpdate]) -> Non
             for (lease, node), update in exits.items()
         ],
     )  # fmt: skip
+    lacking: dict[int, dict[str, str]] = {}
+    for (lease, node), update in exits.items():
+        if update.outcome == "start-failed" and update.host_at_fault:
+            lacking.setdefault(live[lease, node].lease.job, {})[node] = _short(update.message) or ""
+    exclude(tx, lacking)
     ends = {}
-    for lease, outcomes, codes, messages, why in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
+    for lease, outcomes, codes, messages, why, at, nodes in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
         worst = min(range(len(outcomes)), key=lambda i: (SEVERITY.index(outcomes[i]), codes[i] == 0))
-        ends[lease] = End(outcomes[worst], codes[worst], why, messages[worst])
+        ends[lease] = End(outcomes[worst], codes[worst], why, messages[worst], at, tuple(nodes))
     end(tx, ends)
     # The rest of a gang waits for the part that is gone, for minutes (torch's exit barrier): end it too.
     broken = {lease for (lease, _), update in exits.items() if update.outcome != "completed"} - ends.keys()
     stop(tx, [Stop(lease, "partner", "daemon") for lease in sorted(broken)])
 
 
-def _lost(lease: int, now: float, why: str) -> WorkerUpdate:
+def _lost(lease: int, at: float, why: str) -> WorkerUpdate:
     message = f"{why}; the job goes on from its last checkpoint"
-    return WorkerUpdate(lease=lease, state="exited", ts=now, outcome="lost", message=message)
+    return WorkerUpdate(lease=lease, state="exited", ts=at, outcome="lost", message=message)
 
 
 def _take_samples(tx: Transaction, batch: Sequence[tuple[str, Sample]]) -> None:
@@ -431,14 +452,14 @@ def _leave(tx: Transaction, node: str) -> None:
     tx.delete("fork_servers", "node_id", [node])
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
-    _give_up(tx, node, f"runner {node} has left")
+    _give_up(tx, node, f"runner {node} has left", tx.now)
     tx.touch("nodes", "leases", "queue")
 
 
-def _give_up(tx: Transaction, node: str, why: str) -> None:
-    """Declare every part that lives on a runner lost; the caller knows that none runs."""
+def _give_up(tx: Transaction, node: str, why: str, at: float) -> None:
+    """Declare every part that lives on a runner lost ``at`` a time; the caller knows that none runs."""
     gone = [row[0] for row in tx.execute("node_leases", node)]
-    _exit(tx, {(lease, node): _lost(lease, tx.now, why) for lease in gone})
+    _exit(tx, {(lease, node): _lost(lease, at, why) for lease in gone})
 
 
 #: what a runner's state may become other than by its own registration
@@ -477,7 +498,7 @@ def change_node(tx: Transaction, batch: Sequence[NodeChange]) -> Sequence[Stoker
         if change.state == "gone":
             tx.delete("fork_servers", "node_id", [change.node])
             tx.update("nodes", ["id"], [{"id": change.node, "session": found[0]["session"] + 1}])  # should it come back, it must register
-            _give_up(tx, change.node, f"runner {change.node} was declared dead")
+            _give_up(tx, change.node, f"runner {change.node} was declared dead", found[0]["last_seen"])  # later nothing is known to run
             drop_files(tx, change.node)
         answers.append(None)
     tx.touch("nodes", "leases", "queue")

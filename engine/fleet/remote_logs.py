@@ -17,7 +17,7 @@ from ..errors import Conflict, LimitExceeded, NotFound
 from ..home import Home
 from ..identity import boot_id
 from ..logfile import Piece, Place
-from ..protocol import Assignments, LogPiece, LogRequest, Poll
+from ..protocol import Assignments, Hello, LogPiece, LogRequest, Poll
 from .board import Board
 from .silence import Fleet
 
@@ -78,6 +78,10 @@ class RemoteLogs:
         # A host that was started again has another boot; as long as a runner of another boot serves, it is another host.
         same_boot = source.boot_id == boot_id() or source.state in ("stopped", "gone")
         return (source.host == self._host and same_boot) or self._home.is_locked_by(source.node, source.pid)
+
+    def is_home_of(self, hello: Hello) -> bool:
+        """The same of a runner that registers."""
+        return self.is_here(Source(0, 0, Path(), False, hello.node, hello.host, hello.home, hello.boot_id, hello.pid, "up"))
 
     async def fetch(self, source: Source, at: Place | None, lines: int | None) -> Piece:
         """Some of a log that lies elsewhere; Conflict says where, when its runner does not send it."""

@@ -45,18 +45,24 @@ def run_out(tx: Transaction, batch: Sequence[Collection[int]]) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """Every live lease is to stop, or every one with a part on ``node``."""
+    """Every live lease is to stop, or every one with a part on ``node``, or of these the ``servers``, which never end."""
 
     reason: str
     actor: str
     node: str | None = None
+    servers: bool = False
+
+    @property
+    def meant(self) -> tuple[str, ...]:
+        """The query for the leases, and its values."""
+        return ("node_servers" if self.servers else "node_leases", self.node) if self.node else ("all_live_leases",)
 
 
 def stop_all(tx: Transaction, batch: Sequence[StopAll]) -> Sequence[int]:
     """Answers with how many leases were told to stop."""
     answers = []
     for wanted in batch:
-        live = tx.execute("node_leases", wanted.node) if wanted.node else tx.execute("all_live_leases")
+        live = tx.execute(*wanted.meant)
         stop(tx, [Stop(lease, wanted.reason, wanted.actor) for (lease,) in live])
         answers.append(len(live))
     return answers

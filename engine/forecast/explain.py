@@ -45,6 +45,7 @@ def explain(
     return {
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
+        + _never_joined(store, row, waiting)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
@@ -52,6 +53,7 @@ def explain(
         + _bank(store, row)
         + _start(store, row)
         + _serving(store, job)
+        + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
         "guard": None if held is None else {"reason": held.text, "until": held.until if math.isfinite(held.until) else None},
@@ -82,6 +84,12 @@ def _summary(row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     return f"{state} {row['state_reason']}, attempt {row['attempts']}"
 
 
+def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    if waiting is None or waiting["code"] != "no-gpus" or any(store.rows("api/ever_joined", row["pool"])):
+        return ""
+    return f"; no runner has joined pool {row['pool']} yet"
+
+
 def _start(store: Store, row: dict[str, Any]) -> str:
     """Of a job that has started: whether its worker was forked, and why not."""
     found = store.rows("api/last_start", row["id"])
@@ -95,6 +103,17 @@ def serving(store: Store, job: int) -> dict[str, Any] | None:
     """How a job serves now; None: it does not."""
     found = objects(store, "api/serving", job)
     return found[0] if found else None
+
+
+def shared_input(store: Store, job: int) -> dict[str, Any] | None:
+    """With whom it shares its input, and what came of it; None: it does not."""
+    found = objects(store, "api/shared_input", job)
+    return found[0] if found else None
+
+
+def _input(store: Store, job: int) -> str:
+    row = shared_input(store, job)
+    return f"; shares its input {fmt.shared_input(row)}" if row is not None else ""
 
 
 def _serving(store: Store, job: int) -> str:
@@ -126,7 +145,7 @@ def _unpacked(store: Store, kept: InTheWay) -> str:
     rows = [objects(store, "api/job", job)[0] for job in kept.unpacked.jobs]
     words = kept.unpacked.words.replace("{jobs}", " and ".join(row["name"] for row in rows))
     never = kept.unpacked.unknown and any(row["signature"] is None for row in rows)
-    return f"; not packed: {words}{' (of commands it never is: nobody times their steps)' if never else ''}"
+    return f"; not packed: {words}{' (of commands and servers it never is: nobody times their steps)' if never else ''}"
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:

@@ -24,6 +24,7 @@ from ..sim.simulator import Simulation
 from ..sim.table import Job
 from ..sim.truth import Truth
 from ..sim.workload import Workload, joined
+from .work_draws import endless
 
 STOPS_IN = 2.0  #: seconds until a job that has been told to stop has done so (002 fig. 5.3a: 2 to 4 s with the saving)
 
@@ -96,12 +97,14 @@ def drained(
     cpu_seconds: float = math.inf,
     most_decisions: float = math.inf,
 ) -> tuple[Workload, Result]:
-    """The pool until all have ended, or until ``options.until``, with the jobs that are to come: first those of the view, then ``coming``.
+    """The pool until all that have an end have ended, or until ``options.until``.
+
+    With the jobs that are to come: first those of the view, then ``coming``.
 
     The other arguments and errors are those of `ends_from`; OutOfTime is raised after ``most_decisions`` too. Of jobs at hand the
     result counts preemptions from now on only.
     """
-    watched = Watched(np.ones(len(left), dtype=bool), np.zeros(len(left), dtype=bool))
+    watched = Watched(~endless(view.jobs), np.zeros(len(left), dtype=bool))
     until = time.thread_time() + cpu_seconds
     simulation = _Ongoing(view, left, policy, options, watched, evictions, memory, until, None, coming)
     simulation.most_decisions = most_decisions
@@ -110,6 +113,8 @@ def drained(
     except OutOfTime as error:
         error.run = _come_to(simulation)
         raise
+    except _Known:
+        simulation.close(simulation.now)
     return _come_to(simulation)
 
 
@@ -249,6 +254,11 @@ class _Ongoing(Simulation):
             ),
         )
 
+    def _process(self, submitted: list[float]) -> None:
+        super()._process(submitted)
+        if self._drains and self._is_known():  # before what serves is taken to end
+            raise _Known
+
     def _decide(self) -> None:
         if self._is_known():
             raise _Known
@@ -261,9 +271,11 @@ class _Ongoing(Simulation):
         return bool(self.lapsed) or super()._is_due()
 
     def _is_known(self) -> bool:
-        if self._drains:
-            return False
+        if self._drains and (self._watched.to_the_end.all() or self.to_come):
+            return False  # it ends by itself
         over = ~np.isnan(self.recorder.ended) | self.recorder.rejected | self.recorder.dropped
+        if self._drains:
+            return bool(over[self._at_hand :].all() and (over[: self._at_hand] | ~self._watched.to_the_end).all())
         late = ~self._watched.until_deadline | (self._last_deadline < self.now)
         return bool((over | ~self._watched.to_the_end).all() and (over | late).all())
 

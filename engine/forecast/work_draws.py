@@ -7,6 +7,8 @@ All are log-normal: errors of estimates multiply, and durations of jobs spread o
   that durations said before had in this pool, given that it is longer than the job has run already;
 - nothing: as jobs of its model took, or else those of the pool, given how long it has run already.
 
+A job that serves a model has no end, unless it is being cancelled.
+
 A job that has outrun all of that has as long to go as it has run, in the median, as of heavy-tailed durations is true.
 """
 
@@ -24,6 +26,7 @@ STEPS_SPREAD = 0.1  #: standard deviation of the logarithm of the work left wher
 SAID_SPREAD = 0.3  #: the same of a whole duration that somebody said, as long as too few have ended to learn it
 UNKNOWN_SPREAD = 1.0  #: the same where nothing is known
 UNKNOWN = 3600.0  #: seconds, the median of a job of which nothing is known in a pool where nothing has ended
+ENDLESS = 1e9  #: seconds left of a job that has no end: 30 years
 ENOUGH = 8  #: ended jobs from which something is learnt
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 2.0
 _OUTRUN = 0.99  #: share of the believed durations that a job has outrun, from which on the belief is worth nothing
@@ -84,6 +87,7 @@ class Durations:
         self._set(ahead, jobs.remaining, np.where(np.isnan(uncertain), STEPS_SPREAD, uncertain))
         self._least = self._share_outrun()
         self._set(self._least > _OUTRUN, np.maximum(ran, _LEAST_OUTRUN), np.full(n, UNKNOWN_SPREAD))
+        self._set(endless(jobs), np.full(n, ENDLESS), np.zeros(n))
         self._set(known.ending, np.zeros(n), np.zeros(n))
         self._least = self._share_outrun()
 
@@ -115,6 +119,12 @@ class Durations:
         away = np.fromiter(map(_NORMAL.inv_cdf, within.tolist()), np.float64, len(within))
         left: Floats = np.maximum(self._median * np.exp(self._spread * away) - self._before, 0.0)
         return left
+
+
+def endless(jobs: Jobs) -> Bools:
+    """Jobs that serve a model: they live until somebody cancels them."""
+    serves: Bools = np.zeros(len(jobs), dtype=bool) if jobs.kind is None else jobs.kind == "infer"
+    return serves
 
 
 def _laws(known: Known, finished: Finished) -> list[_Law]:

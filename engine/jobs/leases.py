@@ -16,7 +16,7 @@ from ..spec.model import Stop as StopRule
 from ..store.transaction import Transaction
 from .moves import Move, move
 from .outcomes import SERVED_WELL, End, judge
-from .states import State
+from .states import FINAL, State
 
 EXCLUSIVE = "exclusive"  #: of `leases.share`, as the policies' contract has it
 #: kinds of sharing, as there too, and what makes a lease share its GPUs so from now on
@@ -138,20 +138,25 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
     """End leases whose workers are all gone, and decide for each what becomes of its job."""
     if not ends:
         return
-    moves, leases, alone = [], [], []
+    moves, leases, alone, again = [], [], [], []
     ending = tx.objects("ending_leases", list(ends))
-    shared = [lease["id"] for lease in ending if lease["share"] != EXCLUSIVE]
-    divided = dict(tx.execute("divided_service", shared, tx.now)) if shared else {}
+    moments = {lease["id"]: _moment(ends[lease["id"]], lease, tx.now) for lease in ending}
+    divided = _divided(tx, {lease["id"]: moments[lease["id"]] for lease in ending if lease["share"] != EXCLUSIVE})
+    lacking = [lease["job_id"] for lease in ending if ends[lease["id"]].outcome == "start-failed" and lease["excluded"]]
+    elsewhere = {job for job, room in (tx.execute("room_elsewhere", lacking) if lacking else ()) if room}
     for lease in ending:
         how = ends[lease["id"]]
+        moment = moments[lease["id"]]
+        lacked = how.outcome == "start-failed" and not json.loads(lease["excluded"] or "{}").keys().isdisjoint(how.nodes)
         spec = msgspec.json.decode(lease["spec"], type=JobSpec)
         trained = lease["started_at"] is not None and not lease["profile"]
-        ran = max(0.0, tx.now - lease["started_at"]) if trained else 0.0
+        ran = max(0.0, moment - lease["started_at"]) if trained else 0.0
         serves = spec.kind == SERVES
         verdict = judge(
             how, spec.retries, failures=lease["failures"], cancelled=lease["cancel_requested"], held=lease["held"],
             losses=0 if serves and ran > SERVED_WELL else lease["losses"], profile=lease["profile"], measured=lease["measured"],
             finished=_finished(spec, lease), shared=lease["share"] != EXCLUSIVE, ours=spec.command is None, serves=serves,
+            elsewhere=lacked and lease["job_id"] in elsewhere,
         )  # fmt: skip
         changes = {
             "run_time": lease["run_time"] + ran,
@@ -161,20 +166,45 @@ def end(tx: Transaction, ends: Mapping[int, End]) -> None:
             "unmeasured": lease["unmeasured"] + verdict.unmeasured,
             "exit_code": how.exit_code,
             "not_before": tx.now + verdict.delay if verdict.delay else None,
-            "outcome": verdict.outcome if verdict.state in (State.COMPLETED, State.FAILED, State.CANCELLED) else None,
+            "outcome": verdict.outcome if verdict.state in FINAL else None,
         }
+        if verdict.state in FINAL:
+            changes["finished_at"] = moment
+        elif lacked and lease["job_id"] not in elsewhere:
+            again.append({"id": lease["job_id"], "excluded": None})  # no other host is left: its retries are on any
         reason = _reached(spec, lease) if verdict.state is State.COMPLETED else verdict.reason
         moves.append(Move(lease["job_id"], verdict.state, reason, "daemon", lease["id"], changes))
         if verdict.alone:
             alone.append({"id": lease["job_id"], "share": EXCLUSIVE})
             tx.event("job.share", "daemon", job=lease["job_id"], lease=lease["id"], after=EXCLUSIVE, reason=verdict.reason)
-        leases.append({"id": lease["id"], "state": "ended", "ended_at": tx.now, "outcome": verdict.outcome,
+        leases.append({"id": lease["id"], "state": "ended", "ended_at": moment, "outcome": verdict.outcome,
                        "message": reason, "exit_code": how.exit_code})  # fmt: skip
     tx.update("leases", ["id"], leases)
-    tx.update("jobs", ["id"], alone)
+    tx.update("jobs", ["id"], alone + again)
     move(tx, moves)
     _learn(tx, [m.job for m in moves if m.to is State.COMPLETED])
     tx.touch("leases")
+
+
+def _moment(how: End, lease: Mapping[str, Any], now: float) -> float:
+    """When a lease ended: with its last worker, which may have been told much later."""
+    began = lease["started_at"] or lease["granted_at"]
+    return now if how.at is None else min(max(how.at, began), now)
+
+
+def _divided(tx: Transaction, ended: Mapping[int, float]) -> dict[int, float]:
+    """GPU-seconds of leases that shared their GPUs, each up to its end."""
+    service: dict[int, float] = {}
+    for moment in set(ended.values()):
+        service.update(tx.execute("divided_service", [lease for lease, at in ended.items() if at == moment], moment))
+    return service
+
+
+def exclude(tx: Transaction, lacking: Mapping[int, Mapping[str, str]]) -> None:
+    """Jobs that could not be started on some nodes, for want of something there, are not tried there again; of each node what."""
+    rows = tx.execute("excluded_of", list(lacking)) if lacking else []
+    tx.update("jobs", ["id"], [
+        {"id": job, "excluded": json.dumps({**json.loads(known or "{}"), **lacking[job]})} for job, known in rows])  # fmt: skip
 
 
 def _finished(spec: JobSpec, lease: Mapping[str, Any]) -> bool:

@@ -51,7 +51,7 @@ def move(tx: Transaction, moves: Sequence[Move]) -> None:
 def _columns(tx: Transaction, before: State, step: Move) -> dict[str, Any]:
     columns: dict[str, Any] = {"state": step.to, "state_since": tx.now, "state_reason": step.reason, **step.changes}
     if step.to in FINAL:
-        columns["finished_at"] = tx.now
+        columns.setdefault("finished_at", tx.now)
     if step.to not in ACTIVE:
         columns["lease_id"] = None
     if before is State.SUBMITTED and step.to is State.PENDING:

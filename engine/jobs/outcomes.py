@@ -29,6 +29,8 @@ class End:
     exit_code: int | None
     stop_reason: str | None  #: why the engine had told it to stop, None: it had not
     message: str | None = None
+    at: float | None = None  #: when its last worker ended (s since the epoch), None: now
+    nodes: tuple[str, ...] = ()  #: on which its workers were
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,15 @@ def judge(
     shared: bool = False,
     ours: bool = False,
     serves: bool = False,
+    elsewhere: bool = False,
 ) -> Verdict:
     """Decide what becomes of a job whose last worker has gone.
 
     ``failures``: attempts that failed before this one; ``losses``: attempts right before this one that were lost; ``profile``: it was
     a profiling run, and ``measured``, its speed is known now; ``finished``: its reports say that it has done all its work; ``shared``:
     other jobs were on its GPUs, or had been; ``ours``: Stoker's own worker ran it, as a recipe or an entrypoint, and says by its exit
-    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own.
+    code that the job itself is wrong; ``serves``: it serves a model, so it has no end of its own; ``elsewhere``: it could not be started
+    for want of something on a host, and there are others.
     """
     # Exit 0 of a job that could have acted on the request to stop means "stopped as asked", unless its reports say otherwise.
     finished = finished and end.exit_code == 0 and end.outcome in ("stopped", "lost")
@@ -78,6 +82,8 @@ def judge(
     back = State.SUBMITTED if held else State.PENDING
     if profile and (verdict := _profiled(end, back, measured)) is not None:
         return verdict
+    if elsewhere:
+        return Verdict(back, end.outcome, f"{end.message}; another host is tried")
     if end.stop_reason in ("timeout", "hang"):
         return _failure(end, retries, failures, back, ours)
     if end.stop_reason in YIELDING and end.outcome in ("stopped", "failed", "unkillable", "lost"):

@@ -118,7 +118,8 @@ def check(jobs: Sequence[JobSpec], pools: Pools, now: float) -> None:
                 _require_gpus(spec, pools[spec.pool])
         elif pools and spec.pool != "default":
             known = f"{nearest(spec.pool, pools)}; pools: {', '.join(sorted(pools))}"
-            errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{known}"))
+            begin = f"'stoker policy set NAME --pool {spec.pool} --create' names one before its runners join"
+            errors.add(UsageError(f"pool: no runner offers pool {spec.pool!r}{known}; {begin}"))
     errors.tell()
 
 

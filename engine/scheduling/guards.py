@@ -58,6 +58,7 @@ class Start(NamedTuple):
     share: str = EXCLUSIVE  #: or the kind of its group
     memory: float = 0.0  #: bytes that it is taken to need of each GPU that it shares, 0: not known
     begin_from: int | None = None  #: job with whose weights it begins, see `Allocation.begin_from`
+    joint: int | None = None  #: job that trains together with it, see `Allocation.joint`
 
 
 class Stop(NamedTuple):
@@ -253,7 +254,9 @@ class _Tick:
             if job in self.partners:
                 self._start_beside(job, allocation, end, lasts)
             else:
-                self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, begin_from=allocation.begin_from))
+                self.actions.starts.append(
+                    Start(job, allocation.gpus, end, allocation.profile, lasts, EXCLUSIVE, 0.0, allocation.begin_from, allocation.joint)
+                )
             return
         if (objection := self._make_way(job, holders)) is not None:
             # Who is to move leaves by itself, and need not be displaced: it must not be kept from it.
@@ -279,7 +282,9 @@ class _Tick:
         for gpu in allocation.gpus:
             self.begun.setdefault(gpu, []).append(job)
         self.actions.joined.update(joined)
-        self.actions.starts.append(Start(job, allocation.gpus, end, allocation.profile, lasts, kind, need, allocation.begin_from))
+        self.actions.starts.append(
+            Start(job, allocation.gpus, end, allocation.profile, lasts, kind, need, allocation.begin_from, allocation.joint)
+        )
 
     def move(self, job: int, allocation: Allocation) -> None:
         """Stop a job that is to go on elsewhere, but only when it can go on at once.

@@ -65,6 +65,7 @@ def check(plan: Plan, view: View, *, reasons: bool = True, objections: Objection
         _check_preempt(plain, row_of, view)
     if plain.allocations or plain.groups:
         _check_sharing(plain, fresh, row_of, view)
+    _check_joint(plain, row_of, view)
     if plain.waiting or plain.order:
         _check_waiting(plain, view)
     _check_rest(plain)
@@ -79,6 +80,8 @@ def check_enacted(plan: Plan) -> Plan:
     for job, allocation in plan.allocations.items():
         if allocation.batch_size is not None:
             raise PlanError(f"job {job}: is to train with a batch of {allocation.batch_size}; the daemon does not change batch sizes")
+        if allocation.joint is not None:
+            raise PlanError(f"job {job}: is to train together with job {allocation.joint}; the daemon trains each job by itself")
     return plan
 
 
@@ -134,6 +137,7 @@ def _allocation(job: int, allocation: Allocation, row_of: RowOf, view: View) -> 
         _batch_size(job, allocation.batch_size),
         bool(allocation.profile),
         _begin_from(job, allocation.begin_from),
+        _joint(job, allocation.joint),
     )
 
 
@@ -154,6 +158,26 @@ def _begin_from(job: int, source: int | None) -> int | None:
         return None if source is None else operator.index(source)
     except TypeError:
         raise PlanError(f"job {job}: is to begin with the weights of {source!r}, which is not the id of a job") from None
+
+
+def _joint(job: int, partner: int | None) -> int | None:
+    try:
+        return None if partner is None else operator.index(partner)
+    except TypeError:
+        raise PlanError(f"job {job}: is to train together with {partner!r}, which is not the id of a job") from None
+
+
+def _check_joint(plan: Plan, row_of: RowOf, view: View) -> None:
+    """Who trains together with another waits meanwhile, and is with no third one."""
+    partners: set[int] = set()
+    for job, allocation in plan.allocations.items():
+        partner = allocation.joint
+        if partner is None:
+            continue
+        row = row_of.get(partner)
+        if row is None or view.jobs.phase[row] != Phase.PENDING or partner in plan.allocations or partner == job or partner in partners:
+            raise PlanError(f"job {job}: is to train together with job {partner}, which must wait and have no part in another lease")
+        partners.add(partner)
 
 
 def _lease_end(job: int, end: float | None, now: float) -> float | None:

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Bools, Phase
+from ...policies.contract import EXCLUSIVE, PACKED, Bools, Ints, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
 from .agenda import Agenda, Kind
+from .merging import HANDOVER, Merging
 from .results.recorder import Recorder
 from .run_options import Costs
 from .table import Job, Table
@@ -23,7 +24,9 @@ _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last dig
 class Training:
     """``free`` and ``usable``: GPUs that nobody holds, and those that are in use at all."""
 
-    def __init__(self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, usable: Bools) -> None:
+    def __init__(
+        self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, usable: Bools, nodes: Ints
+    ) -> None:
         self._table, self._truth, self._recorder, self._agenda = table, truth, recorder, agenda
         self._costs, self._free = costs, free
         self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
@@ -36,15 +39,22 @@ class Training:
         self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
+        self.merging = Merging(table, recorder, agenda, nodes.tolist())
         self.pools = WarmPools(len(usable), max(costs.cold_start - costs.warm_start, 0.0))
 
     # Leases
 
     def start(self, start: Start) -> None:
-        number, gpus, lease_end, profile, lasts, share, *_ = start
+        number, gpus, lease_end, profile, lasts, share, _, begin_from, joint = start
         job, now = self._table.of(number), self._agenda.now
         attempt = self._recorder.start(number, profile=profile)
         cost = self._start_cost(number, gpus, resumed=attempt > 0 and not profile)
+        self.merging.part(number)
+        if not profile:
+            if self.merging.goes_on(begin_from, gpus):
+                cost = min(cost, HANDOVER)
+            self.merging.begin(job, begin_from)
+            self.merging.join(job, joint)
         if profile:
             self.profiling.add(number)
         job.phase = Phase.ACTIVE
@@ -105,6 +115,7 @@ class Training:
         job.speed = 0.0
         job.since = now
         job.phase = Phase.STOPPING
+        self.merging.follow(job)
         self._agenda.void(number)
         self._agenda.put(now + suspend, Kind.STOPPED, number)
         return done
@@ -141,7 +152,8 @@ class Training:
 
     def end(self, job: Job) -> None:
         self.unmeasured.pop(job.number, None)
-        self._vacate(job)
+        if not self.merging.end(job):
+            self._vacate(job)
 
     def close(self, moment: float) -> None:
         """The simulation ends: what still runs has held its GPUs until then."""
@@ -190,11 +202,13 @@ class Training:
         job.ran += self._agenda.now - job.granted
         job.lease_end = math.inf
         job.speed = 0.0
+        self.merging.follow(job)
         self._vacate(job)
 
     def _vacate(self, job: Job) -> None:
         """Its GPUs are free, but for those that others share."""
         number, gpus = job.number, job.gpus
+        self.merging.leave(job, gpus)
         job.gpus = []
         job.attained += (self._agenda.now - job.granted) * job.rate
         job.rate = 0.0
@@ -248,8 +262,12 @@ class Training:
             return
         partners = sorted(self._partners[number]) if number in self._partners else []
         done, kind = 1.0 - job.left / job.work, self._kinds.get(number, PACKED)
-        job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), done, kind)
+        if (together := self.merging.speed(number, job.gpus)) is not None:
+            job.speed = together
+        else:
+            job.speed = self._truth.speed(number, job.gpus, partners, self._batch.get(number, 0), done, kind)
         self._agenda.put(job.since + job.left / job.speed if job.speed > 0 else math.inf, Kind.END, number)
+        self.merging.follow(job)
 
     def _change_pace(self, job: Job) -> None:
         if job.phase == Phase.ACTIVE:

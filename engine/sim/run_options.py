@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..scheduling.guards import Limits
@@ -33,6 +34,16 @@ class Costs:
     turn: float = 0.0  #: from the end of a step until the next job has its turn, where equals take turns
     failures_per_gpu_hour: float = 0.0  #: mean failures of a running job per GPU-hour
     commit: float = 0.0  #: from a decision until it is in force; what happens meanwhile is decided on after that
+
+
+#: Costs of suspension and resumption as they were measured, to be asked for by name.
+#: `thesis`: 002 ch. 5.3.2.3 with fig. 5.3. Suspension takes up to 4 s, whatever the model and the number of GPUs (fig. 5.3a).
+#: Resumption grows with the GPUs, and that of VGG19 on 16 differs from that on 2 by at most 5 s (fig. 5.3b as the text reads it).
+#: Its height is drawn but not printed; 18 s is what the author's later simulator (Titan) takes for one GPU.
+PRESETS: Mapping[str, Costs] = {
+    "none": Costs(),
+    "thesis": Costs(suspend=4.0, resume=18.0, resume_per_gpu=5.0 / 14.0),
+}
 
 
 @dataclass(frozen=True, slots=True)

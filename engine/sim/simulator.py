@@ -42,7 +42,7 @@ from .run_options import NO_LIMITS, Options
 from .simulation_error import SimulationError
 from .table import Job, Table
 from .truth import Truth, beliefs
-from .workload import Workload
+from .workload import Workload, as_asked
 
 Progress = Callable[[int, int], None]  #: jobs that have ended, of all
 Observer = Callable[[View, Plan, Actions], None]
@@ -106,6 +106,7 @@ class Simulation:
         control: Control | None = None,
     ) -> None:
         self.control = control
+        workload = workload if getattr(policy, "elastic", False) else as_asked(workload)
         self.workload, self.policy, self.options, self.observer = workload, policy, options, observer
         self.nodes, self.gpus = cluster.tables()
         truth = truth or Truth(workload, self.gpus, options.costs, options.seed)
@@ -114,7 +115,7 @@ class Simulation:
         self._take_up(policy)
         self.agenda = Agenda(len(workload))
         self.free = free_gpus(Grid(self.gpus.node, self.gpus.index), self.gpus.usable)
-        self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable)
+        self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable, self.gpus.node)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, which go on as nobody waited
@@ -185,7 +186,10 @@ class Simulation:
                 self._end_leases()
             if progress is not None and self.events % 256 == 0:
                 progress(self.recorder.over, len(self.arrivals))
-        end = self.now if math.isinf(until) else until
+        self.close(self.now if math.isinf(until) else until)
+
+    def close(self, end: float) -> None:
+        """Settle the accounts of what is there at the end."""
         self.training.pools.account(end, self.training.on)
         self.recorder.warm_idle = self.training.pools.idle_gpu_time
         self.training.close(end)
@@ -275,6 +279,7 @@ class Simulation:
     def _end(self, number: int) -> None:
         self.training.end(self.table.at_hand[number])
         self.table.remove(number)
+        self.waiting.discard(number)  # it may have been at its target by training with another
         self.recorder.end(number, self.now)
         self.in_vain = 0
         self.changed = True
@@ -313,7 +318,8 @@ class Simulation:
         jobs = LiveJobs(self.table, self.now)
         work = self.workload
         view = View(
-            self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns
+            self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns,
+            transfers=work.transfers, ended=self.training.merging.ended,
         )  # fmt: skip
         if not self.limited:
             return view
@@ -326,6 +332,8 @@ class Simulation:
             plan = check(asked, view, reasons=self.observer is not None, objections=self._objections)
         except PlanError as error:
             raise self._error(f"invalid plan: {error}; the plan: {_in_a_line(asked)}") from None
+        if (objection := self.training.merging.objection(plan)) is not None:
+            raise self._error(f"invalid plan: {objection}")
         self.memory = plan.memory
         actions = reconcile(view, plan, self.options.limits, self.evictions)
         if self.observer is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...policies.contract import Floats, Ints, Profile, Strings
+from ...policies.estimate.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class Workload:
     share: Strings | None = None
     slowdowns: Floats | None = None  #: of pairs of ``profiles``, as in `policies.contract.View`
     switched_slowdowns: Floats | None = None  #: the same where they take turns as equals
+    transfers: Transfers | None = None  #: as in `policies.contract.View`
+    #: GPUs that each job asks for as a gang, where it could also run on any number from ``gpus_min`` on: see `as_asked`. None: just these.
+    asked: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.submitted)
@@ -84,6 +88,8 @@ def make_workload(
     share: Sequence[str] | None = None,
     slowdowns: Floats | None = None,
     switched_slowdowns: Floats | None = None,
+    transfers: Transfers | None = None,
+    asked: Sequence[int] | Ints | None = None,
 ) -> Workload:
     """Build a workload from plain columns in any order; rows of equal submission keep their order.
 
@@ -116,6 +122,8 @@ def make_workload(
     user_names, user = names("users", users)
     model_names, model = names("models", models)
     row_of = {profile.name: row for row, profile in enumerate(profiles)}
+    least = column("gpus", gpus, 1, np.int64)
+    most_gpus = column("gpus_max", gpus if gpus_max is None else gpus_max, 1, np.int64)
     deadlines = [sorted(tiers[row]) for row in rows] if tiers is not None else []
     counts = [len(steps) for steps in deadlines] if tiers is not None else np.zeros(n)
     workload = Workload(
@@ -124,8 +132,8 @@ def make_workload(
         submitted=column("submitted", submitted, 0.0, np.float64),
         duration=column("duration", duration, 0.0, np.float64),
         most=column("most", duration if most is None else most, 0.0, np.float64),
-        gpus_min=column("gpus", gpus, 1, np.int64),
-        gpus_max=column("gpus_max", gpus if gpus_max is None else gpus_max, 1, np.int64),
+        gpus_min=least,
+        gpus_max=most_gpus,
         priority=column("priority", priority, 0, np.int64),
         demand=column("demand", demand, 0, np.int64),
         user=user,
@@ -147,9 +155,27 @@ def make_workload(
         share=words("share", share),
         slowdowns=slowdowns,
         switched_slowdowns=switched_slowdowns,
+        transfers=transfers,
+        asked=None if asked is None else np.clip(column("asked", asked, 1, np.int64), least, np.maximum(most_gpus, least)),
     )
     _check(workload)
     return workload
+
+
+def as_asked(workload: Workload) -> Workload:
+    """The same for a policy that gives each job a gang of one size: the GPUs that its submitter asks for, no fewer and no more.
+
+    Work is in seconds on ``gpus_min`` GPUs, so its durations are those on these.
+    """
+    asked = workload.asked
+    if asked is None or (asked == workload.gpus_min).all():
+        return workload
+    faster = np.ones(len(workload))
+    for row, (profile, least, n) in enumerate(zip(workload.profile.tolist(), workload.gpus_min.tolist(), asked.tolist(), strict=True)):
+        if profile >= 0 and (throughput := workload.profiles[profile].throughput) is not None:
+            faster[row] = throughput.rate(n) / throughput.rate(least)
+    shorter = {name: getattr(workload, name) / faster for name in ("duration", "most", "estimate")}
+    return replace(workload, gpus_min=asked, gpus_max=asked, asked=None, **shorter)
 
 
 def joined(first: Workload, then: Workload) -> Workload:

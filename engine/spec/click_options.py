@@ -151,6 +151,7 @@ OPTIONS: tuple[Option, ...] = (
         "packed: other jobs may be on its GPUs; switched: they take turns; exclusive: never.",
         "packed|switched|exclusive",
     ),
+    Option("--share-input", "share.input", "Share loaded batches with the jobs of yours that name the same.", "NAME"),
     Option("--best-effort", "demand", "No deadline, also when the file has one.", read=_best_effort, flag=True),
     Option("--deadline", "deadline", "Strict deadline: a duration, or a time; 18:30 is the next one, in local time.", "WHEN", _scalar),
     Option("--soft", "soft", "Step of a soft deadline, such as 2h=80 or 18:30=80; at most 100.", "WHEN=REWARD", _step, many=True),

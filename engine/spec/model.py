@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,6 +22,7 @@ Tuner = Literal[
 Stage = Literal["decode", "augment", "batch"]  #: of a job's pipeline, whose workers can be set
 #: params that are other numbers in the same operations, by the names that they go by
 _SAME_SPEED = frozenset({"seed", "lr", "learning_rate", "weight_decay"})
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 FROM_JOB = "job:"  #: how ``weights`` begins that are those of a job
 #: params by which recipes call their backbone
 BACKBONES = ("model", "backbone")
@@ -129,10 +131,20 @@ class Share(Block, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     gpu: Literal["exclusive", "packed", "switched"] = "exclusive"  #: the kind of group (policies.contract) that it may be in
     memory: Size | None = None  #: bytes that it takes of each shared GPU; None: ``gpu_memory``
+    #: jobs of a user that name the same share their input: each batch is made by one of them
+    input: str | None = None
 
     def problems(self, spec: JobSpec, /) -> Iterator[tuple[str, str]]:
         if self.gpu == "switched" and (spec.gpus_min, spec.gpus_max) != (1, 1):
             yield "gpu", "switched takes one GPU, as a gang would wait for the turns of several at once; write gpus: 1"
+        if self.input is not None and not _GROUP.fullmatch(self.input):
+            yield "input", f"must be up to 100 letters, digits, '.', '_' and '-', not {self.input[:100]!r}"
+        if self.input is not None and spec.command is not None:
+            yield "input", "is for a recipe or an entrypoint, whose batches Stoker makes; remove it, or write an entrypoint"
+        if self.input is not None and spec.kind == "infer":
+            yield "input", "is for trainings, which go through the same batches; remove it"
+        if self.input is not None and spec.reuse is not None and spec.reuse.repeat > 1:
+            yield "input", "cannot go with reuse, which draws each batch from a buffer of the job's own; remove one of them"
         if self.memory and self.gpu == "exclusive":
             yield "memory", "is for a job that shares its GPUs; write gpu: packed beside it, or remove it"
         if self.memory is not None and self.memory < spec.gpu_memory:
@@ -292,6 +304,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         # Only where they are given: signatures of before there were such blocks stay what they were.
         work += [msgspec.to_builtins(block) for block in (self.reuse, self.pipeline) if block is not None]
         work += [{"backbone": self.backbone}] if self.backbone is not None else []
+        work += [{"input": True}] if self.share is not None and self.share.input is not None else []  # a step loads less
         blocks = {name: getattr(self, name) for name in self.__struct_fields__ if isinstance(getattr(self, name), Block)}
         work += [{name: msgspec.to_builtins(block)} for name, block in blocks.items() if block.changes_speed]
         digest = hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).digest()

@@ -14,6 +14,7 @@ from .formats.family import Family
 from .formats.known_formats import choose
 from .formats.rows import FIRST_DATE, LAST_DATE, LATEST, LONGEST_JOB, Context, Drop, Progress, Source, Tally, shown
 from .formats.tables import read_durations, read_throughputs
+from .formats.titan_tables import FineTuning, find_tables
 from .trace import Trace, TraceJob
 from .trace_check import FILE_ENDINGS, check_name, wrong
 
@@ -40,7 +41,8 @@ def read(
     Jobs come in the order of submission. Dates count from the first submission (``starts_at`` is that moment, UTC where the
     file names no zone); numbers keep the zero of their source. ``strict``: the first row that would be dropped is an error.
     ``cpu_jobs``: jobs without a GPU are kept as jobs of one. ``throughputs`` (for ``gpu_type``), ``durations``, ``join``: tables
-    that complete some formats. ``tally``, if given, learns the first line of every reason; ``progress`` is called with bytes.
+    that complete some formats; those of Titan's author (for ``gpu_type``) are read where they lie beside the file.
+    ``tally``, if given, learns the first line of every reason; ``progress`` is called with bytes.
 
     Raises ValueError, in one line with file and line, for what cannot be read; OSError for a file that cannot be opened.
     """
@@ -59,6 +61,8 @@ def read(
         None if durations is None else read_durations(durations),
         join,
     )
+    if family.name == "titan" and durations is None and (folder := find_tables(path)) is not None:
+        context.fine_tuning = FineTuning(folder, gpu_type)
     jobs = _collect(family.jobs(source, context), context)
     if not jobs:
         raise ValueError(f"{path}: no job is left of it: {_reasons(tally) or 'it has no rows'}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...policies.contract import Demand, Profile
 from ..sim.workload import Workload, make_workload
+from .fine_tuning import told
 
 DEMANDS = {"best-effort": Demand.BEST_EFFORT, "soft": Demand.SOFT, "strict": Demand.STRICT}
 
@@ -64,6 +65,7 @@ def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
     stops = np.array([job.stop == "performance" for job in jobs], dtype=bool)
     # Who stops at a metric's target is submitted with a maximum of iterations, which is its estimate (traces/attributes.py).
     bounded = stops & (estimate >= duration)
+    tuned = told(trace.recipe, profiles)
     return make_workload(
         trace.name,
         [job.submitted for job in jobs],
@@ -79,10 +81,19 @@ def to_workload(trace: Trace, profiles: Sequence[Profile] = ()) -> Workload:
         estimate=np.where(bounded, math.nan, estimate),
         iterations=[math.nan if job.iterations is None else job.iterations for job in jobs],
         batch_size=[job.batch_size or 0 for job in jobs],
-        profiles=profiles,
+        profiles=tuned.profiles,
         by_performance=stops.tolist(),
         most=np.where(bounded, estimate, duration),
+        **tuned.columns([job.model or "" for job in jobs], [_asked(job) for job in jobs]),
     )
+
+
+def _asked(job: TraceJob) -> int:
+    """GPUs that its source says; more than ``gpus_min`` where it can run on fewer."""
+    try:
+        return int(float((job.raw or {})["num_gpus"]))
+    except (KeyError, ValueError, OverflowError):
+        return job.gpus_min
 
 
 def _tiers(job: TraceJob) -> list[tuple[float, float]]:

@@ -327,13 +327,26 @@ def in_round(view: View, seconds: float) -> Plan | None:
 
     A division stands for a round: who is asked between rounds repeats it, with new jobs waiting. So jobs that were stopped to be resized
     start where they were meant to, whatever the others did meanwhile, and a plan that is carried out step by step is not thrown over
-    half-way. Nothing is lost with the policy's memory: a round then begins early.
+    half-way. Nothing is lost with the policy's memory: a round then begins early. Rounds of 0 s last
+    until what they stop has stopped.
     """
     standing = (view.memory or {}).get(ROUND)
+    if standing is None or view.now < standing["began"]:
+        return None
     # A multiple of the length may come out a last digit too low.
-    if standing is None or not standing["began"] <= view.now < standing["began"] + seconds - AT_ONCE:
+    goes_on = view.now < standing["began"] + seconds - AT_ONCE
+    if not goes_on and not (seconds == 0 and _is_half_way(view, standing)):
         return None
     return replace(decide(Pool(view), _from_json(standing, view.gpus)), memory=view.memory)
+
+
+def _is_half_way(view: View, standing: Mapping[str, Any]) -> bool:
+    """Whether jobs are still stopping for a division, or have just stopped and are to start where it has them."""
+    jobs = view.jobs
+    if (jobs.phase == Phase.STOPPING).any():
+        return True
+    waits = set(jobs.id[jobs.phase == Phase.PENDING].tolist())
+    return view.now == standing["began"] and any(job in waits for job, _ in standing["given"])
 
 
 def begin(pool: Pool, division: Division, **memory: Any) -> Plan:

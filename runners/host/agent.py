@@ -42,6 +42,8 @@ from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
+from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
+from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
 from . import processes
@@ -54,7 +56,7 @@ from .link import Outbox, Poller, greet
 from .report_tail import Acked, ranks
 from .rundir import RunDir
 from .runs import Phase, Run, survivors_of
-from .sent_logs import LogSender
+from .sent_logs import LogSender, is_owed
 from .telemetry import Telemetry, Worker
 from .warm_starts import WarmStarts
 
@@ -64,6 +66,7 @@ _BUSY = 0.2  #: seconds between looks at the files of live leases
 _STARTING = 0.02  #: while a supervisor is about to register
 _IDLE = 30.0  #: nothing runs: only messages and this clock wake us
 _SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
+_LAST_LOGS = 10.0  #: seconds that a runner which leaves takes at most to send the ends of logs
 _CLEAN = 600.0  #: seconds between looks for old directories
 _FENCED = "fenced"
 
@@ -75,7 +78,7 @@ class Options:
     home: Path
     node: str
     pool: str = "default"
-    address: str = "127.0.0.1"  #: at which ranks on other nodes reach this one
+    address: str = LOOPBACK  #: at which ranks on other nodes reach this one
     keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
     keep_logs: float = 30 * 86400.0
     warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
@@ -94,11 +97,14 @@ class Agent:
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
         self._turns = SlotTurns(devices, options.home)
+        self._inputs = InputGroups(options.home)
         self.warm = WarmStarts(enabled=False, place=place_of(options.home, options.node))
         self._servers_told: list[ForkServer] = []
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
+        self._logs: LogSender | None = None
+        self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -113,13 +119,16 @@ class Agent:
                 return
             self.warm.limit = welcome.warm_memory * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._turns.kind = welcome.turn
+            self._inputs.share = welcome.input_memory
             os.environ[ENV_DOWNLOAD] = str(int(welcome.download))  # which jobs inherit
             self.warm.enabled = (self.options.warm or welcome.warm) == "auto"
             if not self.warm.enabled:
                 self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
-            logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session)
+            logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
+            for directory in self._closed:  # ended under an agent that may not have sent their logs
+                logs.ended(directory)
             poller = Poller(self._client(), self.options.node, welcome, self.wake, logs.want)
             logs.start()
             poller.start()
@@ -174,6 +183,8 @@ class Agent:
     def _say_goodbye(self, outbox: Outbox) -> None:
         """The last report. ``left`` only when nothing runs: the daemon must not give up workers that live on."""
         live = [run for run in self.runs.values() if run.phase is not Phase.ENDED]
+        if self._logs is not None:
+            self._logs.finish(_LAST_LOGS)
         try:
             outbox.flush(self.runs.values(), left=not self.runs)
         except StokerError as error:
@@ -232,6 +243,8 @@ class Agent:
         run = Run.load(directory, self.options.node)
         if run is None and (survivors := survivors_of(directory)):
             self.health.quarantine(*survivors)
+        if run is None and is_owed(directory, self.options.node):
+            self._closed.append(directory)
         if run is not None:
             self.runs[run.lease] = run
             if run.phase is Phase.LIVE:
@@ -256,10 +269,11 @@ class Agent:
         try:
             if Acked.load(directory).closed:
                 return None
-            return Run.take_up(directory, assignment, self.options.node)
+            return Run.take_up(directory, _meeting(assignment), self.options.node)
         except OSError as error:
             run = Run(directory, assignment, Acked(directory))
-            run.fail("start-failed", f"cannot write {directory.path}: {error.strerror}; free some space on this node")
+            words = f"cannot write {directory.path}: {error.strerror}; free some space on this node"
+            run.fail("start-failed", words, host_at_fault=True)
             return run
 
     def reconcile(self) -> None:
@@ -303,9 +317,10 @@ class Agent:
     def _start(self, run: Run) -> None:
         gpus = run.assignment.gpus
         if unknown := [gpu for gpu in gpus if gpu not in self.devices.gpus]:
-            run.fail("start-failed", f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}")
+            words = f"this node has no GPU {', '.join(unknown)}; it has {', '.join(self.devices.gpus)}"
+            run.fail("start-failed", words, host_at_fault=True)
             return
-        if self._is_held(run):
+        if self._is_held(run) or (run.assignment.nodes > 1 and not run.assignment.rendezvous):
             return
         if (refusal := self._refusal(run)) is not None:
             # The GPU gets a moment: the driver frees memory after the process has ended, not with it.
@@ -317,13 +332,16 @@ class Agent:
         try:
             cpus = self._cores.tell([*self._running(), run]).get(run.lease)
             self._turns.tell([*self._running(), run])
-            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus)
+            if (group := run.assignment.input) is not None:
+                here = [other for other in self.runs.values() if other.phase is not Phase.ENDED and other.stopping is None]
+                self._inputs.tell(run.dir, group, sum(other.assignment.input == group for other in here))
+            launch = prepare(run.dir, run.assignment, cuda, cpus=cpus, address=self.options.address)
             forked, why = self.warm.start(run.dir, run.assignment, launch)
             run.start(launch if why is None else {**launch, "cold": why}, forked)
         except CannotStart as error:
-            run.fail("start-failed", str(error))
+            run.fail("start-failed", str(error), host_at_fault=error.host_at_fault)
         except OSError as error:
-            run.fail("start-failed", f"cannot start its supervisor: {error}")
+            run.fail("start-failed", f"cannot start its supervisor: {error}", host_at_fault=True)
 
     def _is_held(self, run: Run) -> bool:
         """A lease that is on its way out still has one of its GPUs."""
@@ -375,6 +393,7 @@ class Agent:
         if now >= self._sample_at:
             self._sample_at = now + welcome.telemetry_interval
             self.warm.tend()
+            self._inputs.clean()
             self._sample(outbox, now)
         if now >= self._clean_at:
             self._clean_at = now + _CLEAN
@@ -438,6 +457,8 @@ class Agent:
             if run.acked.closed and run.phase is Phase.ENDED:
                 run.close()
                 self.warm.expect(run.assignment, ended=True)
+                if self._logs is not None and not run.disowned:
+                    self._logs.ended(run.dir)
                 del self.runs[run.lease]
 
     def _sleep(self, outbox: Outbox) -> None:
@@ -489,6 +510,14 @@ def _remove_empty(directory: RunDir) -> None:
         job.rmdir()
 
 
+def _meeting(assignment: Assignment) -> Assignment:
+    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
+    if assignment.nodes == 1 or assignment.node_rank:
+        return assignment
+    address, _, port = assignment.rendezvous.rpartition(":")
+    return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")
+
+
 def _field(spec: Mapping[str, Any]) -> str:
     """What its need of memory goes by, for a person."""
     if (spec.get("share") or {}).get("memory"):
@@ -519,7 +548,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, help="offer so many CPU slots, and no GPU (default: the GPUs; without any, a slot a core)")
     parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
-    parser.add_argument("--address", default="127.0.0.1", help="address at which runners on other hosts reach this one, for gangs")
+    parser.add_argument("--address", help="at which other hosts reach this one, for gangs (default: that of the route to the daemon)")
     parser.add_argument("--warm", choices=("auto", "off"), help="auto: jobs start by fork (default: as the daemon's config.toml says)")
     given = parser.parse_args(argv)
     steady_stderr()
@@ -527,7 +556,8 @@ def main(argv: list[str] | None = None) -> int:
     home = Home(given.home.absolute()) if given.home else Home.default()
     try:
         _require_names(given.node, given.pool, home)
-        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=given.address, warm=given.warm)
+        address = address_towards(os.environ.get("STOKER_URL")) if given.address is None else require_own(given.address)
+        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=address, warm=given.warm)
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())

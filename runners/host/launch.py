@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ import msgspec
 
 from ...engine.protocol import Assignment
 from ...engine.spec.model import JobSpec
+from ..network.addresses import LOOPBACK, free_port, interface_of, is_loopback
 from . import rundir
 from .lease_log import LIMIT
 from .rundir import RunDir
@@ -35,22 +35,38 @@ _WITHHELD = ("STOKER_TOKEN", rundir.ENV_NODE_RANK, "RANK", "LOCAL_RANK", "WORLD_
              "MASTER_PORT")  # fmt: skip
 #: and what the job or the launcher that the runner was itself started from left there: parameters, another gang's ranks
 _WITHHELD_FROM = ("STOKER_PARAM_", "STOKER_JOB_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "FLUX_", "MPI_LOCAL")
+_INTERFACE_OF = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  #: by which torch's libraries of gangs are told theirs
 _BLANK = " \t"
 _EXPORT, _COMMENT = re.compile(r"^export[ \t]+"), re.compile(r"(?:^|[ \t]+)#")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class CannotStart(Exception):
-    """The job cannot be started as it is; in words."""
+    """The job cannot be started as it is; in words. ``host_at_fault``: for want of something here, which another host may have."""
+
+    def __init__(self, words: str, *, host_at_fault: bool = True) -> None:
+        super().__init__(words)
+        self.host_at_fault = host_at_fault
 
 
 def prepare(
-    run: RunDir, assignment: Assignment, cuda: Sequence[str], inherited: Mapping[str, str] | None = None, cpus: float | None = None
+    run: RunDir,
+    assignment: Assignment,
+    cuda: Sequence[str],
+    inherited: Mapping[str, str] | None = None,
+    cpus: float | None = None,
+    address: str = LOOPBACK,
 ) -> Launch:
-    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots; ``cpus``: its cores.
+    """What to start for an assignment. ``cuda``: UUIDs of its GPUs on this node, none when it has CPU slots; ``cpus``: its cores;
+    ``address``: at which other hosts reach this one.
 
     Raises CannotStart for what a person has to mend: no such directory, program, env file.
     """
+    if assignment.hosts > 1 and is_loopback(address):
+        raise CannotStart(
+            f"address: a gang over {assignment.hosts} hosts cannot meet at {address}, which only this host reaches: "
+            "start the runner here with --address"
+        )
     try:
         spec = msgspec.convert(assignment.spec, JobSpec)
     except msgspec.ValidationError as error:
@@ -60,6 +76,9 @@ def prepare(
     cwd = _directory(assignment, spec, run)
     given = read_env_file(cwd / Path(spec.env_file).expanduser()) if spec.env_file else {}
     env = _environment(run, assignment, spec, cuda, _users(spec, given, os.environ if inherited is None else inherited))
+    if assignment.nodes > 1 and (name := interface_of(address)) is not None:
+        for library in _INTERFACE_OF:  # by itself it takes what the host's own name resolves to, often 127.0.1.1
+            env.setdefault(library, name)
     replaced = sorted(name for name, value in given.items() if name not in spec.env and env[name] != value)
     if cpus is not None:
         env[rundir.ENV_CPUS] = f"{cpus:g}"
@@ -154,17 +173,11 @@ def _gang(assignment: Assignment) -> dict[str, str]:
         address, _, port = assignment.rendezvous.rpartition(":")
     return {
         "MASTER_ADDR": address,
-        "MASTER_PORT": port or str(_free_port()),
+        "MASTER_PORT": port or str(free_port()),
         "STOKER_NODES": str(assignment.nodes),
         rundir.ENV_NODE_RANK: str(assignment.node_rank),
         "STOKER_GPUS": str(len(assignment.gpus)),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _variable(name: str) -> str:
@@ -190,7 +203,7 @@ def read_env_file(path: Path) -> dict[str, str]:
         try:
             name, value = _entry(entry)
         except ValueError as error:
-            raise CannotStart(f"env_file: {path}, line {number}: {error}") from None
+            raise CannotStart(f"env_file: {path}, line {number}: {error}", host_at_fault=False) from None
         env[name] = value
     return env
 

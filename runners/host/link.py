@@ -305,7 +305,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
     known = run.acked.states
     found: list[WorkerUpdate] = []
     if "starting" not in known:
-        found.append(WorkerUpdate(lease=run.lease, state="starting", ts=steady_time(), run_dir=str(run.dir.path)))
+        port = None if run.assignment.nodes == 1 or run.assignment.node_rank else int(run.assignment.rendezvous.rpartition(":")[2])
+        found.append(WorkerUpdate(lease=run.lease, state="starting", ts=steady_time(), run_dir=str(run.dir.path), port=port))
     if "running" not in known and run.identity is not None:
         found.append(
             WorkerUpdate(
@@ -330,6 +331,7 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
                 exit_code=run.exit["exit_code"],
                 outcome=run.exit["outcome"],
                 message=run.exit["message"],
+                host_at_fault=run.exit.get("host_at_fault", False),
             )
         )
     return found

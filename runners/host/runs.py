@@ -60,6 +60,7 @@ class Run:
         self.warm: bool | None = None  #: its worker was forked; None: not known
         self.cold_because: str | None = None  #: why it was not
         self.descriptor: int | None = None  #: readable once its supervisor is gone
+        self._seen = False  #: its supervisor was alive at some look of this agent
 
     @property
     def lease(self) -> int:
@@ -104,8 +105,9 @@ class Run:
         return run
 
     def adjust(self, now: Assignment) -> None:
-        """How it shares its GPUs from now on."""
-        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority)
+        """How it shares its GPUs from now on; of a gang, where its ranks meet, once its first node has told that."""
+        meeting = self.assignment.rendezvous or now.rendezvous
+        self.assignment = msgspec.structs.replace(self.assignment, share=now.share, priority=now.priority, rendezvous=meeting)
 
     def start(self, launch: Launch, forked: Forked | None = None) -> None:
         """Start the supervisor, unless a fork server was asked to. It outlives us: a session of its own, and nothing of ours open."""
@@ -138,6 +140,7 @@ class Run:
         self._meet()
         # In this order: a supervisor registers, writes exit.json and dies.
         gone = self.identity is not None and not identity.alive(self.identity)
+        self._seen = self._seen or (self.identity is not None and not gone)
         code = self.supervisor.poll() if self.supervisor else None
         ended = self._last_word()
         if ended:
@@ -155,7 +158,8 @@ class Run:
             if code in (-signal.SIGKILL, -signal.SIGTERM):  # by the kernel for want of memory, or by a person: not the job's fault
                 self.fail("lost", "its supervisor was killed before it had started anything; the job is queued again")
             else:
-                self.fail("start-failed", f"its supervisor did not start (exit code {code}): {self._complaint()}")
+                words = f"its supervisor did not start (exit code {code}): {self._complaint()}"
+                self.fail("start-failed", words, host_at_fault=True)
 
     @property
     def forked(self) -> Forked | None:
@@ -203,20 +207,26 @@ class Run:
         return content if _is_word(content) else None
 
     def _lost(self, why: str) -> dict[str, Any]:
-        """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again."""
+        """The supervisor is gone and has left no word: end what it watched, so that the lease may be given again.
+
+        Where no agent saw it end, as with a host that was off, it ended at its last sign of life: later nothing is known to have run.
+        """
         left = processes.end_tagged(self.dir.tag, _END_LEFTOVERS)
         if left:
             outcome, message = "unkillable", f"{why}, and could not be killed: {processes.words(left)}"
         else:
             outcome, message = "lost", f"{why}; the job goes on from its last checkpoint"
-        return self._note(outcome, message, left)
+        return self._note(outcome, message, left, last_sign=None if self._seen else _last_sign(self.dir))
 
-    def _note(self, outcome: str, message: str, survivors: list[Process]) -> dict[str, Any]:
+    def _note(
+        self, outcome: str, message: str, survivors: list[Process], *, host_at_fault: bool = False, last_sign: float | None = None
+    ) -> dict[str, Any]:
+        more = {"survivors": survivors, "host_at_fault": host_at_fault} | ({} if last_sign is None else {"ended_at": last_sign})
         try:
-            return write_exit(self.dir.path, outcome=outcome, message=message, survivors=survivors)
+            return write_exit(self.dir.path, outcome=outcome, message=message, **more)
         except OSError as error:  # a full disk must not hide the end of a job
             log.error("cannot write exit.json of lease %d: %s", self.lease, error)
-            return {"outcome": outcome, "message": message, "survivors": survivors, "exit_code": None, "ended_at": time.time()}
+            return {"exit_code": None, "ended_at": time.time(), **more, "outcome": outcome, "message": message}
 
     def _end(self, content: dict[str, Any]) -> None:
         self.exit = content
@@ -270,13 +280,13 @@ class Run:
         if self.supervisor is not None:
             self.supervisor.wait()  # it has written its last word, there is nothing that could keep it
 
-    def fail(self, outcome: str, message: str) -> None:
-        """The lease ends without having been started."""
+    def fail(self, outcome: str, message: str, *, host_at_fault: bool = False) -> None:
+        """The lease ends without having been started; ``host_at_fault``: another host may have what is missing here."""
         try:
             said = self._last_word()
         except OSError:
             said = None
-        self._end(said or self._note(outcome, message, []))
+        self._end(said or self._note(outcome, message, [], host_at_fault=host_at_fault))
 
     def stop(self, reason: str, grace: float) -> None:
         """Ask it to leave; a later word may be more urgent than the first, never less."""
@@ -313,6 +323,12 @@ class Run:
             return False
 
 
+def _last_sign(directory: RunDir) -> float:
+    """When anything of a lease was written last (s since the epoch): what its job printed or reported, or its start."""
+    names = ("supervisor.json", "output.log", *(path.name for path in directory.path.glob("reports-*.jsonl")))
+    return max((path.stat().st_mtime for name in names if (path := directory.path / name).exists()), default=time.time())
+
+
 class _Word(msgspec.Struct):
     """What has to be right in exit.json, for the daemon refuses a whole report for one wrong value."""
 
@@ -321,6 +337,7 @@ class _Word(msgspec.Struct):
     exit_code: Whole | None
     ended_at: Time
     survivors: list[tuple[int, float]] | None = None
+    host_at_fault: bool = False
 
 
 def _is_word(content: Any) -> bool:

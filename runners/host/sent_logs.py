@@ -1,45 +1,84 @@
-"""Sends pieces of logs of this node to the daemon, for people on other hosts."""
+"""Sends logs of this node to the daemon, for people elsewhere: pieces that they ask for, and the end of each when its lease ends."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 
 from ...engine.client import Client
-from ...engine.errors import StokerError
+from ...engine.errors import LimitExceeded, NotFound, Stale, StokerError, UsageError
 from ...engine.logfile import Place, read_log
-from ...engine.protocol import LOG, LogPiece, LogRequest
+from ...engine.protocol import LAST_LOG, LOG, LastLog, LogPiece, LogRequest
+from .report_tail import Acked
 from .rundir import RunDir
 
 log = logging.getLogger("stoker.runner")
 
 _TIMEOUT = 10.0  #: seconds
+_AGAIN = 5.0  #: seconds until what could not be sent is sent again
+_LONGEST = 1 << 20  #: bytes of the end of a log
+_SENT = "log-sent"  #: file of the run directory: the daemon has the end of the log
+_REFUSED = (NotFound, UsageError, LimitExceeded, Stale)  #: what no repetition mends
 
 
 class LogSender(threading.Thread):
-    """Answers requests one after the other. A thread of its own: a slow disk must not keep the agent from its polls and reports."""
+    """Answers requests one after the other. A thread of its own: a slow disk must not keep the agent from its polls and reports.
 
-    def __init__(self, client: Client, home: Path, node: str, session: int):
+    ``keep``: the daemon is elsewhere and keeps the ends of logs.
+    """
+
+    def __init__(self, client: Client, home: Path, node: str, session: int, *, keep: bool = False):
         super().__init__(name="logs", daemon=True)
         self._client, self._home, self._node, self._session = client, home, node, session
-        self._wanted: queue.SimpleQueue[LogRequest] = queue.SimpleQueue()
+        self._keep = keep
+        self._wanted: queue.SimpleQueue[LogRequest | RunDir] = queue.SimpleQueue()
+        self._unsent: list[RunDir] = []
+        self._open = 0  #: ends that are still to be sent
+        self._changed = threading.Condition()
 
     def want(self, request: LogRequest) -> None:
         self._wanted.put(request)
 
+    def ended(self, directory: RunDir) -> None:
+        """The daemon knows the end of a lease: what its job wrote last is to be sent, unless it was."""
+        if self._keep and not (directory.path / _SENT).exists():
+            with self._changed:
+                self._open += 1
+            self._wanted.put(directory)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all ends are sent, for so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, seconds)
+
     def run(self) -> None:
+        again = time.monotonic() + _AGAIN
         while True:
-            request = self._wanted.get()
             try:
-                self._client.post_raw(LOG, msgspec.json.encode(self._piece(request)), timeout=_TIMEOUT)
-            except StokerError as error:  # who asked is told that nobody answers, and asks again
-                log.warning("a piece of the log of job %d was not sent: %s", request.job, error)
-            except Exception:
-                log.exception("a piece of the log of job %d was not sent", request.job)
+                wanted = self._wanted.get(timeout=_AGAIN if self._unsent else None)
+            except queue.Empty:
+                wanted = None
+            if isinstance(wanted, LogRequest):
+                self._answer(wanted)
+            elif wanted is not None:
+                self._send_end(wanted)
+            if self._unsent and time.monotonic() >= again:
+                again, unsent, self._unsent = time.monotonic() + _AGAIN, self._unsent, []
+                for directory in unsent:
+                    self._send_end(directory)
+
+    def _answer(self, request: LogRequest) -> None:
+        try:
+            self._client.post_raw(LOG, msgspec.json.encode(self._piece(request)), timeout=_TIMEOUT)
+        except StokerError as error:  # who asked is told that nobody answers, and asks again
+            log.warning("a piece of the log of job %d was not sent: %s", request.job, error)
+        except Exception:
+            log.exception("a piece of the log of job %d was not sent", request.job)
 
     def _piece(self, request: LogRequest) -> LogPiece:
         directory = RunDir(self._home, request.job, request.lease, request.node_rank)
@@ -55,3 +94,61 @@ class LogSender(threading.Thread):
             more=found.more,
             missing=not found.text and not directory.path.is_dir(),
         )
+
+    def _send_end(self, directory: RunDir) -> None:
+        try:
+            self._client.post_raw(LAST_LOG, msgspec.json.encode(self._end(directory)), timeout=_TIMEOUT)
+        except _REFUSED as error:
+            log.warning("the daemon does not keep the log of lease %d: %s", directory.lease, error)
+        except StokerError:
+            self._unsent.append(directory)
+            return
+        except Exception:
+            log.exception("the log of lease %d was not sent", directory.lease)
+        else:
+            try:
+                (directory.path / _SENT).touch()
+            except OSError:
+                pass  # after a restart it is sent again
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def _end(self, directory: RunDir) -> LastLog:
+        """The last bytes of the log, from the start of a line where there is one; of one that was rotated both files."""
+        files = [directory.log.with_name(directory.log.name + ".1"), directory.log]
+        texts = [_last_bytes(path) for path in files]
+        data = (texts[0] + texts[1])[-_LONGEST:]
+        if len(data) == _LONGEST and 0 <= (cut := data.find(b"\n")) < len(data) - 1:
+            data = data[cut + 1 :]
+        there = directory.log.stat() if directory.log.exists() else None
+        return LastLog(
+            node=self._node,
+            session=self._session,
+            job=directory.job,
+            lease=directory.lease,
+            node_rank=directory.node_rank,
+            data=data,
+            file="" if there is None else str(there.st_ino),
+            begin=0 if there is None else there.st_size - len(data),
+        )
+
+
+def is_owed(directory: RunDir, node: str) -> bool:
+    """Whether the end of the log of a lease of this node, which the daemon knows to have ended, was not sent in the last day."""
+    try:
+        ended = directory.path / "acked.json"
+        if (directory.path / _SENT).exists() or time.time() - ended.stat().st_mtime > 86_400 or not Acked.load(directory).closed:
+            return False
+        return bool((directory.read("assignment.json") or {}).get("node") == node)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _last_bytes(path: Path) -> bytes:
+    """A job owns its directory: what is no plain file is not read."""
+    if path.is_symlink() or not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _LONGEST, 0))
+        return file.read(_LONGEST)

@@ -150,7 +150,8 @@ class Supervisor:
         try:
             self._start()
         except (OSError, ValueError) as error:
-            self._write_exit("start-failed", f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}")
+            words = f"cannot start {self.launch['argv'][0]!r} in {self.launch['cwd']}: {error}"
+            self._write_exit("start-failed", words, host_at_fault=isinstance(error, OSError))
             return
         for note in self.launch.get("notes", ()):
             self.log.write(f"stoker: {note}\n".encode())
@@ -325,7 +326,14 @@ class Supervisor:
         self._write_exit(ending.outcome, ending.message, reason, tail, [found.process for found in survivors])
 
     def _write_exit(
-        self, outcome: str, message: str | None, stop_reason: str | None = None, tail: str = "", survivors: Sequence[Process] = ()
+        self,
+        outcome: str,
+        message: str | None,
+        stop_reason: str | None = None,
+        tail: str = "",
+        survivors: Sequence[Process] = (),
+        *,
+        host_at_fault: bool = False,
     ) -> None:
         code = self.exit_code
         write_exit(
@@ -339,6 +347,7 @@ class Supervisor:
             killed_after_grace=self.killed,
             sigterm_caught=self.caught,
             oom=outcome == "oom",
+            host_at_fault=host_at_fault,
             tail=tail,
             survivors=survivors,
         )
@@ -346,7 +355,7 @@ class Supervisor:
 
 def write_exit(run: Path, *, outcome: str, message: str | None, **more: Any) -> dict[str, Any]:
     """Write exit.json: the last word on a lease, by its supervisor, or by the agent when there is or was none."""
-    content = {"exit_code": None, **more, "ended_at": time.time(), "outcome": outcome, "message": message}
+    content = {"exit_code": None, "ended_at": time.time(), **more, "outcome": outcome, "message": message}
     write_atomically(run / "exit.json", json.dumps(content).encode())
     return content
 

@@ -19,7 +19,7 @@ from ..host.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
 from .turn import Turn
 
-LOOK, SELDOM = 0.002, 0.1  #: seconds between looks, and where nobody takes turns
+LOOK, SELDOM = 0.001, 0.05  #: seconds between looks at the turn, and at what the agent says
 SHORTEST, LONGEST = 0.02, 2.0  #: seconds for which it computes before an equal has its turn
 
 
@@ -33,6 +33,7 @@ class CommandTurns(threading.Thread):
         self._ends = threading.Event()
         self._known: list[Process] = []  #: those below, when last looked at
         self._stopped: list[Process] = []
+        self._follow_at = 0.0  #: when it looks again at what the agent says
         self.trouble: Callable[[str], None] = lambda words: None  #: told once, why it takes no turns
 
     def end(self) -> None:
@@ -43,7 +44,7 @@ class CommandTurns(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._ends.is_set() and not os.path.exists(self._by_itself):  # noqa: PTH110 - five hundred times a second
+            while not self._ends.is_set() and not os.path.exists(self._by_itself):  # noqa: PTH110
                 self._told.follow()
                 if self._told.turn is None:
                     self._go_on()
@@ -77,11 +78,13 @@ class CommandTurns(threading.Thread):
 
     def _is_over(self, turn: Turn) -> bool:
         """Whether it takes this turn no longer, looked at after a moment."""
-        self._ends.wait(LOOK)
-        self._told.follow()
-        if self._told.turn is not turn:  # and is closed
-            return True
-        over = self._ends.is_set() or os.path.exists(self._by_itself)  # noqa: PTH110
+        over = self._ends.wait(LOOK)
+        if time.monotonic() >= self._follow_at:
+            self._follow_at = time.monotonic() + SELDOM
+            self._told.follow()
+            if self._told.turn is not turn:  # and is closed
+                return True
+            over = over or os.path.exists(self._by_itself)  # noqa: PTH110
         if over:
             turn.withdraw()
         return over

@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch
 
 from ...engine.errors import UsageError
 from ..train import rng
+from ..train.step import scaled
 from .interception import Called, here
 
 IN_PLACE = ("memory: what a gradient or another part needs is changed in place; write that operation so that it makes a new tensor, "
@@ -30,11 +31,11 @@ class _Abandoned(BaseException):
 
 
 class MicroBatch:
-    """``work``: computes the loss; ``generators``: random states from which it begins; ``inputs``: bytes of its batch."""
+    """``work``: computes the loss, which is scaled; ``generators``: random states from which it begins; ``inputs``: bytes of its batch."""
 
-    def __init__(self, work: Callable[[], torch.Tensor], generators: Any, inputs: int = 0) -> None:
+    def __init__(self, work: Callable[[], torch.Tensor], generators: Any, inputs: int = 0, scale: float = 1.0) -> None:
         self.work: Callable[[], torch.Tensor] | None = work
-        self.generators, self.inputs = generators, inputs
+        self.generators, self.inputs, self.scale = generators, inputs, scale
         self.called: Called | None = None  #: what answers for units
         self.gone_back: Callable[[int], None] = lambda part: None  #: hears of each call of a part whose gradients are there
         self.loss: torch.Tensor | None = None
@@ -75,6 +76,12 @@ class MicroBatch:
             self.part = None
             self._go.release()
             self._thread.join()
+        self._end()
+
+    def _end(self) -> None:
+        """It refers to nobody who refers to it: what it holds goes when it goes."""
+        self.called, self.work, self.ended = None, None, True
+        self.gone_back = lambda part: None
 
     def _made(self) -> threading.Thread:
         context, states = contextvars.copy_context(), _ThreadStates()
@@ -94,8 +101,8 @@ class MicroBatch:
             except BaseException as error:
                 self.error = error
             finally:
-                here.called, self.called, self.work, self.ended = None, None, None, True
-                self.gone_back = lambda part: None
+                here.called = None
+                self._end()
                 self._told.release()
 
         return threading.Thread(target=lambda: context.run(run), name="micro-batch", daemon=True)
@@ -105,6 +112,7 @@ class MicroBatch:
     def _compute(self) -> None:
         assert self.work is not None
         loss = self.work()
+        self.told, loss = loss.detach(), scaled(loss, self.scale)
         if self.last is not None:
             self.pause(self.last)
         self.loss, self.back = loss.detach(), True
@@ -112,6 +120,9 @@ class MicroBatch:
         loss.backward()  # type: ignore[no-untyped-call]
         del loss
         self.generators = rng.get_state()
+
+    def computing(self) -> None:
+        """A part is to be computed again, or some of it."""
 
     def computed(self) -> None:
         """A part, or what is left of the loss, has been computed with its graph, through which gradients are to go."""

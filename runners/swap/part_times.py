@@ -126,7 +126,8 @@ class _PartSeen:
         self.backward: list[float] = []
         self.load: list[float] = []
         self.out: list[float] = []
-        self.forward_work = self.persisted = self.again_work = self.kept = self.backward_work = self.later_work = 0
+        self.forward_work = self.persisted = self.again_work = self.kept = self.native = 0
+        self.backward_work = self.later_work = 0
 
     def most(self, **sizes: int) -> None:
         for name, size in sizes.items():
@@ -144,7 +145,8 @@ class Profiler(SwapExecutor):
         self.seen = [_PartSeen() for _ in self.parts]
         self.inputs = self.loss = 0  #: bytes of a micro-batch
         self.rounds = 0
-        self._marks: tuple[int, int] = 0, 0
+        self._marks: tuple[int, int] | None = None  #: bytes in use, and at most, when the part had been computed again
+        self._from = self._native = 0
 
     def warmed_up(self) -> None:
         """What the first round has seen is not what the others do: libraries take their own memory in it."""
@@ -167,10 +169,15 @@ class Profiler(SwapExecutor):
         self.seen[k].out.append(times.stalled)
         return sent
 
+    def computing(self) -> None:
+        self._from = self.device.memory()[0]
+
     def computed(self) -> None:
-        """By a micro-batch that goes back: the part has been computed again."""
-        self._marks = self.device.memory()
-        self.device.reset_peak()
+        """By a micro-batch that goes back: a call of the part has been computed again, with those that make what it is given."""
+        self._native += max(0, self.device.memory()[0] - self._from)
+        if self._marks is None:
+            self._marks = self.device.memory()
+            self.device.reset_peak()
 
     def _go(self, k: int, batch: MicroBatch) -> None:
         before, _ = self.device.memory()
@@ -184,14 +191,15 @@ class Profiler(SwapExecutor):
     def _go_back(self, k: int, c: int, batch: MicroBatch) -> None:
         before, _ = self.device.memory()
         self.device.reset_peak()
+        self._marks, self._from, self._native = None, before, 0
         with self.device.step() as times:
             super()._go(k, batch)
         _, peak = self.device.memory()
-        again, kept = self._marks[1], self._marks[0]
+        kept, again = self._marks or (before, before)
         if batch.loss is not None:
-            self.loss = max(self.loss, 2 * size_of(batch.loss, self.device.rounded))  # as the task gives it, and scaled
+            self.loss = max(self.loss, 3 * size_of(batch.loss, self.device.rounded))  # as the task gives it, scaled, and its gradient
         self.seen[k].backward.append(times.computing)
-        self.seen[k].most(again_work=again - before, kept=kept - before)
+        self.seen[k].most(again_work=again - before, kept=kept - before, native=self._native)
         if c == 0:
             made = sum(size_of(self._gradient(name), self.device.rounded) for name in self.names[k])
             self.seen[k].most(backward_work=peak - kept - made)
@@ -210,7 +218,7 @@ def _profiled(units: Units, cuts: Sequence[int], begin: Begin, device: Device, r
             raise Interrupted
         micro = [begin(device) for _ in range(_MICRO_BATCHES)]
         for batch in micro:
-            batch.computed = profiler.computed  # type: ignore[method-assign]
+            batch.computing, batch.computed = profiler.computing, profiler.computed  # type: ignore[method-assign]
         profiler.inputs = max(batch.inputs for batch in micro)
         with device.step():  # of its own: no part of what a training's step tells
             profiler.run(micro)
@@ -252,7 +260,7 @@ def _piece(fine: Profiler, k: int, numbers: dict[int, int], shape: Shape) -> Pie
         forward=seen.seconds("forward"), backward=seen.seconds("backward"), load=seen.seconds("load"), out=seen.seconds("out"),
         weights=tuple(Weight(numbers[id(value)], size_of(value, fine.device.rounded), units.trains(name)) for name, value in held),
         forward_work=seen.forward_work, statistics=max(0, seen.persisted - made),
-        again_work=seen.again_work, kept=seen.kept, backward_work=max(0, seen.backward_work), later_work=max(0, seen.later_work),
+        again_work=seen.again_work, kept=seen.kept, native=seen.native, backward_work=max(0, seen.backward_work), later_work=max(0, seen.later_work),
     )  # fmt: skip
 
 

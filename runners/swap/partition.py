@@ -3,7 +3,8 @@
 Between two neighbouring legal cuts lies a *piece*; a *part* is some pieces in a row, loaded and computed together. While one part computes
 the next one loads, so the *sum* of both must fit (Algorithm 1 bounds them apart), with gradients, workspace and the values that every
 micro-batch keeps at each cut. What a part adds to time and memory depends on the part before it and on what the cuts so far have kept;
-so a state is the last two cuts, with the labels (seconds, bytes kept) of which no other is as good in both.
+so a state is the last two cuts, with the labels (seconds, bytes kept) of which no other is as good in both. A cut that stands twice is a
+*pause*, a part without pieces: nothing loads beside the part before it, and nothing leaves beside the part after it.
 
 The printed objective, the sum of all computing times, is the same for every partition. Minimised is the time of a step, that is what it
 waits for copies, and what it computes twice: the last part goes forward and back in one. Then the size of the cuts.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,6 +48,7 @@ class Piece:
     statistics: int = 0  #: kept from its forward to its backward beside the values that cross its end
     again_work: int = 0  #: the same as forward_work while it is computed again
     kept: int = 0  #: for its backward, when it has been computed again
+    native: int = 0  #: the same in the last part, where all of its calls are kept, and not one after the other computed again
     backward_work: int = 0  #: most above that in its backward, in the first micro-batch, which makes the gradients
     later_work: int = 0  #: the same in the others, which add to them
 
@@ -142,20 +144,21 @@ class Parts:
     def _make(self, start: int, stop: int) -> Part:
         pieces = self.measured.pieces[start:stop]
         weights, load = self._loaded(pieces)
-        trains = stop > self.first_trained
+        trains, pause = stop > self.first_trained, start == stop
         statistics = sum(piece.statistics for piece in pieces)
         first, later = self._backward_work(start, stop, statistics)
         return Part(
             start=start,
             stop=stop,
             trains=trains,
-            forward=sum(piece.forward for piece in pieces) + self.measured.part_forward,
-            backward=self._backward(start, stop) if trains else 0.0,
+            forward=0.0 if pause else sum(piece.forward for piece in pieces) + self.measured.part_forward,
+            backward=self._backward(start, stop) if trains and not pause else 0.0,
             load=load,
             out=sum(piece.out for piece in pieces),
             weights=weights,
             gradients=sum(weight.size for piece in pieces for weight in piece.weights if weight.trained),
-            forward_work=statistics + max(self.alive(start, p) + self.measured.pieces[p].forward_work for p in range(start, stop)),
+            forward_work=statistics
+            + max((self.alive(start, p) + self.measured.pieces[p].forward_work for p in range(start, stop)), default=0),
             backward_work=first,
             later_work=later,
             staying=self._staying(start, stop) + statistics if stop < self.count else 0,
@@ -198,7 +201,7 @@ class Parts:
         for p in range(start, stop):
             piece = self.measured.pieces[p]
             again = max(again, kept + piece.again_work)
-            kept += piece.kept
+            kept += max(piece.kept, piece.native) if stop == self.count else piece.kept
             passing = self.gradients_at[p + 1] if p < stop - 1 else 0
             first = max(first, kept + passing + piece.backward_work)
             later = max(later, kept + passing + piece.later_work)
@@ -349,22 +352,23 @@ def _search(measured: Measured, step: Callable[[_Label | None, Part], float | No
     """The way to the end that costs least; ``step``: what a way costs with one more part, None where it is not allowed."""
     parts = Parts(measured)
     cuts = allowed_cuts(measured)
+
+    def reached(ways: Sequence[_Label | None], part: Part) -> Iterator[_Label]:
+        for before in ways:
+            if (cost := step(before, part)) is not None:
+                yield _Label(cost, measured.inputs if before is None else before.part.kept_after(before.kept), part, before)
+
     states: dict[int, list[_Label]] = {}  #: by the end of the last part, of each that begins elsewhere the labels
     for stop in [*cuts, parts.count]:
         states[stop] = []
         for start in [0, *(cut for cut in cuts if cut < stop)]:
-            part = parts(start, stop)
-            reached = []
-            for before in states[start] if start else [None]:
-                cost = step(before, part)
-                if cost is not None:
-                    kept = measured.inputs if before is None else before.part.kept_after(before.kept)
-                    reached.append(_Label(cost, kept, part, before))
-            states[stop] += _front(reached)
+            states[stop] += _front(reached(states[start] if start else [None], parts(start, stop)))
+        if stop < parts.count:
+            states[stop] += list(_front(reached(states[stop], parts(stop, stop))))
     return min(states[parts.count], key=lambda label: (label.cost, label.kept), default=None)
 
 
-def _front(labels: list[_Label]) -> Iterator[_Label]:
+def _front(labels: Iterable[_Label]) -> Iterator[_Label]:
     """Those that no other one is as good as in both."""
     least: int | None = None
     for label in sorted(labels, key=lambda label: (label.cost, label.kept)):

@@ -308,6 +308,7 @@ class SwapExecutor:
     def _go(self, k: int, batch: MicroBatch) -> None:
         if not batch.ended and (batch.wanted is None or batch.wanted[0] == k):
             self.device.launch(lambda: batch.until(k))
+            self._carry_out(k, batch)
 
     def _go_back(self, k: int, c: int, batch: MicroBatch) -> None:
         """What several calls of the part use has a sum for each micro-batch, as without parts."""
@@ -318,7 +319,6 @@ class SwapExecutor:
         for name, gradient in before.items():
             now = self.units.slots[name].get()
             now.grad = gradient if now.grad is None else now.grad if gradient is None else gradient.add_(now.grad)
-        self._carry_out(k, batch)
 
     def _carry_out(self, k: int, batch: MicroBatch) -> None:
         """Of what other parts use too, gradients leave at once: the sum of a micro-batch is made on the host, call by call."""
@@ -390,9 +390,10 @@ class SwapExecutor:
             if gradient.layout != torch.strided:
                 module = name.rpartition(".")[0]
                 raise UsageError(f"memory: {module} has sparse gradients, which cannot be swapped out; write sparse=False for it")
-            if (k, name) not in self._host_gradients:
-                self._host_gradients[k, name] = self.device.host_like(self.units.masters[name])
-            pairs.append((gradient, self._host_gradients[k, name]))
+            there = self._host_gradients.get((k, name))
+            if there is None or there is self._arrived.get(name):  # the part was there before in this step
+                there = self._host_gradients[k, name] = self.device.host_like(self.units.masters[name])
+            pairs.append((gradient, there))
             sources[name] = gradient
         event = self.device.copy_out(pairs)
         self._leave(k)

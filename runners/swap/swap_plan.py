@@ -27,7 +27,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """Nodes [start, stop) of the chain, by name from first to last; seconds of one micro-batch, bytes."""
+    """Nodes [start, stop) of the chain, by name from first to last; seconds of one micro-batch, bytes. Of a pause none."""
 
     start: int
     stop: int
@@ -141,8 +141,9 @@ def schedule(parts: Sequence[Part], accumulate: int) -> list[Busy]:
 
 def _shown(measured: Measured, part: Part) -> PlannedPart:
     pieces = measured.pieces[part.start : part.stop]
+    start, stop = (pieces[0].start, pieces[-1].stop) if pieces else (measured.pieces[part.start].start,) * 2
     return PlannedPart(
-        start=pieces[0].start, stop=pieces[-1].stop, first=pieces[0].name, last=pieces[-1].name,
+        start=start, stop=stop, first=pieces[0].name if pieces else "(pause)", last=pieces[-1].name if pieces else "(pause)",
         weights=part.weights, gradients=part.gradients, kept=part.made,
         forward=part.forward, backward=part.backward, load=part.load, out=part.out,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..device.device import Device
 from ..train import rng
-from ..train.step import checked, scaled
+from ..train.step import checked
 from ..train.task import Task
 from .comparison import PlainFails, compared
 from .micro_batch import MicroBatch
@@ -27,14 +27,7 @@ _FEW = 2
 def begun(task: Task, batch: Any, generators: Any, device: Device, scale: float = 1.0) -> MicroBatch:
     """Of a batch on the host."""
     placed = tree_map(lambda leaf: device.put(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
-
-    def work() -> torch.Tensor:
-        loss = checked(task.loss(task.model, placed))
-        micro.told = loss.detach()
-        return scaled(loss, scale)
-
-    micro = MicroBatch(work, generators, size_of(placed, device.rounded))
-    return micro
+    return MicroBatch(lambda: checked(task.loss(task.model, placed)), generators, size_of(placed, device.rounded), scale)
 
 
 def compared_task(task: Task, finder: Finder, batches: Sequence[Any], on_host: bool) -> Units:

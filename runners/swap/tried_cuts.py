@@ -112,6 +112,8 @@ def _fewest(trial: _Trial, least: int) -> Cuts:
         if count > len(legal):
             break
         count = min(2 * count, len(legal) + 1)
+    if trial.fits(apart := tuple(cut for cut in legal for _ in range(2))):  # with a pause at each
+        return apart
     raise DoesNotFit(trial.smallest())
 
 

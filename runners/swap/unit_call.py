@@ -203,6 +203,7 @@ class Call:
             self.kept = []
             return [*later, *[None] * (len(self.wanted) + len(self.shared) - len(later))]
         self.run.pause(self.part, back=True)
+        self.run.computing()
         again = self._recomputed()
         self.run.computed()
         pairs = [(again.made[number], gradient) for number, gradient in zip(self.numbers, came, strict=True) if gradient is not None]

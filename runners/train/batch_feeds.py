@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..loaders.reuse.buffer import ReuseBuffer, Use
+from ..share.shared_input import SharedInput
 from . import rng
 from .awaited import augment_sample, collate_samples, read_sample
 from .batches import Dataset, Loader, Order, Positions
@@ -219,6 +220,28 @@ class StreamFeed(OnceFeed):
             taken = [self._decoded.take() for _ in range(count)]
             positions, samples = zip(*taken, strict=True)
             return Part(count, self._source.collated(list(samples), positions), count)
+
+
+class SharedFeed(OnceFeed):
+    """The same batches as those of the stage without reuse, of which other jobs make some."""
+
+    def __init__(self, source: Source, positions: Positions, shared: SharedInput) -> None:
+        super().__init__(positions)
+        self._source, self._shared = source, shared
+
+    def _load(self) -> Part:
+        count, taken = self._positions.part, self._positions.taken
+        places = [self._positions.at(taken + place) for place in range(count)]
+        data = self._shared.batch(places[0] // self._source.order.batch_size, lambda: self._made(places))
+        self._positions.taken += count
+        return Part(count, data, count)
+
+    def _made(self, places: Sequence[int]) -> Any:
+        with rng.host_preserved():
+            return self._source.collated([self._sample(place) for place in places], places)
+
+    def _sample(self, place: int) -> Any:
+        return self._source.augmented(place, 0, self._source.decode(place, self._source.order.index(place)))
 
 
 Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart

@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ...engine.errors import UsageError
 from ...engine.spec.model import PipelineOptions, Reuse
 from ..loaders.reuse.buffer import ReuseBuffer
 from ..loaders.reuse.dealing import deal
+from ..share.input_groups import InputGroup
+from ..share.shared_input import SharedInput, described, digest
 from . import rng
-from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, Source, StreamFeed
+from .batch_feeds import Decoded, Direct, DirectReuse, Feed, Judged, PlainFeed, ReuseFeed, SharedFeed, Source, StreamFeed
 from .batches import Order, Positions
 
 if TYPE_CHECKING:
@@ -24,11 +29,22 @@ log = logging.getLogger(__name__)
 
 
 class Loading:
-    """Makes the feeds of one of ``ranks`` parts of each batch."""
+    """Makes the feeds of one of ``ranks`` parts of each batch. ``group``: of the jobs with which it shares its input."""
 
-    def __init__(self, source: Source, order: Order, rank: int, ranks: int, reuse: Reuse | None, pipeline: PipelineOptions | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        order: Order,
+        rank: int,
+        ranks: int,
+        reuse: Reuse | None,
+        pipeline: PipelineOptions | None,
+        group: InputGroup | None = None,
+    ) -> None:
         self.source, self.order, self.rank, self.ranks = source, order, rank, ranks
         self.reuse, self.pipeline = reuse, pipeline
+        self.group = group
+        self.shared: SharedInput | None = None
         self.part = order.part(rank, ranks)
         if reuse is not None:
             wanted = reuse.shuffle_buffer
@@ -36,14 +52,16 @@ class Loading:
 
     def from_step(self, step: int) -> Feed:
         """Without reuse: a function of the step."""
-        if self.pipeline is None:
+        if self.pipeline is None and self.group is None:
             return PlainFeed(self.source, self.order, self.rank, self.ranks, step)
+        if self.group is not None:
+            self.shared = SharedInput.join(self.group, self._description(), step)
         return self.once(Positions(self.order, self.rank, self.ranks, base=step))
 
     def once(self, positions: Positions) -> Feed:
         """Each sample of the stream used once."""
         if self.pipeline is None:
-            return StreamFeed(self.source, positions)
+            return SharedFeed(self.source, positions, self.shared) if self.shared else StreamFeed(self.source, positions)
         from .piped import PipelineFeed
 
         return PipelineFeed(self._plan, positions)
@@ -111,4 +129,34 @@ class Loading:
         from .piped import Plan
 
         assert self.pipeline is not None
-        return Plan.of(self.source, self.pipeline, self.part, each_use=self.reuse is not None and self.reuse.augment == "each-use")
+        each_use = self.reuse is not None and self.reuse.augment == "each-use"
+        return Plan.of(self.source, self.pipeline, self.part, each_use=each_use, shared=self.shared)
+
+    def _description(self) -> dict[str, Any]:
+        """All that a batch is a function of, as far as it can be told."""
+        source = self.source
+        loaded = "one at a time" if self.pipeline is None else "in processes" if self.pipeline.processes else "in threads"
+        return {
+            "data": described(type(source.data)),
+            "number of samples": len(source.data),
+            "first sample": self._first_sample(),
+            "augment": described(source.augment) if source.augment else "none",
+            "collate": described(source.collate),
+            "batch size": self.order.batch_size,
+            "seed": source.seed,
+            "part": f"{self.rank} of {self.ranks}",
+            "loading": loaded,
+            "torch": torch.__version__,
+            "Python": platform.python_version(),
+        }
+
+    def _first_sample(self) -> str:
+        """Its digest. Not for processes: a data set may open files at its first sample, which cannot be sent to them then."""
+        if self.pipeline is not None and self.pipeline.processes:
+            return "?"
+        with rng.host_preserved():
+            return digest(self.source.decode(0, self.order.index(0)))
+
+    def close(self) -> None:
+        if self.shared is not None:
+            self.shared.close()

@@ -27,6 +27,7 @@ from ..loaders.pipeline import Pipeline
 from ..loaders.stages import Draw, Map, Prefetch, Stage
 from ..loaders.stages import Source as Read
 from ..loaders.workers import ipc
+from ..share.shared_input import SharedInput
 from ..worker import script
 from . import rng
 from .awaited import augment_sample, collate_samples, read_sample
@@ -51,6 +52,7 @@ class Plan:
     each_use: bool  #: the task's samples are reused and augmented behind the buffer
     augments: bool  #: it is done in the stages; else, if at all, when the batch is wanted
     collates: bool  #: the same of batches
+    shared: SharedInput | None = None  #: whole batches of other jobs
 
     @property
     def unfinished(self) -> bool:
@@ -68,7 +70,7 @@ class Plan:
         return self.options.processes and self.source.collate is not default_collate
 
     @classmethod
-    def of(cls, source: Source, options: PipelineOptions, part: int, *, each_use: bool) -> Plan:
+    def of(cls, source: Source, options: PipelineOptions, part: int, *, each_use: bool, shared: SharedInput | None = None) -> Plan:
         """The plan for a task, by a look at some of its samples.
 
         Raises UsageError when it cannot be loaded like this.
@@ -92,12 +94,14 @@ class Plan:
             _check_no_workers(options, "batch", "augment draws from the global random generators")
         if seen.collating:
             _check_no_workers(options, "batch", "collate draws from the global random generators")
+        for stage in ("augment", "batch") if shared is not None else ():
+            _check_no_workers(options, stage, "where the input is shared it is done with the decoding")
         augments = not why
         collates = (augments or source.augment is None) and not seen.collating
         if options.processes and source.collate is not default_collate:
             _check_no_workers(options, "batch", "in processes a collate of the task's is done with the decoding")
             collates = collates and _can_be_sent(source.collate)
-        return cls(source, options, each_use, augments=augments, collates=collates)
+        return cls(source, options, each_use, augments=augments, collates=collates, shared=shared)
 
     def samples(self, positions: Positions, chunk: int) -> Running:
         """Lists of ``chunk`` samples with their positions, from where the stream stands: for a buffer."""
@@ -106,10 +110,22 @@ class Plan:
     def batches(self, positions: Positions) -> Running:
         """The rank's parts of batches: collated, or lists of samples with their positions."""
         part = positions.part
+        if self.shared is not None:
+            return self._run([self._sharing(self.shared, Places(positions, part))], part)
         stages = self._decoding(Places(positions, part), augmented=self.augments)
         if self.collates:
             stages.append(Map(Collating(self._collating()), name="batch", workers=self._workers("batch"), along=True))
         return self._run(stages, part)
+
+    def _sharing(self, shared: SharedInput, places: Places) -> Stage:
+        """All that the stages do with a batch, in one, as it is done once for all jobs."""
+        processes = self.options.processes
+        decoding = dataclasses.replace(self._sent() if processes else self._still(), data=self.source.data)
+        if not self.augments and not processes:
+            decoding = dataclasses.replace(decoding, augment=None)
+        collating = Collating(self._collating()) if self.collates else None
+        work = Sharing(decoding, shared, self.source.order.batch_size, collating)
+        return Read(work, sampler=places, name="decode", workers=self._workers("decode"), processes=processes or None)
 
     def redrawn(self, positions: Positions, chunk: int, draw: Draw, again: Sequence[int]) -> Running:
         """Batches that ``draw`` makes of such lists, as parts or as they were drawn. ``again``: positions whose samples come first."""
@@ -310,6 +326,21 @@ class Decoding:
 
     def __getitem__(self, places: Sequence[Place]) -> Any:
         return [(position, self._source.augmented(position, 0, self._source.decode(position, index))) for position, index in places]
+
+
+class Sharing(Decoding):
+    """Whole batches: of other jobs, or made here."""
+
+    def __init__(self, source: Source, shared: SharedInput, batch_size: int, collating: Collating | None) -> None:
+        super().__init__(source)
+        self._shared, self._batch_size, self._collating = shared, batch_size, collating
+
+    def __getitem__(self, places: Sequence[Place]) -> Any:
+        return self._shared.batch(places[0][0] // self._batch_size, partial(self._made, places))
+
+    def _made(self, places: Sequence[Place]) -> Any:
+        samples = super().__getitem__(places)
+        return samples if self._collating is None else self._collating(samples)
 
 
 class Augmenting:

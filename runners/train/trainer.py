@@ -17,6 +17,7 @@ import torch
 
 from ...engine.errors import StokerError, UsageError, nearest
 from ...engine.spec.model import PipelineOptions, Reuse, Stop
+from ..share.input_groups import InputGroup
 from ..share.yielding import Yielding
 from ..worker import script
 from ..worker.ranks import Ranks, any_rank
@@ -41,7 +42,8 @@ class Trainer:
     """One run of a task: from its newest checkpoint, if any, to the end or to the request to stop.
 
     ``parts``: into how many parts a batch is divided, where that is not one for each rank; ``work``: what a batch does to the weights;
-    ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own.
+    ``begin_from``: a file, or a directory of checkpoints, whose weights it begins with while it has no checkpoint of its own;
+    ``group``: of the jobs with which it shares its input.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Trainer:
         pipeline: PipelineOptions | None = None,
         work: Step | None = None,
         begin_from: Path | None = None,
+        group: InputGroup | None = None,
     ) -> None:
         self.task, self.stop, self.ranks = task, stop, ranks
         self.work = work or PlainStep(task, ranks)
@@ -66,7 +69,7 @@ class Trainer:
         self.total = task.steps(stop, self.work.accumulate)
         self.order = Order(len(task.train), task.batch_size, task.seed)
         source = Source(task.train, task.augment, task.collate, task.seed, self.order)
-        self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline)
+        self.loading = Loading(source, self.order, ranks.rank, parts, reuse, pipeline, group)
         self.model, self.parallel = task.model, self.work.place(task.model)
         self.optimizer = self.work.optimizer
         self.sharing = Yielding(self.model.parameters(), ranks.device)
@@ -102,6 +105,7 @@ class Trainer:
     def close(self) -> None:
         """End what loads and what computes."""
         self.feed.close()
+        self.loading.close()
         self.work.close()
         self.sharing.close()
 
@@ -168,6 +172,8 @@ class Trainer:
         if self.reusing is not None:
             values |= self.reusing.trained(self.step, part.fresh)
         samples = self.step * self.work.accumulate * self.task.batch_size
+        if self.loading.shared is not None:
+            values |= self.loading.shared.values(last=self.step >= self.total)
         self._report({"loss": mean, "samples": float(samples), **values, **self.work.values})
         self._look_at_target({"loss": mean})
         if time.monotonic() - self._logged >= _LOG_INTERVAL:

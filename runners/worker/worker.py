@@ -109,6 +109,7 @@ def _train(spec: JobSpec, assignment: Assignment) -> int:
 
 def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     """The exit code of a training, or of a profiling run."""
+    from ..share.input_groups import told
     from ..train import rng
     from ..train.batches import Interrupted
     from ..train.profiling_run import Profiling
@@ -133,6 +134,8 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
     # Nothing may keep the trainer until the group is left.
     work = _work(spec, task, ranks)
     loading: dict[str, Any] = {"reuse": spec.reuse, "pipeline": spec.pipeline, "work": work}
+    if assignment.input is not None and not assignment.profile:
+        loading["group"] = told(Path(os.environ[ENV_RUN_DIR]))
     if assignment.profile:
         done = Profiling(Trainer(task, spec.stop, script.checkpoint_dir(), ranks, parts=spec.gpus_min, **loading)).run()
     else:
@@ -145,7 +148,11 @@ def _trained(assignment: Assignment, spec: JobSpec, ranks: Ranks) -> int:
 def _work(spec: JobSpec, task: Task, ranks: Ranks) -> Step | None:
     """What a batch does to the weights; None: the plain step."""
     if spec.memory is None:
-        return None
+        if spec.share is None or spec.share.gpu != "switched":
+            return None
+        from ..train.step import PlainStep
+
+        return PlainStep(task, ranks, fused=True)  # nobody can be let in before an optimizer's step is over
     from ..swap.swapped_step import step_of
 
     return step_of(spec.memory, task, ranks)

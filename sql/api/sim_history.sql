@@ -1,4 +1,5 @@
--- Jobs of a pool that could first run at or after a moment, ran and have ended, to be replayed. $1: pool, $2: s since the epoch.
+-- Jobs of a pool that could first run at or after a moment, ran and have ended, to be replayed; no servers,
+-- whose end was no work done. $1: pool, $2: s since the epoch.
 -- `work`: GPU-seconds that it would have taken alone on its GPUs; beside others, of which `attained` has half, it was slower.
 -- Of one that took turns it is the steps that it has done, by what one takes alone.
 WITH used AS (SELECT model, max(utilisation) AS utilisation FROM speeds GROUP BY model),
@@ -29,6 +30,7 @@ SELECT j.id, j.name, j.owner, j.model, j.priority, j.demand, j.gpus_min, j.gpus_
        list(t.reward ORDER BY t.deadline) FILTER (t.job_id IS NOT NULL) AS rewards
 FROM jobs j LEFT JOIN tiers t ON t.job_id = j.id LEFT JOIN slowed w ON w.job_id = j.id
 LEFT JOIN stepped o ON o.job_id = j.id
-WHERE j.pool = $1 AND j.finished_at IS NOT NULL AND j.run_time > 0 AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
+WHERE j.pool = $1 AND j.kind <> 'infer' AND j.finished_at IS NOT NULL AND j.run_time > 0
+      AND epoch(coalesce(j.eligible_at, j.submitted_at)) >= $2::DOUBLE
 GROUP BY ALL
 ORDER BY submitted, j.id

@@ -7,9 +7,9 @@ mine AS (
 ),
 span AS (SELECT gpu_id, min(since) AS since FROM mine GROUP BY gpu_id),
 residents AS (
-    SELECT s.gpu_id, o.started_at AS since, coalesce(o.ended_at, c.moment) AS until
+    SELECT s.gpu_id, o.started_at AS since, least(coalesce(o.ended_at, c.moment), c.moment) AS until
     FROM clock c, span s JOIN lease_gpus h ON h.gpu_id = s.gpu_id JOIN leases o ON o.id = h.lease_id
-    WHERE o.started_at IS NOT NULL AND coalesce(o.ended_at, c.moment) > greatest(s.since, o.started_at)
+    WHERE o.started_at IS NOT NULL AND least(coalesce(o.ended_at, c.moment), c.moment) > greatest(s.since, o.started_at)
 ),
 moments AS (SELECT gpu_id, since AS moment FROM residents UNION SELECT gpu_id, until FROM residents),
 pieces AS (SELECT gpu_id, moment, lead(moment) OVER (PARTITION BY gpu_id ORDER BY moment) AS until FROM moments),

@@ -2,7 +2,7 @@
 CREATE OR REPLACE VIEW preemptions AS
 SELECT l.stop_at, l.job_id, j.name, j.owner, j.pool, l.id AS lease_id, l.stop_reason, l.stop_for, v.name AS stop_for_name, l.policy,
        l.gpu_count AS gpus, epoch(l.stop_at - coalesce(l.started_at, l.granted_at)) AS ran,
-       epoch(coalesce(l.ended_at, make_timestamp(epoch_us(now()))) - l.stop_at) AS leaving, l.ended_at, l.outcome
+       greatest(epoch(coalesce(l.ended_at, make_timestamp(epoch_us(now()))) - l.stop_at), 0) AS leaving, l.ended_at, l.outcome
 FROM leases l
 JOIN jobs j ON j.id = l.job_id
 LEFT JOIN jobs v ON v.id = l.stop_for

@@ -2,7 +2,7 @@
 CREATE OR REPLACE VIEW overheads AS
 WITH attempts AS (
     SELECT l.id, l.job_id, l.gpu_count, l.granted_at, l.started_at,
-           CASE WHEN l.outcome = 'preempted' AND l.started_at IS NOT NULL THEN epoch(l.ended_at - l.stop_at) END AS leaving
+           CASE WHEN l.outcome = 'preempted' AND l.started_at IS NOT NULL THEN greatest(epoch(l.ended_at - l.stop_at), 0) END AS leaving
     FROM leases l
     WHERE NOT coalesce(l.profile, false) AND l.share = 'exclusive'  -- others slow a start, and a stop
       AND l.granted_at > make_timestamp(epoch_us(now())) - INTERVAL 14 DAY

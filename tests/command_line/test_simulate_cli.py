@@ -814,7 +814,7 @@ def past(number: int, ready: float, started: float, ended: float, **more: Any) -
     }  # fmt: skip
 
 
-NOBODY = {"not_ended": 0, "never_ran": 0, "held_before": 0}  #: was left out
+NOBODY = {"not_ended": 0, "never_ran": 0, "held_before": 0, "servers": 0}  #: was left out
 
 
 def stay(job: int, begins: float, ends: float, gpus: int = 1, gpu: int = 0) -> dict[str, Any]:
@@ -833,7 +833,7 @@ def test_history_becomes_a_workload_and_what_happened() -> None:
             "jobs": [past(7, 0, 2, 12), second],
             "stays": [stay(7, 0, 12), stay(9, 12, 24, 2), stay(9, 28, 40, 2)],
             "nodes": [2],
-            "left_out": {"not_ended": 1, "never_ran": 0, "held_before": 0},
+            "left_out": {"not_ended": 1, "never_ran": 0, "held_before": 0, "servers": 0},
         }
     )
     workload = history.workload()

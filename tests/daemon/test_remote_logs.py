@@ -58,7 +58,14 @@ def test_a_log_on_another_host_is_fetched_through_its_runner(afar: tuple[Jobs, H
     said = command(home, "logs", str(quiet))
     assert (said.code, said.out, said.err) == (0, "", f"stoker: job {quiet} has written nothing\n")
     # What the daemon could read in that path counts for nothing: without its runner it does not know what lies there.
+    # What it keeps is the end of what was written, of which nothing is asked anew.
+    kept = until(lambda: list(home.path.glob(f"kept-logs/{job}/*/output.log")))
+    assert kept[0].read_text().splitlines() == lines[-len(kept[0].read_text().splitlines()) :] and kept[0].stat().st_size > 1_000_000
     runner.kill()
+    assert command(home, "logs", str(job), "-n", "2", timeout=patient(60)).out.splitlines() == lines[-2:]
+    running = jobs.client.get(f"/v1/jobs/{job}/logs", lines=2)
+    assert running["more"] is False
+    shutil.rmtree(home.path / "kept-logs")
     said = command(home, "logs", str(job), timeout=patient(60))
     assert said.code == 4
     assert f"the log of job {job} is on host {socket.gethostname()}, in {jobs.run_dir(job)}/output.log: runner far " in said.line

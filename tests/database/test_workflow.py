@@ -64,8 +64,8 @@ class Host:
     def run(self, lease: int, now: float = 100.0) -> None:
         self.report(WorkerUpdate(lease=lease, state="running", ts=now, pid=7, pid_started=1.0, boot_id="b", run_dir="/r"))
 
-    def exit(self, lease: int, outcome: str = "completed", code: int = 0, **more):
-        return self.report(WorkerUpdate(lease=lease, state="exited", ts=200.0, exit_code=code, outcome=outcome, **more))
+    def exit(self, lease: int, outcome: str = "completed", code: int = 0, ts: float = 200.0, **more):
+        return self.report(WorkerUpdate(lease=lease, state="exited", ts=ts, exit_code=code, outcome=outcome, **more))
 
     def stop(self, lease: int, reason: str = "preempted", for_job: int | None = None) -> None:
         self.enact(stops=[leases.Stop(lease, reason, "policy:test", for_job)])
@@ -507,10 +507,10 @@ def test_what_completed_jobs_measured_is_remembered_for_their_model(host):
         with host.store.read() as con:
             now = con.execute("SELECT epoch(now())").fetchall()[0][0]
         host.run(lease, now - duration)
-        host.exit(lease)
+        host.exit(lease, ts=now)
     with host.store.read() as con:
         samples, mean = con.execute("SELECT samples, duration FROM profiles WHERE model = 'toy'").fetchall()[0]
-    assert samples == 2 and mean == pytest.approx(15.0, abs=4.9)  # it takes us a moment to say so
+    assert samples == 2 and mean == pytest.approx(15.0, abs=0.1)
     (new,) = host.submit(spec())
     with host.store.read() as con:
         left = con.execute("SELECT remaining FROM estimates WHERE job_id = $1", [new]).fetchall()[0][0]

@@ -56,7 +56,7 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "given", "problems"),
     [
-        ("share: packed", (), ["f.yaml:2: share: must be a mapping of gpu, memory, not 'packed'"]),
+        ("share: packed", (), ["f.yaml:2: share: must be a mapping of gpu, memory, input, not 'packed'"]),
         (
             "share:\n  gpu: paked\n  memory: 2XB\n  priority: 3\n  memry: 3",
             (),
@@ -81,7 +81,7 @@ def test_a_jobs_block_is_laid_over_the_defaults() -> None:
         ("", ("share.priority=1",),
          ["--set share.priority: is no longer a field: the job's own priority counts; write 'priority' beside 'share'"]),
         ("", ("share.memory=2XB",), ["--set share.memory: must be a size such as 8GiB, 500MiB or a number of bytes, not '2XB'"]),
-        ("", ("share.nix=1",), ["--set share.nix: unknown field; known: gpu, memory"]),
+        ("", ("share.nix=1",), ["--set share.nix: unknown field; known: gpu, memory, input"]),
         ("", ("share.gpu.x=1",), ["--set share.gpu.x: must be text, not a mapping"]),
     ],
 )  # fmt: skip

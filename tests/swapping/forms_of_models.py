@@ -19,6 +19,7 @@ class Form:
     may: str | None = None  #: a refusal that is right too, as a pattern
     must: str | None = None  #: what every refusal of it says: it cannot be right
     several: str | None = None  #: a refusal that is right where a step has several micro-batches: they are computed side by side
+    grows: bool = False  #: later batches take more than the first ones: so the cap that is named then counts
 
 
 FORMS: dict[str, Form] = {}

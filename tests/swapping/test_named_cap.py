@@ -86,3 +86,50 @@ def test_the_smallest_cap_that_is_named_suffices_to_the_bit(layers, width, rows,
         found = swapped(int(named[1]) * 1024)
     assert found[0] == wanted[0]
     assert all(map(torch.equal, found[1], wanted[1]))
+
+
+class WordsRead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.reads = nn.Embedding(200, 32), nn.LSTM(32, 32, 3, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(32, 200)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        found = self.words(x)
+        return self.head(found + self.reads(found)[0])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_cap_that_is_named_for_an_lstm_suffices(count):
+    def swapped(cap):
+        torch.manual_seed(3)
+        task = Task(model=WordsRead(), train=[0, 1], loss=lambda model, batch: model(batch).square().mean(), batch_size=2)
+        step = SwappedStep(task, Memory(cap=cap, accumulate=count), MeteredDevice(cap))
+        trained(step, task.model, [[torch.randint(200, (2, 9)) for _ in range(count)] for _ in range(2)])
+        return step.values["swap_peak"]
+
+    with pytest.raises(UsageError) as refused:
+        swapped(50_000)
+    named = int(re.search(r"the smallest that would is (\d+)KiB", str(refused.value))[1]) * 1024
+    assert 0.7 * named < swapped(named) <= named
+
+
+def test_a_block_s_weights_gradients_and_those_of_one_batch_are_all_that_is_there_at_once_where_the_cap_asks_for_it():
+    width, rows, count = 100, 2, 4
+    block = width * (width + 1) * 4
+    torch.manual_seed(4)
+    batches = [[torch.randn(rows, width) for _ in range(count)] for _ in range(2)]
+
+    def made():
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3)))
+        return Task(model=model, train=[0, 1], loss=lambda model, batch: model(batch).square().mean(), batch_size=rows)
+
+    plain, inside = made(), made()
+    wanted = trained(PlainStep(plain, Ranks(0, 1, torch.device("cpu")), count, fused=True), plain.model, batches)
+    cap = int(3.5 * block)  # a part beside it would be a fourth
+    step = SwappedStep(inside, Memory(cap=cap, accumulate=count), MeteredDevice(cap))
+    found = trained(step, inside.model, batches)
+    assert found[0] == wanted[0] and all(map(torch.equal, found[1], wanted[1]))
+    assert 3 * block < step.values["swap_peak"] <= cap

@@ -33,6 +33,8 @@ TINY = {
     "first_step": ["--rounds", "1"],
     "warm": ["--rounds", "1", "--jobs", "toy"],
     "packing": ["--jobs", "waits", "--seconds", "3"],
+    "shared_input": ["--jobs", "2", "--steps", "3"],
+    "switching": ["--quick", "--number", "10", "--modes", "turn"],
     "overhead": ["--pairs", "2", "--seconds", "0.1"],
     "fidelity": ["--policy", "fifo", "--jobs", "3", "--gap", "0.5", "--steps", "5", "10"],
     "accuracy": ["--jobs", "50", "--long", "20000", "--traces", ""],
@@ -96,7 +98,8 @@ def run(name: str, *arguments: str) -> str:
 #: Those that take longest even so, most of it for real trainings or whole simulations. What they measure has tests of its own by day.
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
-    "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "store_writes", "submissions", "swap", "unisched", "warm",
+    "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "shared_input", "store_writes", "submissions", "swap",
+    "unisched", "warm",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class History:
     jobs: Sequence[Mapping[str, Any]]
     stays: Sequence[Mapping[str, Any]]  #: which job held how many GPUs when
     nodes: Sequence[int]  #: GPUs of each node of the pool now
-    left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, and ``held_before`` the first of ``jobs`` came
+    left_out: Mapping[str, int]  #: jobs that were there too: ``not_ended``, ``never_ran``, ``servers``, ``held_before`` the first came
     models: Sequence[Mapping[str, Any]] = ()  #: what models use of a GPU, where that was measured
     slowdowns: Sequence[Mapping[str, Any]] = ()  #: how they slow each other on a GPU
 

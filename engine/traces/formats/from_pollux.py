@@ -1,14 +1,16 @@
 """Workloads without durations: Pollux's (Qiao et al., OSDI'21) and Titan's (Gao et al., SoCC'22).
 
-Their jobs run until a model has converged; how long that takes on what a job asks for must be told in a table of durations.
+Their jobs run until a model has converged; how long that takes on what a job asks for must be told in a table of durations. Of Titan's the
+author's own tables tell it on any number of GPUs, where they lie beside the file: see `titan_tables`.
 """
 
 from __future__ import annotations
 
 from ..trace import TraceJob
-from .family import Family, each_row
-from .rows import Row
+from .family import Family, Jobs, each_row
+from .rows import Context, Drop, Row, Source
 from .tables import duration_of
+from .titan_tables import Kind
 
 
 def _pollux(row: Row) -> TraceJob:
@@ -26,6 +28,7 @@ def _pollux(row: Row) -> TraceJob:
 
 
 def _titan(row: Row) -> TraceJob:
+    """As rigid as it asks to be where its duration is told; elastic from one GPU on where the author's tables tell it."""
     job = TraceJob(
         key=row.key("name"),
         submitted=row.number("submission_time"),
@@ -36,13 +39,36 @@ def _titan(row: Row) -> TraceJob:
         stop="performance" if row.text("target_metric") else None,
         raw=row.values,
     )
-    job.duration = duration_of(job, row)
+    if row.context.durations is not None or row.context.fine_tuning is None:
+        job.duration = duration_of(job, row)
+        return job
+    tables, kind = row.context.fine_tuning, _kind(row)
+    try:
+        job.duration = tables.seconds(kind)
+    except KeyError as error:
+        raise Drop("no learning curve for its task", str(error.args[0])) from None
+    job.model, job.gpus_min, job.gpus_max = tables.name_of(kind), 1, tables.most_gpus(kind)
     return job
+
+
+def _kind(row: Row) -> Kind:
+    backbone, _, task = row.key("application").partition("@")
+    batch = row.count("target_batch_size")
+    if not batch:
+        raise Drop("no target_batch_size", "target_batch_size: is empty, or no number of samples from 1 on")
+    return Kind(backbone, task, batch, row.number("target_lr"), row.key("target_gradient_steps"), row.number("target_metric"))
+
+
+def _titans(source: Source, context: Context) -> Jobs:
+    tables = context.fine_tuning
+    yield from each_row(_titan)(source, context)
+    if tables is not None and context.durations is None:
+        context.recipe = tables.recipe()
 
 
 _POLLUX = ("name", "time", "application", "num_replicas", "batch_size")
 _TITAN = ("name", "submission_time", "application", "num_gpus")
 FAMILIES = (
     Family("pollux", "Pollux's workloads, without durations", _POLLUX, each_row(_pollux), ("durations",)),
-    Family("titan", "Titan's workloads, without durations", _TITAN, each_row(_titan), ("durations",)),
+    Family("titan", "Titan's workloads, without durations", _TITAN, _titans, ("durations",)),
 )

@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from .lookups import Durations, Throughputs
+from .titan_tables import FineTuning
 
 LONGEST_LINE = 1 << 20  #: characters; a longer line is no table
 LONGEST_JOB = 1e9  #: seconds, 30 years; the longest public job ran for two months
@@ -96,6 +97,7 @@ class Context:
     throughputs: Throughputs | None = None
     durations: Durations | None = None
     join: Path | None = None
+    fine_tuning: FineTuning | None = None
     dated: bool | None = None  #: submissions are dates (True) or seconds (False); None: none was read yet
     starts_at: float | None = None  #: where the format tells it by itself
     recipe: dict[str, object] | None = None

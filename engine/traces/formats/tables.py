@@ -12,6 +12,7 @@ import msgspec
 from ..trace import TraceJob
 from .lookups import Durations, Throughputs
 from .rows import Context, Drop, Row, Source, Tally, csv_rows, header, shown
+from .titan_tables import CURVES, SPEEDS
 
 T = TypeVar("T")
 LARGEST_TABLE = 1 << 28  #: bytes unpacked
@@ -39,6 +40,7 @@ def duration_of(job: TraceJob, row: Row) -> float:
         raise ValueError(
             f"{row.context.tally.path}: this format has no durations: import it with 'stoker trace import FILE --durations TABLE', "
             "a CSV with the columns model,num_gpus,duration (or key,duration), in seconds"
+            + (f"; or lay {CURVES[0]} and {SPEEDS}/ of Titan's author beside it" if "target_metric" in row.values else "")
         )
     asked = {"key": job.key, "model": job.model or "", "num_gpus": str(job.gpus_min), "batch_size": str(job.batch_size or 0)}
     seconds = table.seconds.get(tuple(asked[column] for column in table.columns))

@@ -1,0 +1,179 @@
+"""Inference beside a training on one core: how much later its answers come than alone, and what the training keeps of its pace.
+
+    python benchmarks/switching.py [--quick] [--trainings digits text] [--number 400] [--modes …]
+
+The server (text-classifier, MiniLM, batch 1) and the training share one core, in each of these modes:
+
+- kernel: the training in the lowest scheduling class, as Stoker has it on CPU slots (by autogroup, or SCHED_IDLE)
+- turn: both take turns, the server with the higher priority; the training pauses in place at its layers
+- SIGSTOP: the training is a command that knows nothing; its supervisor takes the turns
+- processes: nothing but the scheduler of the kernel; SCHED_IDLE: the same with the training in that class and a session of its own
+- threads: both in one process
+
+Closed loop: a client thinks between an answer and its next request for as long as an answer takes alone. Open loop: requests come at
+random, at half the rate that the server manages alone. Times are the pair's own: seconds of CPU of both (and of the supervisor). So what
+others do on the host is in none. ``p50``, ``p95``, ``p99`` are over those of the same server alone, which is measured in turn with it.
+``preempt``: from a request to a server that waits for one until it computes, ms. ``own``: steps of the training in a second of its own
+CPU time, over alone. GPUs and MPS: not here, a slot is a core.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import arguments, machine, progress, show
+from stoker.runners.host import processes
+from stoker.runners.host.rundir import RunDir
+from stoker.runners.share import kernel_priority
+
+PAIR = [sys.executable, str(Path(__file__).with_name("switching_pair.py"))]
+MODES = ("kernel", "turn", "SIGSTOP", "SCHED_IDLE", "threads", "processes")
+SERVER = "text-classifier"
+SHARES = (50, 95, 99)
+GOAL_P99, GOAL_PREEMPTED = 1.5, 20.0  #: times alone; ms
+
+
+class Bench:
+    """``number``: requests of each kind of load."""
+
+    def __init__(self, place: Path, number: int) -> None:
+        self.place, self.number, self.lease = place, number, 0
+        self.core = max(os.sched_getaffinity(0))
+
+    def page(self) -> tuple[Path, memoryview]:
+        """Where a training counts."""
+        self.lease += 1
+        path = self.place / f"page-{self.lease}"
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file:
+            return path, memoryview(mmap.mmap(file.fileno(), 4096)).cast("d")
+
+    def run_dir(self, priority: int) -> RunDir:
+        """Of a job that takes turns."""
+        self.lease += 1
+        run = RunDir(self.place, 1, self.lease)
+        run.path.mkdir(parents=True)
+        run.replace("turn.json", {"path": str(self.place / "turn"), "priority": priority})
+        return run
+
+    def start(self, argv: Sequence[str], run: RunDir | None = None, **more: Any) -> subprocess.Popen[bytes]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")} | {"OMP_NUM_THREADS": "1"}
+        if run is not None:
+            env |= {"STOKER_RUN_DIR": str(run.path), "STOKER_LEASE_ID": str(run.lease)}
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {self.core})  # what it starts is where it is
+        try:
+            return subprocess.Popen(list(argv), env=env, start_new_session=True, **more)
+        finally:
+            os.sched_setaffinity(0, everywhere)
+
+    @contextmanager
+    def training(self, mode: str, training: str) -> Iterator[tuple[Path, memoryview, list[int]]]:
+        """One that has done some steps; with the processes whose time is its own."""
+        path, page = self.page()
+        argv = [*PAIR, "train", str(path), training]
+        started = self.supervised(argv) if mode == "SIGSTOP" else self.start(argv, self.run_dir(0) if mode == "turn" else None)
+        try:
+            while page[0] < 3:
+                if started.poll() is not None:
+                    raise SystemExit(f"the training has ended with {started.returncode}")
+                time.sleep(0.05)
+            below = [one.pid for one in processes.descendants(started.pid, processes.table())]
+            for pid in below or [started.pid]:
+                if mode == "kernel":
+                    kernel_priority.put(pid, kernel_priority.means(), low=True)
+                elif mode == "SCHED_IDLE":
+                    kernel_priority.put(pid, "idle", low=True)
+            yield path, page, [started.pid, *below]
+        finally:
+            started.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(10)
+            started.kill()
+            started.wait()
+
+    def supervised(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """A command with a supervisor that takes its turns; it is told of none itself."""
+        run = self.run_dir(0)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "STOKER_TAG": run.tag, "STOKER_LEASE_ID": str(run.lease)}
+        env.pop("STOKER_RUN_DIR", None)
+        launch = {"argv": list(argv), "env": env, "cwd": str(self.place), "log_limit": 1 << 20, "kill_wait": 5.0, "turns": True}
+        started = self.start([sys.executable, "-I", "-m", "stoker.runners.host.supervisor", str(run.path)], stdin=subprocess.PIPE)
+        assert started.stdin is not None
+        with started.stdin as pipe:
+            pipe.write(json.dumps(launch).encode())
+        return started
+
+    def server(self, role: str, path: Path, *given: str, run: RunDir | None = None) -> dict[str, Any]:
+        argv = [*PAIR, role, str(path), SERVER, *given, str(self.number)]
+        started = self.start(argv, run, stdout=subprocess.PIPE)
+        said, _ = started.communicate()
+        if started.returncode:
+            raise SystemExit(f"the server has ended with {started.returncode}")
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+    def beside(self, mode: str, training: str) -> dict[str, Any]:
+        if mode == "threads":
+            return self.server("both", self.page()[0], training)
+        with self.training(mode, training) as (path, _, pids):
+            return self.server("serve", path, ",".join(map(str, pids)), run=self.run_dir(10) if mode in ("turn", "SIGSTOP") else None)
+
+    def pace(self, training: str, seconds: float) -> float:
+        """Steps of a training alone in a second of CPU."""
+        with self.training("alone", training) as (_, page, _):
+            before, until = list(page[:2]), page[1] + seconds
+            while page[1] < until:
+                time.sleep(0.1)
+            steps, cpu = (now - then for now, then in zip(page[:2], before, strict=True))
+            return float(steps / cpu)
+
+
+def row(mode: str, training: str, load: str, found: dict[str, Any], pace: float) -> dict[str, Any]:
+    seen, before = (found["times"][f"{load} {where}"] for where in ("beside", "alone"))
+    alone = np.percentile(before["latency"], SHARES)
+    times = np.percentile(seen["latency"], SHARES) / alone
+    preempted = 1e3 * np.percentile(seen["preempted"], (50, 99))
+    return {
+        "training": training, "mode": mode, "load": load, "alone p50 ms": round(1e3 * float(alone[0]), 1),
+        **{f"p{share}": round(float(of), 2) for share, of in zip(SHARES, times, strict=True)},
+        "preempt p50 ms": round(float(preempted[0]), 2), "preempt p99 ms": round(float(preempted[1]), 2),
+        "own": round(found["steps"] / found["cpu"] / pace, 2) if found["cpu"] else None,
+        "goals": "met" if times[2] <= GOAL_P99 and preempted[1] < GOAL_PREEMPTED else "missed",
+    }  # fmt: skip
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--trainings", nargs="+", default=["digits", "text"], choices=["digits", "text"])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--number", type=int, help="requests of each measurement (default: 400, 60 where it is to be quick)")
+    parser.add_argument("--quick", action="store_true", help="few requests, beside digits alone")
+    options = parser.parse_args(given)
+    trainings, number = ["digits"] if options.quick else options.trainings, options.number or (60 if options.quick else 400)
+    began, rows = machine(), []
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory), number)
+        for training in trainings:
+            progress(f"{training} alone")
+            pace = bench.pace(training, number / 80)
+            for mode in options.modes:
+                progress(f"{training}: {mode}")
+                found = bench.beside(mode, training)
+                rows += [row(mode, training, load, found, pace) for load in ("closed", "open")]
+    show(options, began, {f"{SERVER}, {number} requests": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The ends of logs that were written on other hosts: sent by their runners when a lease ends, for when it is gone.
+
+HOME/kept-logs/<job>/<lease>.<node_rank>/output.log     the newest 1 MiB at most
+                                         place.json     in which file on its host that was, and where in it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LimitExceeded, NotFound
+from ..home import Home
+from ..logfile import Piece, Place, read_log
+from ..protocol import LastLog
+from ..store.store import Store
+
+LONGEST = 1 << 20  #: bytes that are kept of one
+KEPT_FOR = 30 * 86_400.0  #: seconds, as runners keep theirs
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLogs:
+    """On the disk of the daemon."""
+
+    home: Home
+    store: Store
+
+    def directory(self, job: int, lease: int, node_rank: int) -> Path:
+        return self.home.path / "kept-logs" / str(job) / f"{lease}.{node_rank}"
+
+    def take(self, sent: LastLog) -> None:
+        """Keep one; NotFound where its runner had no part of that lease."""
+        if len(sent.data) > LONGEST:
+            raise LimitExceeded(f"data: a log of {len(sent.data)} bytes; the last {LONGEST} are kept")
+        if not self.store.rows("store/part_of_lease", sent.lease, sent.node, sent.job):
+            raise NotFound(f"lease {sent.lease} of job {sent.job} had no part on runner {sent.node}")
+        target = self.directory(sent.job, sent.lease, sent.node_rank)
+        made = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}")
+        made.mkdir(parents=True, mode=0o700)
+        (made / "output.log").write_bytes(sent.data)
+        (made / "place.json").write_text(json.dumps({"file": sent.file, "begin": sent.begin}))
+        shutil.rmtree(target, ignore_errors=True)  # sent again after a lost answer
+        made.replace(target)
+
+    def read(self, job: int, lease: int, node_rank: int, at: Place | None, lines: int | None) -> Piece | None:
+        """Some of one, with places as on its host, so that a reader may go on here that began there; None: it is not kept."""
+        directory = self.directory(job, lease, node_rank)
+        try:
+            place = json.loads((directory / "place.json").read_text())
+        except (OSError, ValueError):
+            return None
+        begin = int(place["begin"])
+        here = None if at is None else Place("", max(at.offset - begin, 0) if at.file == place["file"] else 0)
+        piece = read_log(directory / "output.log", here, lines)
+        return piece._replace(place=Place(place["file"], piece.place.offset + begin))
+
+    def clean(self) -> None:
+        """Remove those that are too old, and what a crash has left half made."""
+        for directory in (self.home.path / "kept-logs").glob("*/*"):
+            try:
+                if time.time() - directory.stat().st_mtime > (3600.0 if directory.name.startswith(".") else KEPT_FOR):
+                    shutil.rmtree(directory, ignore_errors=True)
+                    directory.parent.rmdir()  # of a job that has no more of them
+            except OSError:
+                continue

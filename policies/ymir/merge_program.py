@@ -1,0 +1,96 @@
+"""Which jobs are merged and how many GPUs each gets: 002 Eqns 3.10 to 3.14 as set partitioning over kinds of jobs.
+
+The constraints as printed count a merge twice and lack sums, so here each job of a kind is in exactly one column, alone or merged, and all
+columns together have no more GPUs than there are. As jobs of a kind are alike, a column is chosen so many times; a pool of hundreds of jobs
+has some dozen kinds, and its program is solved in milliseconds. Where kinds are many, the linear relaxation of all columns is solved first,
+and the program is that of the columns with the least reduced cost; its bound is then that of the relaxation, of all columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .merge_columns import Column, Kind
+
+MANY = 3000  #: columns; of more, those with the least reduced cost
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """How often each column is chosen, and how far that may be from the optimum."""
+
+    times: Sequence[int]  #: one a column
+    cost: float
+    bound: float  #: of the optimum over all columns
+
+    @property
+    def gap(self) -> float:
+        """Relative; certified."""
+        return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
+
+
+def solve(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, gap: float = 1e-3, seconds: float = 5.0) -> Merging | None:
+    """The cheapest choice; None when none was found in time. ``gpus``: R."""
+    if not kinds:
+        return Merging([0] * len(columns), 0.0, 0.0)
+    kept, bound = list(range(len(columns))), -math.inf
+    if len(columns) > MANY:
+        relaxed = _reduced_costs(kinds, columns, gpus)
+        if relaxed is None:
+            return None
+        reduced, bound = relaxed
+        always = [number for number in kept if len(columns[number].kinds) == 1]
+        kept = sorted({*always, *sorted(kept, key=lambda number: reduced[number])[:MANY]})
+    solver, variables = _model("SCIP", kinds, [columns[number] for number in kept], gpus, whole=True)
+    found = _solved(solver, gap, seconds)
+    if not found:
+        return None
+    times = [0] * len(columns)
+    for number, variable in zip(kept, variables, strict=True):
+        times[number] = round(variable.solution_value())
+    cost = sum(columns[number].cost * times[number] for number in kept)
+    if len(kept) == len(columns):
+        bound = float(solver.Objective().BestBound())
+    return Merging(times, cost, min(cost, bound))
+
+
+def _reduced_costs(kinds: Sequence[Kind], columns: Sequence[Column], gpus: int) -> tuple[list[float], float] | None:
+    """What each column would add to the cost of the linear relaxation, and that cost."""
+    solver, variables = _model("CLP", kinds, columns, gpus, whole=False)
+    if solver.Solve() != solver.OPTIMAL:
+        return None
+    return [variable.reduced_cost() for variable in variables], float(solver.Objective().Value())
+
+
+def _model(name: str, kinds: Sequence[Kind], columns: Sequence[Column], gpus: int, *, whole: bool) -> tuple[Any, list[Any]]:
+    from ortools.linear_solver import pywraplp  # slow to import
+
+    solver = pywraplp.Solver.CreateSolver(name)
+    solver.SuppressOutput()
+    rows = [solver.Constraint(float(kind.count), float(kind.count)) for kind in kinds]  # 3.12, 3.13
+    capacity = solver.Constraint(0.0, float(gpus))  # 3.14
+    objective = solver.Objective()  # 3.10
+    objective.SetMinimization()
+    variables = []
+    for column in columns:
+        most = min(kinds[kind].count for kind in column.kinds)
+        variable = solver.Var(0.0, float(most), whole, "")  # 3.11
+        for kind in set(column.kinds):
+            rows[kind].SetCoefficient(variable, float(column.kinds.count(kind)))
+        if column.gpus:
+            capacity.SetCoefficient(variable, float(column.gpus))
+        objective.SetCoefficient(variable, column.cost)
+        variables.append(variable)
+    return solver, variables
+
+
+def _solved(solver: Any, gap: float, seconds: float) -> bool:
+    from ortools.linear_solver import pywraplp
+
+    parameters = pywraplp.MPSolverParameters()
+    parameters.SetDoubleParam(pywraplp.MPSolverParameters.RELATIVE_MIP_GAP, gap)
+    solver.SetTimeLimit(max(1, int(1000 * seconds)))
+    return solver.Solve(parameters) in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE)

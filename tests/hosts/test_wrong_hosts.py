@@ -1,0 +1,123 @@
+"""Hosts that lack what a job needs to start, and pools whose runners have yet to come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from afar import Daemon
+from e2e import Jobs, command, until
+from stoker.engine.errors import UsageError
+from stoker.engine.fleet import registration
+from stoker.engine.fleet.registration import NodeChange
+from stoker.engine.home import Home
+from stoker.engine.protocol import Assignment
+from stoker.engine.spec.model import JobSpec, Retries
+from stoker.runners.host.launch import CannotStart, prepare
+from stoker.runners.host.rundir import RunDir
+
+MISSING = "workdir: there is no directory /data on this node; create it, or submit from another one"
+
+
+def fail(daemon: Daemon, node: str, lease: int, words: str = MISSING, *, host_at_fault: bool = True) -> None:
+    daemon.tell(node, lease, "exited", 0.0, outcome="start-failed", message=words, host_at_fault=host_at_fault)
+
+
+def test_a_host_that_lacks_something_is_left_out_for_that_job_until_none_is_left(daemon: Daemon) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node)
+    job = daemon.submit(JobSpec(name="a", command=["true"], workdir="/data"))
+    fail(daemon, "h1", daemon.grant(job, "h1"))
+    found = daemon.job(job)
+    assert (found["state"], found["failures"], found["state_reason"]) == ("pending", 0, f"{MISSING}; another host is tried")
+    assert json.loads(daemon.store.rows("store/excluded_of", [job])[0][1]) == {"h1": MISSING}
+    fail(daemon, "h2", daemon.grant(job, "h2"))
+    assert (daemon.job(job)["state"], daemon.job(job)["state_reason"]) == ("failed", MISSING)
+
+
+def test_with_retries_all_hosts_are_tried_again(daemon: Daemon) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node)
+    job = daemon.submit(JobSpec(name="a", command=["true"], workdir="/data", retries=Retries(limit=1)))
+    for node in ("h1", "h2"):
+        fail(daemon, node, daemon.grant(job, node))
+    assert (daemon.job(job)["state"], daemon.job(job)["failures"]) == ("pending", 1)
+    assert daemon.store.rows("store/excluded_of", [job]) == [(job, None)]
+
+
+def test_what_is_wrong_with_the_job_itself_excludes_nobody(daemon: Daemon) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node)
+    job = daemon.submit(JobSpec(name="a", command=["true"]))
+    fail(daemon, "h1", daemon.grant(job, "h1"), "gpu_memory: 9 GiB is more than GPU 0 has", host_at_fault=False)
+    assert daemon.job(job)["state"] == "failed"
+
+
+def test_a_host_that_is_no_more_is_no_other_host(daemon: Daemon) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node)
+    daemon.store.write(registration.change_node, NodeChange("h2", "gone", "ann", "dead"))
+    job = daemon.submit(JobSpec(name="a", command=["true"], workdir="/data"))
+    fail(daemon, "h1", daemon.grant(job, "h1"))
+    assert daemon.job(job)["state"] == "failed"
+
+
+def test_a_runner_that_was_started_anew_is_tried_again(daemon: Daemon) -> None:
+    for node in ("h1", "h2"):
+        daemon.join(node)
+    job = daemon.submit(JobSpec(name="a", command=["true"], workdir="/data"))
+    fail(daemon, "h1", daemon.grant(job, "h1"))
+    daemon.join("h1")
+    assert daemon.store.rows("store/excluded_of", [job]) == [(job, None)]
+
+
+def test_a_part_of_a_gang_excludes_its_host_alone(daemon: Daemon) -> None:
+    for node in ("h1", "h2", "h3"):
+        daemon.join(node)
+    job = daemon.submit(JobSpec(name="a", command=["true"], gpus_min=2, gpus_max=2))
+    lease = daemon.grant(job, "h1", "h2")
+    fail(daemon, "h2", lease)
+    daemon.tell("h1", lease, "exited", 0.0, outcome="stopped")
+    assert daemon.job(job)["state"] == "pending"
+    assert set(json.loads(daemon.store.rows("store/excluded_of", [job])[0][1])) == {"h2"}
+
+
+def test_a_gang_over_hosts_does_not_meet_at_127_0_0_1(tmp_path: Path) -> None:
+    def assignment(hosts: int) -> Assignment:
+        spec = {"name": "a", "command": ["true"], "workdir": str(tmp_path)}
+        return Assignment(
+            lease=1, job=1, attempt=1, spec=spec, gpus=["a"], world_size=2, nodes=2, hosts=hosts, rendezvous="127.0.0.1:29501"
+        )
+
+    with pytest.raises(CannotStart, match=r"address: a gang over 2 hosts cannot meet at 127.0.0.1, which only this host reaches") as caught:
+        prepare(RunDir(tmp_path, 1, 1), assignment(2), ())
+    assert caught.value.host_at_fault
+    env = prepare(RunDir(tmp_path, 1, 1), assignment(1), (), inherited={})["env"]  # two runners of one host may
+    assert (env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("127.0.0.1", "lo", "lo")
+    mine = prepare(RunDir(tmp_path, 1, 1), assignment(1), (), inherited={"NCCL_SOCKET_IFNAME": "ib0"})["env"]
+    assert (mine["GLOO_SOCKET_IFNAME"], mine["NCCL_SOCKET_IFNAME"]) == ("lo", "ib0")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("198.51.100.7", "this host has no interface with the address 198.51.100.7"), ("no such name", "neither an address nor a name")],
+)
+def test_an_address_that_is_not_this_hosts_is_refused(home: Home, address: str, words: str) -> None:
+    for arguments in (["up", "--address", address], ["runner", "start", "--address", address]):
+        said = command(home, *arguments)
+        assert said.code == 2 and "--address: " in said.err and words in said.err and "Traceback" not in said.err
+
+
+def test_a_pool_may_be_named_before_its_runners_join(start_daemon, start_runner, home: Home) -> None:
+    client = start_daemon().client()
+    start_runner("here", 1)
+    jobs = Jobs(client)
+    with pytest.raises(UsageError, match=r"'stoker policy set NAME --pool slurm --create' names one"):
+        jobs.shell("early", "true", pool="slurm")
+    assert command(home, "policy", "set", "fifo", "--pool", "slurm", "--create").code == 0
+    job = jobs.shell("early", "true", pool="slurm")
+    summary = until(lambda: (said := client.get(f"/v1/jobs/{job}/explain")["summary"]) and "pool slurm" in said and said)
+    assert "no runner has joined pool slurm yet" in summary
+    start_runner("pilot", 1, "--pool", "slurm")
+    assert jobs.ended(job)["state"] == "completed"
