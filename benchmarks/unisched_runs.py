@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from stoker.engine.scheduling.guards import Actions
 from stoker.engine.sim.cluster import Cluster
-from stoker.engine.sim.presets import PRESETS
 from stoker.engine.sim.results.figures import FULL_REWARD, figures, finished, has_deadline, jct_of, reward_of
 from stoker.engine.sim.results.result import Result
-from stoker.engine.sim.run_options import Costs, Errors, Options
+from stoker.engine.sim.run_options import PRESETS, Costs, Errors, Options
 from stoker.engine.sim.simulator import simulate
 from stoker.engine.sim.workload import Workload
 from stoker.policies import registry

@@ -43,8 +43,7 @@ def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source
     """The jobs, what tells them from others, and what was said of those that are left out."""
     from ..sim.study import Source
     from ..traces.models import measured, profiles
-    from ..traces.trace import to_workload
-    from .trace_source import find_trace
+    from .trace_source import find_trace, workload_of
 
     found, number = find_trace(trace, lambda: app.client)
     if not profiled and (found.recipe or {}).get("fine_tuning"):
@@ -54,4 +53,4 @@ def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source
         notes = [f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items())]
     for words in notes:
         note(words)
-    return to_workload(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number), notes
+    return workload_of(found, (*measured(found.jobs), *profiles()) if profiled else ()), Source(found.sha256, number), notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -10,7 +10,9 @@ from urllib.parse import quote
 from ..errors import Conflict, NotFound, UsageError, nearest
 
 if TYPE_CHECKING:
+    from ...policies.contract import Profile
     from ..client import Client
+    from ..sim.workload import Workload
     from ..traces.trace import Trace
 
 
@@ -73,6 +75,16 @@ def read_file(path: Path, **options: Any) -> Trace:
         raise UsageError(str(error)) from None
     except OSError as error:
         raise UsageError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from None
+
+
+def workload_of(trace: Trace, profiles: Sequence[Profile]) -> Workload:
+    """Its jobs for the simulator; UsageError where what the trace tells beside them makes no sense."""
+    from ..traces.trace import to_workload
+
+    try:
+        return to_workload(trace, profiles)
+    except ValueError as error:
+        raise UsageError(f"{trace.name}: {error}") from None
 
 
 def _fetched(client: Client, about: dict[str, Any]) -> Trace:

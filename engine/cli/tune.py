@@ -132,12 +132,11 @@ def _request(app: App, given: Mapping[str, Any]) -> tuple[Request, str]:
     from ..sim.simulation_error import SimulationError
     from ..sim.study import choose
     from ..traces.models import measured, profiles
-    from ..traces.trace import to_workload
-    from .trace_source import load_trace
+    from .trace_source import load_trace, workload_of
 
     cluster = parse_nodes(given["nodes"])
     trace = load_trace(given["trace"], lambda: app.client)
-    workload = to_workload(trace, (*measured(trace.jobs), *profiles()))
+    workload = workload_of(trace, (*measured(trace.jobs), *profiles()))
     if not len(workload):
         raise UsageError(f"{trace.name} has no jobs")
     try:

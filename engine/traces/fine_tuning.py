@@ -11,7 +11,6 @@ import numpy as np
 from ...policies.contract import Profile
 from ...policies.estimate.throughput import Throughput
 from ...policies.estimate.transfers import Joint, Transfers
-from ..errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def told(recipe: Mapping[str, Any] | None, profiles: Sequence[Profile]) -> Told:
         return _told(tables, profiles)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError, OverflowError) as error:
         words = f"{type(error).__name__}: {error}"
-        raise UsageError(f"recipe: what the trace tells of fine-tuning jobs cannot be read ({words}); import its source anew") from None
+        raise ValueError(f"recipe: what the trace tells of fine-tuning jobs cannot be read ({words}); import its source anew") from None
 
 
 def _told(tables: Mapping[str, Any], profiles: Sequence[Profile]) -> Told:

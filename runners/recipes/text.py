@@ -19,7 +19,7 @@ from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
-from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer, model_dir
+from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,7 @@ def _beginning(
         encoder = held.take(backbone, load_backbone)
         encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
         return encoder, HIDDEN, tokenizer, None
-    name = str(model_dir()) if backbone == "minilm" else backbone
-    found = hub_model.of_texts(hub_model.taken(name, dtype, attention), "text-classifier")
+    found = hub_model.of_texts(hub_model.taken(backbone, dtype, attention), "text-classifier")
     if max_tokens > found.context:
         raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
     found.tokenizer.enable_truncation(max_tokens)

@@ -12,14 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from e2e import DaemonProcess, Jobs, RunnerProcess, command, until
 from stoker.engine.home import Home
-from stoker.engine.sim.results.history import History
-from stoker.engine.sim.run_options import Costs, Options
-from stoker.engine.sim.simulator import simulate
-from stoker.policies import registry
 from stoker.runners.host import processes
 from stoker.runners.share.turn import look, path_of
 from waiting import PATIENCE
@@ -194,31 +189,3 @@ def test_a_paused_command_that_is_to_leave_does_so_and_saves(world: Any, asked: 
     assert "saved" in log.read_text() and time.monotonic() - began < COMMON["grace"] * PATIENCE, "it has heard it, and was not killed"
     if asked != "drain":
         here.goes_on(high)
-
-
-@pytest.mark.nightly
-def test_live_beside_simulated(world: Any) -> None:
-    """One job teaches what a step takes alone. Then equals, and one that goes before both: their completion times, replayed."""
-    here = world("")
-    params = {**PARAMS, "batch_size": 256, "width": 512, "step_ms": 0.0, "samples": 4096, "checkpoint_every": 0}
-
-    def submit(name: str, iterations: int, priority: int = 0) -> int:
-        return int(here.jobs.submit(name, recipe="toy", params=params, stop={"iterations": iterations}, priority=priority, **COMMON))
-
-    here.jobs.ended(submit("teaches", 5000), 300)
-    learnt = "SELECT 1 FROM speeds WHERE utilisation IS NOT NULL AND samples > 2"
-    assert here.jobs.sql(learnt)
-    since = here.jobs.sql("SELECT epoch(now())")[0][0]
-    first = submit("first", 6000)
-    until(lambda: here.step(first) > 500)
-    jobs = [first, submit("equal", 4000), submit("before", 2500, priority=5)]
-    for job in jobs:
-        here.jobs.ended(job, 600)
-    history = History.of(here.jobs.client.get("/v1/simulations/history", since=since))
-    work = history.workload()
-    began = here.jobs.sql(f"SELECT median(epoch(started_at - granted_at)) FROM leases WHERE job_id IN ({', '.join(map(str, jobs))})")[0][0]
-    fates = simulate(work, history.cluster(), registry.create("switchflow", {}), Options(costs=Costs(cold_start=began))).fates
-    simulated = fates.ended - work.submitted
-    live = np.array([job["ended"] - job["submitted"] for job in history.jobs])
-    print("live", live.round(1), "simulated", simulated.round(1), "ratio of means", round(float(live.mean() / simulated.mean()), 3))
-    assert live.mean() == pytest.approx(simulated.mean(), rel=0.05 * PATIENCE)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stoker.engine.cli.main import run
-from stoker.engine.errors import UsageError
 from stoker.engine.sim.workload import Workload, as_asked
 from stoker.engine.traces.formats import from_stoker
 from stoker.engine.traces.read import read
@@ -148,5 +147,15 @@ def test_a_recipe_that_somebody_has_spoilt_is_told(tmp_path: Path, spoil: object
     trace = read(titan_folder(tmp_path, JOBS))
     assert trace.recipe is not None
     spoil(trace.recipe["fine_tuning"])  # type: ignore[operator]
-    with pytest.raises(UsageError, match="recipe: what the trace tells of fine-tuning jobs cannot be read"):
+    with pytest.raises(ValueError, match="recipe: what the trace tells of fine-tuning jobs cannot be read"):
         to_workload(trace)
+
+
+def test_a_spoilt_recipe_is_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = read(titan_folder(tmp_path, JOBS))
+    trace.recipe = {"fine_tuning": {"kinds": 3}}
+    file = tmp_path / "spoilt.csv"
+    with file.open("w", newline="") as text:
+        from_stoker.write(trace, text)
+    assert run(["simulate", str(file), "-n", "2x4", "-p", "ymir", "--no-store"]) != 0
+    assert "recipe: what the trace tells of fine-tuning jobs cannot be read" in capsys.readouterr().err
