@@ -9,7 +9,7 @@ import msgspec
 from ..errors import UsageError
 from ..json_rows import objects
 from ..scheduling.warm_by_hand import KeepWarm, keep_warm
-from ..spec.check import NAME
+from ..spec.check import NAME, is_backbone
 from ..spec.reading.tree import shown
 from .call import Call, endpoint
 
@@ -27,9 +27,11 @@ async def show(call: Call) -> dict[str, Any]:
 
 async def change(call: Call) -> dict[str, Any]:
     pool, asked = call.path("pool"), await call.message(Backbones)
-    for field, name in [("pool", pool), *(("backbones", name) for name in asked.backbones)]:
-        if not NAME.fullmatch(name):
-            raise UsageError(f"{field}: must be a name, not {shown(name)}")
+    if not NAME.fullmatch(pool):
+        raise UsageError(f"pool: must be a name, not {shown(pool)}")
+    for name in asked.backbones:
+        if not is_backbone(name):
+            raise UsageError(f"backbones: must be names of models or absolute paths of their directories, not {shown(name)}")
     if len(asked.backbones) > MOST:
         raise UsageError(f"backbones: {len(asked.backbones)} are more than {MOST}, which is the most")
     await call.control(call.daemon.store.write, keep_warm, KeepWarm(pool, asked.backbones, call.who.user))

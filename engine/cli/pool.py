@@ -45,16 +45,22 @@ def warm(app: App, pool_name: str, backbones: tuple[str, ...], nothing: bool) ->
     """
     if nothing and backbones:
         raise UsageError("--none: was given beside backbones; a pool keeps these, or none")
-    _require_known(backbones)
+    backbones = tuple(_known(name, here=not app.client.url) for name in backbones)
     path = f"/v1/pools/{quote(pool_name, safe='')}/warm"
     answer = app.client.post(path, {"backbones": list(backbones)}) if backbones or nothing else app.client.get(path)
     return Answer(answer, lambda: print_table(answer["warm"], _COLUMNS, f"nothing is kept warm in pool {pool_name}"))
 
 
-def _require_known(backbones: tuple[str, ...]) -> None:
+def _known(name: str, *, here: bool) -> str:
+    """The backbone by that name; a directory by its absolute path, which is that of the runners' hosts."""
     from ...runners import recipes
 
-    known = sorted({name for recipe in recipes.RECIPES.values() for name in recipe.backbones})
-    for name in backbones:
-        if name not in known:
-            raise NotFound(f"no recipe starts from {name!r}{nearest(name, known)}; recipes start from {', '.join(known)}")
+    name = recipes.directory(name) or name
+    if recipes.starting_from(name) is None:
+        known = sorted({each for recipe in recipes.RECIPES.values() for each in recipe.backbones})
+        raise NotFound(
+            f"no recipe starts from {name!r}{nearest(name, known)}; recipes start from {', '.join(known)}, or a model's directory"
+        )
+    if here and (wrong := recipes.unusable(name)):
+        raise UsageError(wrong)
+    return name

@@ -32,7 +32,7 @@ prompt.add_command(bank)
 
 @prompt.command(cls=Command)
 @click.option("--llm", default=LLM, show_default=True, metavar="NAME", help="LLM that is to be tuned.")
-@click.option("--data", required=True, metavar="SET", help="A packaged set, or FILE.csv or FILE.jsonl with text and label columns.")
+@click.option("--data", required=True, metavar="SET", help="A packaged set, or FILE.csv, FILE.jsonl or FILE.parquet with text and label.")
 @click.option("--text", "texts", multiple=True, metavar="TEXT", help="A prompt of your own, scored beside the bank's; may be repeated.")
 @click.option("--samples", type=click.IntRange(1, 1024), default=16, show_default=True, help="Samples that each candidate is scored on.")
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of the choice of samples.")
@@ -52,12 +52,12 @@ def lookup(app: App, llm: str, data: str, texts: tuple[str, ...], samples: int, 
     """
     if app.client.url:
         raise UsageError("--url: a lookup reads the file of the bank, which is on the daemon's host: run it there")
-    require_llm(llm)
+    llm, called = require_llm(llm)
     try:
         there = str(Path(data).expanduser().absolute()) if require_samples(data) else data
     except UsageError as error:
         raise UsageError(str(error).replace("params.data", "--data", 1)) from None  # as jobs name it
-    require_bank(app.home, llm)
+    require_bank(app.home, called)
     request = {"work": "lookup", "llm": llm, "texts": [one_text(text) for text in texts], "data": there, "samples": samples, "seed": seed}
     last: Mapping[str, Any] = {}
     bank: Mapping[str, str] = {}

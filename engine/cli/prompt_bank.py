@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LLM = "smollm2-135m"
 AT_ONCE = 16  #: prompts of one request
 FILE = click.Path(path_type=Path, dir_okay=False)
-llm_option = click.option("--llm", default=LLM, show_default=True, metavar="NAME", help="LLM whose bank is meant.")
+llm_option = click.option("--llm", default=LLM, show_default=True, metavar="NAME", help="LLM whose bank is meant, by name or directory.")
 
 
 @click.group(cls=Group)
@@ -51,8 +51,8 @@ def build(app: App, llm: str, file: Path | None, limit: int | None, clusters: in
     from ..prompts.packaged_prompts import from_file, spread
     from ..prompts.stored_prompts import CAPACITY
 
-    require_llm(llm)
-    known = _known(app, llm)  # before anything is read: without a daemon there is no bank
+    llm, called = require_llm(llm)
+    known = _known(app, called)  # before anything is read: without a daemon there is no bank
     prompts = from_file(file) if file is not None else _from_packages()
     chosen = spread(prompts, min(limit or CAPACITY, CAPACITY))
     if len(chosen) < len(prompts):
@@ -94,8 +94,8 @@ def add(app: App, llm: str, texts: tuple[str, ...], task: str | None, file: Path
         with unless_ended("what was stored stays in the bank"):
             which, told = store_tuned(app, jobs, task, here)
         return Answer({"bank": which, **told}, lambda: write(_added(which, told, len(jobs))))
-    require_llm(llm)
-    known = _known(app, llm)
+    llm, called = require_llm(llm)
+    known = _known(app, called)
     chosen = [PromptText(one_text(text), "command line", task) for text in texts] + (from_file(file) if file is not None else [])
     if not chosen:
         raise UsageError("nothing to add: give --text, --from or --job")

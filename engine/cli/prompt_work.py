@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -134,7 +135,14 @@ class _Job:
 
     def __init__(self, app: App, argv: Sequence[str], llm: str) -> None:
         self._client = app.client
-        job = {"name": f"prompt-bank-{llm}"[:100], "kind": "prompt", "command": list(argv), "backbone": llm, "workdir": str(app.home.path)}
+        called = re.sub(r"[^A-Za-z0-9._-]+", "-", llm.rpartition("/")[2])  # the last part of a path
+        job = {
+            "name": f"prompt-bank-{called}"[:100],
+            "kind": "prompt",
+            "command": list(argv),
+            "backbone": llm,
+            "workdir": str(app.home.path),
+        }
         told = app.client.post("/v1/jobs", {"jobs": [job], "provenance": {"argv": sys.argv, "cwd": str(Path.cwd())}})
         self.id = told["jobs"][0]["id"]
         self._state: Mapping[str, Any] = {"state": "submitted"}

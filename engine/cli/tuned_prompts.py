@@ -48,8 +48,8 @@ def store_tuned(app: App, jobs: Sequence[str], task: str | None, here: bool) -> 
     found = [_find(app, job, task) for job in dict.fromkeys(jobs)]
     if other := next((one for one in found if one.llm != found[0].llm), None):
         raise UsageError(f"--job: job {found[0].job} tuned for {found[0].llm} and job {other.job} for {other.llm}: add them apart")
-    require_llm(found[0].llm)
-    request = {"work": "tuned", "llm": found[0].llm, "folders": [str(one.folder) for one in found]}
+    llm, _ = require_llm(found[0].llm)
+    request = {"work": "tuned", "llm": llm, "folders": [str(one.folder) for one in found]}
     told: dict[str, Any] = {"added": 0, "replaced": []}
     which: Mapping[str, str] | None = None
     rows = iter(found)
@@ -76,7 +76,9 @@ def _find(app: App, job: str, task: str | None) -> _Tuned:
             raise Conflict(f"--job: job {row['id']} is {row['state']}; it leaves its tuned prompt when it has ended")
         raise NotFound(f"--job: job {row['id']} ({row['state']}) has left no tuned prompt on this host, in {folder}")
     ending = f" [tuned by job {row['id']}]"  # two tunings may have the same nearest tokens, and a bank has a text once
-    data = row["spec"].get("params", {}).get("data")
+    params = row["spec"].get("params", {})
+    data, backbone = params.get("data"), params.get("backbone") or row["spec"].get("backbone") or ""
     named = task if task is not None else data and Path(data).name[:200]
     text = about["nearest_tokens"].replace("\0", "")[: LONGEST_TEXT - len(ending)] + ending
-    return _Tuned(row["id"], text, named, about["llm"].partition("@")[0], folder)
+    llm = backbone if "/" in backbone else about["llm"].partition("@")[0]  # of a directory that is the last part alone
+    return _Tuned(row["id"], text, named, llm, folder)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from ..errors import Gathered, NotFound, Several, UsageError, nearest
 from . import hints
 from .check import CYCLE, MAX_EDGES, MAX_JOBS, NAME_FORM, problems
 from .expand import Array, resolve_arrays, tasks
 from .graph import find_cycle
-from .model import FROM_JOB, SERVES, JobSpec, Kind, base_name
+from .model import BACKBONES, FROM_JOB, SERVES, JobSpec, Kind, base_name
 from .names import clean, default_name
 from .reading import fields, scripts
 from .reading.job_reader import DEMANDS, FIELDS, NAMES, demand
@@ -35,6 +38,9 @@ class Recipe(Protocol):
     def answers(self) -> bool: ...  # its jobs may serve
 
     def resolve(self, given: Mapping[str, Any], backbone: str | None, /) -> object: ...
+
+    def unusable(self, given: Mapping[str, Any], backbone: str | None, /) -> str | None:
+        """What is wrong with the files of the job's backbone, which have to be on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +163,27 @@ def _drafted(values: dict[str, Any], node: Node, context: Context, fallback_name
 
 def _final(draft: _Draft, context: Context) -> Iterator[JobSpec]:
     """The jobs of a draft, each checked as it will be stored."""
-    for spec in tasks(draft.spec, draft.array) if draft.array else [draft.spec]:
+    for task in tasks(draft.spec, draft.array) if draft.array else [draft.spec]:
+        spec = _with_whole_backbone(task)
         errors = Gathered()
         for field, problem in itertools.chain(problems(spec) if draft.array else (), _surroundings(draft, spec, context)):
             errors.add(draft.error(field, problem))
         errors.tell()
         yield spec
+
+
+def _with_whole_backbone(spec: JobSpec) -> JobSpec:
+    """A backbone that is a directory is named by its absolute path, which means the same to every process; others are names."""
+    if spec.recipe is None:
+        return spec
+    whole = {name: _whole_backbone(spec.workdir, value) for name in BACKBONES if isinstance(value := spec.params.get(name), str)}
+    backbone = spec.backbone and _whole_backbone(spec.workdir, spec.backbone)
+    return msgspec.structs.replace(spec, backbone=backbone, params={**spec.params, **whole})
+
+
+def _whole_backbone(workdir: str, name: str) -> str:
+    is_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..") or ("/" in name and Path(workdir, name).is_dir())
+    return os.path.normpath(_absolute(Path(workdir), name)) if is_path else name
 
 
 def _absolute(base: Path, path: str) -> str:
@@ -192,7 +213,7 @@ def _recurring(draft: _Draft, given: Mapping[str, Node]) -> Iterator[tuple[str, 
 def _surroundings(draft: _Draft, spec: JobSpec, context: Context) -> Iterator[tuple[str, str]]:
     """What is wrong with the recipe and the files that it names."""
     if spec.recipe is not None and context.recipes is not None:
-        yield from _recipe_problems(draft, spec, spec.recipe, context.recipes)
+        yield from _recipe_problems(draft, spec, spec.recipe, context.recipes, context.files)
     if context.files:
         wrong = list(_file_problems(spec))
         yield from wrong
@@ -200,7 +221,7 @@ def _surroundings(draft: _Draft, spec: JobSpec, context: Context) -> Iterator[tu
             yield "command", missing
 
 
-def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str]]:
+def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[str, Recipe], files: bool) -> Iterator[tuple[str, str]]:
     if name not in recipes:
         near = nearest(name, recipes) or f"; known: {', '.join(recipes) or 'none'}"
         yield "recipe", f"no recipe {shown(name)}{near}"
@@ -210,10 +231,14 @@ def _recipe_problems(draft: _Draft, spec: JobSpec, name: str, recipes: Mapping[s
         yield "kind", f"recipe {name} trains a model that answers nothing; those that do: {known}"
     try:
         recipes[name].resolve(spec.params, spec.backbone)
+        if files and (wrong := recipes[name].unusable(spec.params, spec.backbone)):
+            yield "backbone" if spec.backbone is not None else "params.backbone", wrong
     except UsageError as error:
         for each in error.errors if isinstance(error, Several) else [error]:
             field, _, problem = str(each).partition(": ")
             param = field.removeprefix("params.")
+            if param == "backbone" and param not in spec.params:  # the job's own field
+                field = param
             yield f"array.params.{param}" if draft.array and param in draft.array.grid else field, problem
 
 

@@ -222,11 +222,15 @@ def _serving(spec: JobSpec) -> Iterator[Problem]:
         yield Problem("array.max_running", "servers do not end, so those beyond it would never start; remove it")
 
 
+def is_backbone(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME and name.isprintable() and name.strip() == name
+
+
 def _backbone(spec: JobSpec) -> Iterator[Problem]:
     if spec.backbone is None:
         return
-    if not (0 < len(spec.backbone) <= MAX_NAME and spec.backbone.isprintable()):
-        yield Problem("backbone", f"must be the name of a pre-trained model, not {shown(spec.backbone)}")
+    if not is_backbone(spec.backbone):
+        yield Problem("backbone", f"must be the name of a pre-trained model, or its directory, not {shown(spec.backbone)}")
     for name in BACKBONES if spec.recipe else ():
         if spec.params.get(name) not in (None, "", spec.backbone):
             yield Problem("backbone", f"{shown(spec.backbone)} is another than params.{name}, {shown(spec.params[name])}; keep one of them")

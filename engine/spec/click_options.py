@@ -138,7 +138,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--entrypoint", "entrypoint", "Function to run, in place of a command.", "MODULE:FUNCTION"),
     Option("-p/--param", "params", "Parameter of the recipe or command.", "NAME=VALUE", _value, keyed=True),
     Option("--kind", "kind", "train, finetune, prompt or infer."),
-    Option("--backbone", "backbone", "Pre-trained model that it starts from, by name."),
+    Option("--backbone", "backbone", "Pre-trained model that it starts from, by name or directory."),
     Option("--weights", "weights", "What it begins with: the newest checkpoint of a job, or a file of weights.", "job:JOB|FILE"),
     Option("--pool", "pool", "Pool of GPUs."),
     Option("--user", "user", "Owner, when not yourself."),

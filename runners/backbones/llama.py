@@ -106,6 +106,13 @@ class Llama(nn.Module):
             kept.append(now)
         return self.norm(vectors), kept
 
+    def answer(self, prompt: torch.Tensor, tokens: torch.Tensor, last: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, answers) of what follows ``tokens[last]`` after the prompt (tokens, hidden), which is gone through once."""
+        _, past = self.states(prompt[None])
+        states, _ = self.states(self.embed_tokens(tokens), past)
+        asked = states[torch.arange(len(last), device=last.device), last]
+        return functional.linear(asked, self.embed_tokens.weight[answers])
+
     def _turn(self, begin: int, end: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of rotary positions (Su et al. 2021), (length, width of a head)."""
         width = self.shape.hidden // self.shape.heads

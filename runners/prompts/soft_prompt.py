@@ -28,11 +28,8 @@ class SoftPrompt(nn.Module):
         self.register_buffer("answers", torch.tensor(answers), persistent=False)
 
     def forward(self, tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, label words) of what follows ``tokens[last]``. The prompt is gone through once, whatever the batch."""
-        _, past = self.llm.states(self.prompt[None])
-        states, _ = self.llm.states(self.llm.embed_tokens(tokens), past)
-        asked = states[torch.arange(len(last), device=last.device), last]
-        return functional.linear(asked, self.llm.embed_tokens.weight[self.answers])
+        """Logits (batch, label words) of what follows ``tokens[last]``."""
+        return self.llm.answer(self.prompt, tokens, last, self.answers)
 
 
 def loss(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import Gathered, UsageError, nearest
+from ..backbones import hub_directory
 
 if TYPE_CHECKING:
     from ...engine.spec.model import Kind
@@ -25,6 +28,7 @@ class Param:
     high: float | None = None
     choices: tuple[str, ...] = ()
     prefix: str = ""  #: what begins with it is a choice too
+    directories: bool = False  #: a model's directory is a choice too, and a name in Hugging Face's cache
 
     def check(self, name: str, value: Any) -> Any:
         """The value in the parameter's type, or UsageError that names the parameter."""
@@ -37,8 +41,11 @@ class Param:
         return value
 
     def _check_bounds(self, name: str, value: Any) -> None:
+        if self.directories and value not in self.choices and hub_directory.is_named(value):
+            return
         if self.choices and value not in self.choices and not (self.prefix and value.startswith(self.prefix)):
-            known = ", ".join([*self.choices, *([f"'{self.prefix} …'"] if self.prefix else [])])
+            others = [f"'{self.prefix} …'"] * bool(self.prefix) + [_DIRECTORY] * self.directories
+            known = ", ".join([*self.choices, *others])
             raise UsageError(f"params.{name}: {value!r} is not one of {known}{nearest(value, self.choices)}")
         if self.low is not None and value < self.low:
             raise UsageError(f"params.{name}: {value!r} is too small; the least is {self.low:g}")
@@ -46,6 +53,7 @@ class Param:
             raise UsageError(f"params.{name}: {value!r} is too large; the most is {self.high:g}")
 
 
+_DIRECTORY = "a model's directory"
 _A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -59,6 +67,7 @@ class Recipe:
     #: Names of pre-trained models for the `load_backbone(name)` of its module, whose result its tasks find loaded, by
     #: `backbones.held.take` or a cache of its own. A parameter `backbone` with choices need not be repeated here.
     pretrained: tuple[str, ...] = ()
+    texts: bool = True  #: its backbone reads texts, by a tokenizer
     kind: Kind = "train"  #: of its jobs, unless they say another one
     answers: bool = False  #: its jobs may be of kind infer
 
@@ -91,9 +100,24 @@ class Recipe:
             return self.pretrained
         return (str(param.default), *(name for name in param.choices if name not in (param.default, NO_BACKBONE)))
 
+    @property
+    def takes_directories(self) -> bool:
+        param = self.params.get("backbone")
+        return param is not None and param.directories
+
+    def unusable(self, given: Mapping[str, Any], backbone: str | None = None) -> str | None:
+        """What is wrong with the files of the backbone on this host, without its field; None: nothing, or it is no directory."""
+        asked = self.resolve(given, backbone)
+        name = asked.get("backbone")
+        if not isinstance(name, str) or not self.takes_directories or name in self.params["backbone"].choices:
+            return None
+        return unusable(name, texts=self.texts)
+
     def backbone(self, spec: Mapping[str, Any]) -> str | None:
         """The pre-trained model that a job starts from, by its spec; None: none that a process can hold."""
         said = (spec.get("params") or {}).get("backbone") or spec.get("backbone")
+        if self.takes_directories and isinstance(said, str) and said not in self.params["backbone"].choices:
+            return said if hub_directory.is_named(said) and not said.startswith((".", "~")) else None
         return said if said in self.backbones else next(iter(self.backbones), None) if said is None else None
 
 
@@ -103,9 +127,34 @@ def find(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def starting_from(backbone: str) -> Recipe | None:
-    """The recipe whose jobs start from a backbone."""
-    return next((recipe for recipe in RECIPES.values() if backbone in recipe.backbones), None)
+def starting_from(backbone: str) -> str | None:
+    """The recipe whose jobs start from a backbone; `ANY`: it is a directory."""
+    found = next((recipe.name for recipe in RECIPES.values() if backbone in recipe.backbones), None)
+    return found or (ANY if hub_directory.is_named(backbone) else None)
+
+
+def directory(backbone: str) -> str | None:
+    """A model's directory by its absolute path, or its name in Hugging Face's cache; None: it is neither."""
+    if Path(backbone).is_dir() or backbone.startswith(("/", "./", "../", "~")):
+        return os.path.abspath(Path(backbone).expanduser())  # noqa: PTH100 - without following links, as in a job
+    return backbone if hub_directory.is_named(backbone) else None
+
+
+short_name = hub_directory.short_name
+
+
+def unusable(backbone: str, *, texts: bool = False) -> str | None:
+    """What is wrong with the files of a model on this host, without a field; None: nothing, or they need not be here."""
+    if not hub_directory.is_here(backbone):
+        return None
+    try:
+        hub_directory.find(backbone).check(texts=texts)
+    except UsageError as error:
+        return str(error).removeprefix("backbone: ")
+    return None
+
+
+ANY = "any"  #: in place of a recipe, of a fork server that holds a directory: jobs of all recipes that take one are its forks
 
 
 TEXT_DATASETS = ("trec", "sms-spam", "bbc", "movies", "amazon", "nyt", "tweets")
@@ -114,6 +163,26 @@ LLMS = ("smollm2-135m", "tiny")
 
 NO_BACKBONE = "none"  #: a choice of recipes that can begin with random weights
 
+_AS_LOADED = {
+    "dtype": Param("float32", "of the weights of a backbone that is a directory", choices=("float32", "bfloat16", "float16")),
+    "attention": Param(
+        "auto", "what computes it there; auto: the library's choice", choices=("auto", "sdpa", "eager", "flash_attention_2")
+    ),
+}
+_PETL = {
+    "petl": Param(
+        "full", "few parameters that are trained in the model's place, in peft's format: docs/backbones.md",
+        choices=("full", "lora", "adapter", "prompt"),
+    ),
+    "r": Param(8, "rank of lora, tokens of prompt", low=1, high=1024),
+    "targets": Param("auto", "layers that lora or adapter change, by name, separated by commas; auto: queries and values"),
+    "adapter": Param("", "directory of an adapter of peft's that it begins with"),
+}  # fmt: skip
+_COLUMNS = {
+    "text_column": Param("text", "name of the texts in a file"),
+    "label_column": Param("label", "name of the labels there"),
+    "held_out": Param("", "a file of held-out samples; '': a fifth of each class of the data"),
+}
 _SEED = Param(0, "of the data order, initial weights and dropout", low=0, high=2**31)
 
 RECIPES: dict[str, Recipe] = {
@@ -121,10 +190,15 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             "text-classifier",
-            "Fine-tunes a pre-trained sentence encoder (MiniLM, 6 layers, 22.7 M parameters) on a text-classification set.",
+            "Fine-tunes a pre-trained encoder or decoder (unless told: MiniLM, 6 layers, 22.7 M parameters) on a text-classification set.",
             "text:build",
             {
-                "dataset": Param("trec", "what to learn", choices=TEXT_DATASETS),
+                "backbone": Param("minilm", "what it begins with", choices=("minilm",), directories=True),
+                **_AS_LOADED,
+                **_PETL,
+                "data": Param("", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, .jsonl or .parquet; '': dataset"),
+                **_COLUMNS,
+                "dataset": Param("trec", "what to learn where data is not given", choices=TEXT_DATASETS),
                 "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
                 "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
                 "batch_size": Param(16, "samples of a step", low=1),
@@ -136,8 +210,29 @@ RECIPES: dict[str, Recipe] = {
                 "seed": _SEED,
             },
             ("safetensors", "tokenizers"),
-            ("minilm",),
             answers=True,
+        ),
+        Recipe(
+            "image-classifier",
+            "Fine-tunes a model of pictures that you have, a ViT or a ConvNet of transformers', on pictures of your own.",
+            "image:build",
+            {
+                "backbone": Param("", "what it begins with", choices=("",), directories=True),
+                **_AS_LOADED,
+                **_PETL,
+                "data": Param("", "a folder with a folder of pictures for each class, or FILE.csv, FILE.jsonl or FILE.parquet"),
+                **_COLUMNS,
+                "text_column": Param("file", "name of the column of the pictures' files, whose paths count from the file's folder"),
+                "layers": Param("last", "what is trained: the new head, the last layer too, or all", choices=("head", "last", "all")),
+                "lr": Param(1e-3, "peak learning rate; about 5e-5 when all layers are trained", low=0.0, high=1.0),
+                "batch_size": Param(16, "samples of a step", low=1),
+                "eval_limit": Param(200, "held-out samples on which the accuracy is measured", low=1),
+                "eval_every": Param(25, "steps between evaluations; 0: at the end only", low=0),
+                "checkpoint_every": Param(25, "steps between checkpoints; 0: at the end only", low=0),
+                "seed": _SEED,
+            },
+            ("safetensors", "PIL"),
+            texts=False,
         ),
         Recipe(
             "digits-cnn",
@@ -192,8 +287,12 @@ RECIPES: dict[str, Recipe] = {
             "Tunes a soft prompt of a frozen language model on a text-classification set; writes it in peft's format.",
             "prompt_tune:build",
             {
-                "backbone": Param("smollm2-135m", "language model; tiny has random weights, to try and to test", choices=LLMS),
-                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv or FILE.jsonl with text and label"),
+                "backbone": Param(
+                    "smollm2-135m", "language model; tiny has random weights, to try and to test", choices=LLMS, directories=True
+                ),
+                **_AS_LOADED,
+                "data": Param("sms-spam", f"what to learn: {', '.join(TEXT_DATASETS)}, or FILE.csv, FILE.jsonl or FILE.parquet"),
+                **_COLUMNS,
                 "init": Param(
                     "vocabulary",
                     "what the prompt begins as: the best of the bank, numbers, words of the vocabulary, or 'text: …'",
@@ -223,7 +322,10 @@ RECIPES: dict[str, Recipe] = {
                     "smollm2-135m",
                     "what it begins with: a language model (tiny: random weights, to try and to test), or none, which reads bytes",
                     choices=(*LLMS, NO_BACKBONE),
+                    directories=True,
                 ),
+                **_AS_LOADED,
+                **_PETL,
                 "layers": Param(0, "with backbone: none; 0: 4", low=0, high=1024),
                 "width": Param(0, "with backbone: none, a multiple of 64; 0: 128", low=0, high=65_536),
                 "data": Param("bbc", f"what to learn: {', '.join(TEXT_DATASETS)}, or a file with text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from torch import nn
 
 from ...engine.errors import UsageError, nearest
-from ..backbones import held
+from ..backbones import held, hub_model
+from ..backbones.hub_decoder import HubDecoder
 from ..backbones.llama import Llama, LlamaShape, Past
-from ..backbones.pretrained import Llm, read_llm
+from ..backbones.pretrained import Llm, ids_of, read_llm, smollm2_directory, text_of
+from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_decoder
 from ..train.batches import interruptible
 from ..train.task import Task
-from . import NO_BACKBONE, TEXT_DATASETS, texts
+from . import LLMS, NO_BACKBONE, TEXT_DATASETS, texts
 
 _BYTES = 256  #: the vocabulary of a model that begins with random weights
 _LAYERS, _WIDTH, _HEAD = 4, 128, 64
@@ -58,6 +61,12 @@ class Blocks:
 def build(
     *,
     backbone: str,
+    dtype: str,
+    attention: str,
+    petl: str,
+    r: int,
+    targets: str,
+    adapter: str,
     layers: int,
     width: int,
     data: str,
@@ -71,7 +80,9 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    decoder, ids, words = _beginning(backbone, layers, width, context)
+    asked = Petl(petl, r, targets, adapter)
+    begun = _beginning(backbone, dtype, attention, layers, width, context, asked)
+    ids, adapted = begun.ids, begun.adapted
     train, held_out = (Blocks(_tokens(text, ids), context) for text in _texts(data, limit))
     for blocks, what in ((train, "to train on"), (held_out, "held out")):
         if not len(blocks):
@@ -82,7 +93,7 @@ def build(
 
     return Task(
         own=(),  # the head is tied to the embedding
-        model=LanguageModel(decoder),
+        model=begun.model,
         train=train,
         loss=lambda model, batch: _loss(model, batch, "mean"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
@@ -93,8 +104,10 @@ def build(
         checkpoint_every=checkpoint_every or None,
         clip_norm=clip or None,
         seed=seed,
-        prepare=lambda request: _beginning_of(request, ids, decoder.shape.context),
-        answer=lambda model, requests: [words(_continuation(model, *request)) for request in requests],
+        save_frozen=adapted is None,
+        finish=None if adapted is None else lambda model, folder: adapted.write(folder / ADAPTER, {}),
+        prepare=lambda request: _beginning_of(request, ids, begun.context),
+        answer=lambda model, requests: [begun.words(_continuation(model, *request)) for request in requests],
     )
 
 
@@ -103,25 +116,49 @@ def load_backbone(name: str) -> Llm:
     return read_llm(name)
 
 
-Reads = Callable[[str], list[int]]
-Writes = Callable[[Sequence[int]], str]
+@dataclass(frozen=True, slots=True)
+class Begun:
+    model: LanguageModel | HubDecoder
+    ids: Callable[[str], Sequence[int]]  #: how it reads a text
+    words: Callable[[Sequence[int]], str]  #: and writes one
+    context: int  #: tokens that it sees at once
+    adapted: Adapted | None = None  #: what of it is tuned, if not itself
 
 
-def _beginning(backbone: str, layers: int, width: int, context: int) -> tuple[Llama, Reads, Writes]:
-    """What is trained, and how it reads and writes a text."""
+def _beginning(backbone: str, dtype: str, attention: str, layers: int, width: int, context: int, asked: Petl) -> Begun:
+    if backbone == "smollm2-135m" and asked.wanted:
+        backbone = str(smollm2_directory())
+    if backbone not in (NO_BACKBONE, *LLMS):
+        _require_left_out(backbone, layers=layers, width=width)
+        found = hub_model.taken(backbone, dtype, attention)
+        model, tokenizer = HubDecoder(found, "causal-lm"), found.tokenizer
+        adapted = adapt_decoder(model, found.directory, asked) if asked.wanted else None
+        if adapted is None:
+            model.requires_grad_(True)
+        _require_fits(backbone, context, most := model.shape.context - model.skipped)
+        return Begun(model, lambda text: ids_of(tokenizer, text), lambda ids: text_of(tokenizer, ids), most, adapted)
+    if asked.wanted:
+        raise UsageError(f"params.petl: is for a backbone that is a directory, not for {backbone}; leave it out")
+    hub_model.require_plain(backbone, dtype, attention)
     if backbone != NO_BACKBONE:
-        for name, value in (("layers", layers), ("width", width)):
-            if value:
-                raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
+        _require_left_out(backbone, layers=layers, width=width)
         llm = held.take(backbone, load_backbone)
-        if context > llm.model.shape.context:
-            raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {llm.model.shape.context} tokens; lower it")
-        return llm.model.requires_grad_(True), llm.ids, llm.text
-    return (
-        _random(layers or _LAYERS, width or _WIDTH, context),
-        lambda text: list(text.encode()),
-        lambda ids: bytes(ids).decode(errors="replace"),
-    )
+        assert isinstance(llm.model, Llama)
+        _require_fits(backbone, context, llm.model.shape.context)
+        return Begun(LanguageModel(llm.model.requires_grad_(True)), llm.ids, llm.text, llm.model.shape.context)
+    plain = LanguageModel(_random(layers or _LAYERS, width or _WIDTH, context))
+    return Begun(plain, lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), context)
+
+
+def _require_left_out(backbone: str, **given: int) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"params.{name}: {backbone} has its own; leave it out, or write 'backbone: {NO_BACKBONE}'")
+
+
+def _require_fits(backbone: str, context: int, most: int) -> None:
+    if context > most:
+        raise UsageError(f"params.context: {context} is more than {backbone} reads at once, {most} tokens; lower it")
 
 
 def _random(layers: int, width: int, context: int) -> Llama:
@@ -163,7 +200,7 @@ def _texts(data: str, limit: int) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _tokens(text: str, ids: Callable[[str], list[int]]) -> torch.Tensor:
+def _tokens(text: str, ids: Callable[[str], Sequence[int]]) -> torch.Tensor:
     return torch.tensor([token for part in interruptible(_parts(text)) for token in ids(part)], dtype=torch.int32)
 
 
@@ -180,7 +217,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _loss(model: nn.Module, samples: torch.Tensor, reduction: str) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten(), reduction=reduction)
+    return nn.functional.cross_entropy(model(samples[:, :-1]).flatten(0, 1).float(), samples[:, 1:].flatten(), reduction=reduction)
 
 
 def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> dict[str, float]:
@@ -197,7 +234,7 @@ def _judged(model: nn.Module, held_out: Blocks, batch_size: int, limit: int) -> 
 # ---- what is asked ----
 
 
-def _beginning_of(request: Any, ids: Reads, context: int) -> tuple[list[int], int]:
+def _beginning_of(request: Any, ids: Callable[[str], Sequence[int]], context: int) -> tuple[list[int], int]:
     """The tokens of a request, and how many are to follow: a text, or ``{"text": …, "tokens": …}``."""
     asked = request if isinstance(request, dict) else {"text": request}
     text, tokens = asked.get("text"), asked.get("tokens", _TOKENS)
@@ -205,11 +242,13 @@ def _beginning_of(request: Any, ids: Reads, context: int) -> tuple[list[int], in
         raise UsageError('a request is a text, or {"text": "…", "tokens": how many are to follow}')
     if not 1 <= tokens < context:
         raise UsageError(f"tokens: {tokens} is not between 1 and {context - 1}: the model sees {context} at once")
-    return ids(text)[tokens - context :], tokens
+    return list(ids(text))[tokens - context :], tokens
 
 
 def _continuation(model: nn.Module, ids: list[int], tokens: int) -> list[int]:
     """The likeliest token after each: keys and values of those before are kept."""
+    if isinstance(model, HubDecoder):
+        return model.continuation(ids, tokens)
     assert isinstance(model, LanguageModel)
     decoder = model.decoder
     past: Past | None = None

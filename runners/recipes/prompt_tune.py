@@ -12,16 +12,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..backbones import held
-from ..backbones.pretrained import Llm, load_llm, placed
+from ..backbones import held, hub_model
+from ..backbones.pretrained import Llm, llm_of, load_llm, placed
 from ..host.rundir import ENV_RUN_DIR
 from ..prompts.adapter_file import write_adapter
 from ..prompts.initial_prompt import Beginning, Start, home_of_job
+from ..prompts.labelled_files import Columns
 from ..prompts.labelled_samples import Sample, Samples, batch_of, load_samples
 from ..prompts.soft_prompt import SoftPrompt, loss
 from ..train.batches import interruptible
 from ..train.task import Task
 from ..worker import script
+from . import LLMS
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,12 @@ _EVAL_BATCH = 16
 def build(
     *,
     backbone: str,
+    dtype: str,
+    attention: str,
     data: str,
+    text_column: str,
+    label_column: str,
+    held_out: str,
     init: str,
     tokens: int,
     lr: float,
@@ -45,11 +52,12 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    llm = placed(held.take(backbone, load_backbone))  # the lookup computes too
-    samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance)
+    llm = placed(_beginning(backbone, dtype, attention))  # the lookup computes too
+    samples = load_samples(llm, data, max_tokens=max_tokens, prompt_tokens=tokens, balance=balance,
+                           columns=Columns(text_column, label_column), held_out=held_out)  # fmt: skip
     beginning = Beginning(llm, samples, tokens, score_samples, seed, _deadline(), home_of_job())
     start = beginning.start(init, script.checkpoint_dir() if init == "bank" else Path())
-    held_out = samples.held_out[:eval_limit]
+    kept = samples.held_out[:eval_limit]
 
     return Task(
         model=SoftPrompt(llm, start.vectors, samples.answers),
@@ -57,7 +65,7 @@ def build(
         loss=loss,
         collate=batch_of,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
-        evaluate=functools.partial(_accuracy, held_out=held_out),
+        evaluate=functools.partial(_accuracy, held_out=kept),
         batch_size=batch_size,
         iterations=100,
         eval_every=eval_every or None,
@@ -71,6 +79,13 @@ def build(
 def load_backbone(name: str) -> Llm:
     """For a fork server too: the LLM is frozen, so what is held is never changed."""
     return load_llm(name)
+
+
+def _beginning(backbone: str, dtype: str, attention: str) -> Llm:
+    if backbone not in LLMS:
+        return llm_of(hub_model.taken(backbone, dtype, attention))
+    hub_model.require_plain(backbone, dtype, attention)
+    return held.take(backbone, load_backbone)
 
 
 def _deadline() -> float | None:

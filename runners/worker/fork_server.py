@@ -141,8 +141,16 @@ def load(what: Sequence[str]) -> None:
         pass  # it imports more when it is first used, which is in the first step of an optimizer
 
     for name in what[:1]:
-        from ..recipes import find
+        from ..recipes import ANY, RECIPES, find
 
+        if name == ANY:
+            from ..backbones import hub_model
+
+            for each in RECIPES.values():
+                if each.takes_directories:
+                    each.load()
+            held.hold(what[1], hub_model.hold_for_forks)
+            return
         recipe = find(name)
         for module in recipe.needs:
             importlib.import_module(module)

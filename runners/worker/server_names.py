@@ -1,7 +1,7 @@
 """Where a fork server waits for the next agent when its own was killed: an abstract Unix socket, which leaves no file behind.
 
-Its name says whose it is and what it has loaded: stoker-warm/PLACE/KEY/PID/RECIPE/BACKBONE. Of a name that would be too long there is none,
-and such a server leaves with its agent.
+Its name says whose it is and what it has loaded: stoker-warm/PLACE/KEY/PID/RECIPE/BACKBONE. In place of a backbone
+whose path would be too long its digest stands; the path is then what the process was started with.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 _FIRST = "stoker-warm"
 _LONGEST = 107  #: bytes of a name: sun_path of unix(7), without the zero that makes it abstract
+_SHORT = "#"  #: begins a digest in place of a backbone
 _BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")  #: pid, uid and gid of SO_PEERCRED
 
@@ -29,7 +30,8 @@ class ServerName(NamedTuple):
 
     @property
     def address(self) -> bytes:
-        return b"\0" + "/".join((_FIRST, *map(str, self))).encode()
+        whole = b"\0" + "/".join((_FIRST, *map(str, self))).encode()
+        return whole if len(whole) <= _LONGEST + 1 else self._replace(backbone=_SHORT + digest(self.backbone)).address
 
 
 def digest(*parts: object) -> str:
@@ -59,10 +61,19 @@ def find(place: str) -> list[ServerName]:
     found = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
-            first, *parts = line.rpartition("@")[2].split("/")
+            first, *parts = line.partition("@")[2].split("/", len(ServerName._fields))  # the last may be a path
             if first == _FIRST and len(parts) == len(ServerName._fields) and parts[0] == place and parts[2].isdecimal():
-                found.add(ServerName(parts[0], parts[1], int(parts[2]), parts[3], parts[4]))
+                backbone = _started_with(int(parts[2]), parts[4]) if parts[4].startswith(_SHORT) else parts[4]
+                found |= {ServerName(parts[0], parts[1], int(parts[2]), parts[3], backbone)} if backbone is not None else set()
     return sorted(found)
+
+
+def _started_with(pid: int, short: str) -> str | None:
+    """The last argument of a process, if that is what ``short`` stands for."""
+    with contextlib.suppress(OSError):
+        last = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2].decode(errors="replace")
+        return last if short == _SHORT + digest(last) else None
+    return None
 
 
 def connect(name: ServerName) -> tuple[socket.socket, int] | None:

@@ -25,6 +25,7 @@ class Double:
     def __init__(self, llm: str) -> None:
         if llm != "double":
             raise NotFound(f"there is no LLM {llm!r}; there is double")
+        self.name = llm
         self.revision = os.environ.get("DOUBLE_REVISION", "r1")
         self.parent, self.until_it_waits = os.getppid(), int(os.environ.get("DOUBLE_WAITS_AFTER", "-1"))
 

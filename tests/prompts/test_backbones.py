@@ -8,7 +8,7 @@ import torch
 from stoker.engine.errors import NotFound, StokerError, Unreachable
 from stoker.runners import packages
 from stoker.runners.backbones import gguf_reader, huge_pages
-from stoker.runners.backbones.pretrained import load_llm
+from stoker.runners.backbones.pretrained import load_llm, read_llm, smollm2_directory
 
 MOON = "On July 20, 1969, Neil Armstrong became the first person to walk on the Moon."
 
@@ -36,6 +36,14 @@ def test_an_llm_says_what_transformers_makes_of_the_same_file(smollm2):
     ids = torch.tensor(smollm2.ids(MOON))
     assert float(torch.nn.functional.cross_entropy(found[:-1], ids[1:])) == pytest.approx(1.683627, abs=1e-4)
     assert smollm2.text([int(logits(smollm2, "The capital of France is")[-1].argmax())]) == " Paris"
+
+
+@pytest.mark.nightly
+def test_transformers_says_the_same_of_its_directory(smollm2):
+    pytest.importorskip("transformers")
+    theirs = read_llm(str(smollm2_directory()))
+    assert (theirs.name, theirs.ids(MOON)) == (smollm2_directory().name, smollm2.ids(MOON))
+    assert torch.allclose(logits(theirs, MOON), logits(smollm2, MOON), atol=1e-3)
 
 
 def test_its_tokenizer_is_that_of_its_authors(smollm2):

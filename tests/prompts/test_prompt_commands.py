@@ -179,7 +179,7 @@ BAD = [
     (["build", "--from", "nowhere.jsonl"], 3, "nowhere.jsonl: no such file"),
     (["add"], 2, "nothing to add: give --text, --from or --job"),
     (["add", "--text", " "], 2, "--text: must have 1 to 2000 characters, not 0"),
-    (["build", "--llm", "../x"], 3, "--llm: there is no LLM '../x'; there are double, none, smollm2-135m"),
+    (["build", "--llm", "../x"], 2, "/x does not exist; give a directory with config.json"),
     (["add", "--llm", "duble", "--text", "x"], 3, "there is no LLM 'duble' (did you mean 'double'?)"),
     (["show", "99999"], 3, "no prompt has the number 99999"),
     (["search", "--near", "99999"], 3, "no prompt has the number 99999"),
@@ -195,7 +195,7 @@ def test_bad_input_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 SAMPLES = [
     ("nowhere.csv", None, "--data: {} cannot be read: No such file or directory"),
     ("sms-span", None, "--data: there is no set 'sms-span' (did you mean 'sms-spam'?)"),
-    ("mails.tsv", "text\tlabel\n", "or give FILE.csv or FILE.jsonl"),
+    ("mails.tsv", "text\tlabel\n", "or give FILE.csv, FILE.jsonl or FILE.parquet"),
     ("mails.csv", "text,kind\nwin,spam\n", "--data: mails.csv has no column 'label'; its first line names text, kind"),
     ("mails.jsonl", '{"text": "win", "label": "spam"}\nwin\n', "--data: mails.jsonl, line 2 is not JSON"),
     (

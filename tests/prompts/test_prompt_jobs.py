@@ -89,7 +89,10 @@ def test_a_submission_is_checked_against_the_recipe(home, start_daemon, tmp_path
     job = {"recipe": "prompt-tune", "kind": "prompt", "backbone": "smollm3-135m", "params": {"init": "text: Is this spam?"}}
     (tmp_path / "prompt.yaml").write_text(yaml.safe_dump(job))
     said = command(home, "submit", str(tmp_path / "prompt.yaml"))
-    assert said.code == 2 and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny (did you mean 'smollm2-135m'?)" in said.err
+    assert (
+        said.code == 2
+        and "backbone: 'smollm3-135m' is not one of smollm2-135m, tiny, a model's directory (did you mean 'smollm2-135m'?)" in said.err
+    )
 
 
 @pytest.mark.slow

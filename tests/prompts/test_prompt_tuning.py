@@ -198,7 +198,7 @@ ROWS = "\n".join(f"text {number},{'a' if number % 2 else 'b'}" for number in ran
         ),
         ("x.csv", "text,label\n" + "\n".join(f"{n},label {n}" for n in range(40)), r"has 40 labels; 26 can be told apart at most"),
         ("x.csv", b"\xff\xfe", r"params.data: x.csv, line 1 is not text in UTF-8 \(byte 0xff\)"),
-        ("x.txt", "", r"params.data: there is no set '.*x.txt'.*; there are trec, .*; or give FILE.csv or FILE.jsonl"),
+        ("x.txt", "", r"params.data: there is no set '.*x.txt'.*; there are trec, .*; or give FILE.csv, FILE.jsonl or FILE.parquet"),
     ],
 )
 def test_samples_that_cannot_be_tuned_on_are_named_in_one_line(tmp_path, name, content, message):

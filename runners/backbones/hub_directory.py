@@ -1,0 +1,280 @@
+"""Backbones that people have: a directory as transformers writes it, or a name in the local cache of Hugging Face's.
+
+A directory is judged by its files alone, in milliseconds, so that a job that cannot be trained is refused when it is submitted. Nothing of
+transformers is imported here, and no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import UsageError, nearest
+
+ENV_DOWNLOAD = "STOKER_BACKBONES_DOWNLOAD"  #: set by a runner whose daemon says ``[backbones] download = true``
+INSTALL = "install it with: pip install '.[llm]' in Stoker's source tree"
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_FILES = ("*.json", "*.safetensors", "tokenizer.model")  #: what is fetched of a model
+_LONGEST_HEADER = 100 << 20  #: bytes; safetensors allows no more
+_SAMPLES, _SAMPLE = 64, 1 << 12  #: of a file's weights: how many, and bytes of each
+_TABLES = ("auto_mappings.py", "configuration_auto.py")  #: of transformers: types of models
+_NOT_THE_MODEL = ("_name_or_path", "transformers_version")  #: of a config: what may differ where the model is the same
+
+
+def is_named(backbone: str) -> bool:
+    """Whether it is a path or a name of this kind, rather than one of a recipe's own."""
+    return "/" in backbone or backbone.startswith((".", "~")) or _cached(backbone) is not None
+
+
+def short_name(backbone: str) -> str:
+    """What banks and people call it: the last part of its path or name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", backbone.rstrip("/").rpartition("/")[2]).strip("-._") or "model"
+
+
+def is_here(backbone: str) -> bool:
+    """Whether its files are to be on this host: a name that the cache lacks may be in that of the runner's host, or is fetched there."""
+    return backbone.startswith("/") or _cached(backbone) is not None
+
+
+def find(backbone: str) -> HubDirectory:
+    """The directory of a path or a name. UsageError: it is not there."""
+    if backbone.startswith(("/", ".", "~")):
+        path = Path(backbone).expanduser().absolute()
+        if not path.is_dir():
+            wrong = "is a file, not a directory" if path.exists() else "does not exist"
+            near = nearest(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+            raise UsageError(f"backbone: {path} {wrong}{near}; give a directory with config.json, *.safetensors and tokenizer.json")
+        return HubDirectory(backbone, path)
+    if (found := _cached(backbone) or _fetched(backbone)) is not None:
+        return HubDirectory(backbone, found)
+    raise UsageError(
+        f"backbone: {backbone} is neither a directory nor a model in Hugging Face's cache, {_cache()}; "
+        "nothing is fetched unless config.toml has [backbones] with download = true"
+    )
+
+
+def _cache() -> Path:
+    """Where huggingface_hub keeps models."""
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def _cached(name: str) -> Path | None:
+    """Directory of a model in the cache, in the version that its branch `main` had when it was fetched last."""
+    if not name or name.count("/") > 1 or name != name.strip("/") or ".." in name:
+        return None
+    folder = _cache() / f"models--{name.replace('/', '--')}"
+    try:
+        found = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return found if found.is_dir() else None
+
+
+def _fetched(name: str) -> Path | None:
+    """Fetch it, where that is allowed."""
+    if os.environ.get(ENV_DOWNLOAD) != "1" or name.count("/") != 1:
+        return None
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UsageError(f"backbone: {name} is to be fetched, which needs the package huggingface_hub; {INSTALL}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:  # of any of the libraries below it
+        raise UsageError(f"backbone: {name} cannot be fetched: {' '.join(str(error).split())[:300]}") from None
+
+
+@dataclass(frozen=True)
+class HubDirectory:
+    """A model's files. What is asked of it raises UsageError, one line that begins with ``backbone:``, where they cannot be used."""
+
+    name: str  #: as the job has it
+    path: Path
+
+    @property
+    def read(self) -> list[Path]:
+        """Directories that say what it is: another version in the cache is another model of the same name."""
+        refs = self.path.parents[1] / "refs"
+        return [self.path, *([refs] if refs.is_dir() and self.path.parent.name == "snapshots" else [])]
+
+    def error(self, problem: str) -> UsageError:
+        return UsageError(f"backbone: {self.path} {problem}")
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        found = self._json("config.json", "a directory as save_pretrained of transformers writes it has one")
+        if not isinstance(found.get("model_type"), str):
+            raise self.error("has a config.json without model_type, which says what the model is")
+        return found
+
+    def check(self, *, texts: bool) -> None:
+        """That it can be loaded as far as files tell; ``texts``: that it has a tokenizer of its own vocabulary."""
+        config = self.config
+        if code := config.get("auto_map"):
+            what = next(iter(code.values())) if isinstance(code, dict) and code else "auto_map"
+            raise self.error(f"needs code of its own ({what}), which would have to be trusted: Stoker runs none that comes with a model")
+        if config["model_type"] not in (known := _known_types()) and known:
+            kind = config["model_type"]
+            raise self.error(f"is a model of type {kind!r}, which the installed transformers does not know{nearest(kind, known)}")
+        if not _installed("transformers"):
+            raise UsageError(f"backbone: {self.name} is loaded by the package transformers, which this Python has not; {INSTALL}")
+        self.headers  # noqa: B018 - reads them
+        if texts:
+            self._check_tokenizer()
+
+    @cached_property
+    def headers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of each file of weights its tensors, after a look at whether it is whole."""
+        return {file: self._header(self.path / file) for file in self._shards()}
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(name for header in self.headers.values() for name in header)
+
+    @property
+    def numbers(self) -> int:
+        """How many its weights are."""
+        return sum(_count(tensor["shape"]) for header in self.headers.values() for tensor in header.values())
+
+    @cached_property
+    def revision(self) -> str:
+        """Digest of what it is: its config, its weights' headers, and a sample of the weights, as two trainings of one model differ in
+        nothing else. Not of its path, nor of what its authors call it."""
+        digest = hashlib.sha256()
+        config = {name: value for name, value in self.config.items() if name not in _NOT_THE_MODEL}
+        digest.update(json.dumps(config, sort_keys=True).encode())
+        for file, header in sorted(self.headers.items()):
+            digest.update(json.dumps([file, header], sort_keys=True).encode())
+            size = (self.path / file).stat().st_size
+            with (self.path / file).open("rb") as content:
+                for number in range(_SAMPLES):
+                    content.seek(max(0, size - _SAMPLE) * number // (_SAMPLES - 1))
+                    digest.update(content.read(_SAMPLE))
+        return digest.hexdigest()[:12]
+
+    @cached_property
+    def tokens(self) -> str:
+        """Digest of its tokenizer."""
+        return hashlib.sha256((self.path / "tokenizer.json").read_bytes()).hexdigest()[:12]
+
+    def _json(self, name: str, advice: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            raise self.error(f"has no {name}; {advice}") from None
+        except OSError as error:
+            raise self.error(f"has a {name} that cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError):
+            raise self.error(f"has a {name} that is not JSON") from None
+        if not isinstance(found, dict):
+            raise self.error(f"has a {name} that is not a mapping")
+        return found
+
+    def _shards(self) -> list[str]:
+        if (self.path / _SINGLE).exists():
+            return [_SINGLE]
+        if (self.path / _INDEX).exists():
+            places = self._json(_INDEX, "").get("weight_map")
+            if not isinstance(places, dict) or not all(isinstance(file, str) and "/" not in file for file in places.values()):
+                raise self.error(f"has a {_INDEX} without a weight_map of names and files")
+            shards = sorted(set(places.values()))
+            if lacking := [shard for shard in shards if not (self.path / shard).is_file()]:
+                raise self.error(f"lacks {len(lacking)} of the {len(shards)} files of its weights, {lacking[0]} first; fetch it again")
+            return shards
+        if other := next((file.name for kind in ("*.bin", "*.pt", "*.pth", "*.h5", "*.gguf") for file in self.path.glob(kind)), None):
+            raise self.error(f"has its weights in {other}, and no *.safetensors; load and save it with transformers 5, which writes those")
+        raise self.error("has no weights: neither model.safetensors nor model.safetensors.index.json")
+
+    def _header(self, file: Path) -> Mapping[str, Any]:
+        try:
+            size = file.stat().st_size
+            with file.open("rb") as content:
+                (length,) = struct.unpack("<Q", content.read(8))
+                if length > min(size, _LONGEST_HEADER):
+                    raise self.error(f"has a {file.name} that is cut short or is not safetensors; fetch it again")
+                header = json.loads(content.read(length))
+            header.pop("__metadata__", None)
+            end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+            for tensor in header.values():
+                _count(tensor["shape"])
+        except OSError as error:
+            raise self.error(f"has a {file.name} that cannot be read: {error.strerror or error}") from None
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            raise self.error(f"has a {file.name} that is cut short or is not safetensors; fetch it again") from None
+        if end != size:
+            raise self.error(f"has a {file.name} of {size} bytes where its header tells of {end}; fetch it again")
+        found: Mapping[str, Any] = header
+        return found
+
+    def _check_tokenizer(self) -> None:
+        if not (self.path / "tokenizer.json").exists():
+            old = next((name for name in ("tokenizer.model", "vocab.txt", "vocab.json") if (self.path / name).exists()), None)
+            how = f"; it has {old}, from which AutoTokenizer.from_pretrained and save_pretrained of transformers make one" if old else ""
+            raise self.error(f"has no tokenizer.json, so texts cannot be read{how}")
+        found = self._json("tokenizer.json", "")
+        model = found.get("model")
+        words = (model.get("vocab") if isinstance(model, dict) else None) or {}
+        extra = found.get("added_tokens") or []
+        try:
+            numbers = list(words.values()) if isinstance(words, dict) else list(range(len(words)))
+            highest = max([*numbers, *(each["id"] for each in extra)], default=-1)
+        except (TypeError, KeyError):
+            raise self.error("has a tokenizer.json that is none of the library tokenizers") from None
+        size = self.vocabulary
+        if size is not None and highest >= size:
+            raise self.error(f"has another vocabulary than its tokenizer: that has tokens up to number {highest}, the model {size} in all")
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens that the model knows, as its config says it."""
+        inner = self.config.get("text_config")
+        found = self.config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+        return found if isinstance(found, int) else None
+
+
+def _count(shape: Any) -> int:
+    count = 1
+    for width in shape:
+        count *= int(width)
+    return count
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _known_types() -> frozenset[str]:
+    """Types of models that the installed transformers can build, by the names of its folders and tables; empty: it is not installed.
+
+    Without importing it, which takes a second. It may name more than there are: then the job's own process says so.
+    """
+    try:
+        spec = importlib.util.find_spec("transformers")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    models = Path(spec.submodule_search_locations[0]) / "models"
+    try:
+        tables = "".join((models / "auto" / name).read_text(errors="replace") for name in _TABLES if (models / "auto" / name).exists())
+        folders = [entry.name for entry in models.iterdir()]
+    except OSError:
+        return frozenset()
+    quoted = tables.split('"')[1::2]
+    return frozenset(word for word in quoted if word.replace("-", "").replace("_", "").isalnum() and word.islower()) | frozenset(folders)

@@ -1,0 +1,99 @@
+"""Jobs on a directory that start by a fork: one server for all recipes, the same bits as in fresh processes, never of other weights."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stoker.engine.home import Home
+from stoker.runners import packages
+from stoker.runners.backbones import hub_model
+from stoker.runners.host import processes
+from stoker.runners.host.rundir import ENV_TAG
+from stoker.runners.host.warm_starts import Kind, WarmStarts
+from stoker.runners.recipes import ANY
+from stoker.runners.worker import fork_server, loaded_state
+from stoker.runners.worker.server_names import ServerName, connect, find, listen
+from test_agent import until
+from test_warm_starts import Warm, job, said
+
+pytestmark = pytest.mark.xdist_group("tiny models")
+SMALL = {"batch_size": 4, "eval_limit": 4}
+
+
+@pytest.fixture
+def host(home: Home) -> Iterator[Warm]:
+    host = Warm(home.path)
+    host.daemon.open()
+    host.start()
+    yield host
+    host.close()
+
+
+@pytest.mark.slow
+def test_all_recipes_are_forked_from_what_holds_their_directory_and_end_with_the_same_bits(
+    host: Warm, model_of: Any, data: dict[str, str], tmp_path: Path
+) -> None:
+    path = shutil.copytree(model_of("llama"), tmp_path / "a llama")  # a blank in a path is no end of it
+    classify = {"recipe": "text-classifier", "params": {"data": data["mails"], "petl": "lora", **SMALL}, "backbone": str(path)}
+    go_on = {"recipe": "causal-lm", "params": {"data": data["text"], "context": 16, **SMALL}, "backbone": str(path)}
+    cold = host.warmed(1, **classify)
+    assert any("loss" in record.get("values", {}) for record in cold)
+    until(lambda: any(one.state == "ready" for report in host.daemon.reports for one in report.servers or ()))
+    assert host.train(2, **classify) == cold
+    assert host.train(3, **go_on, warm="off") == host.train(4, **go_on)
+    (server,) = host.servers()
+    threads = list(Path(f"/proc/{server.pid}/task").iterdir())
+    assert processes.command(server.pid) == fork_server.READY and len(threads) == 1
+    assert said(host).count("starts warm") == 2
+
+
+def test_what_is_held_is_outdated_when_a_file_of_it_changes(model_of: Any, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(model_of("llama"), tmp_path / "llama"))
+    hub_model.hold(str(path))
+    stamps = loaded_state.files(time.time() + 1, [each for each in packages.given_out if each == path])
+    assert loaded_state.changed(stamps) is None
+    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())  # it may be anything
+    assert loaded_state.changed(stamps) == str(path / "model.safetensors")
+
+
+def test_a_pool_keeps_a_directory_and_jobs_of_all_recipes_fit_it(model_of: Any) -> None:
+    path = str(model_of("bert"))
+    warm = WarmStarts(enabled=False)
+    warm._draining = True  # no process is started
+    warm.enabled = True
+    warm.keep([path])
+    assert warm._kept == {Kind(ANY, path)} and not warm._broken
+    for recipe in ("text-classifier", "causal-lm", "prompt-tune"):
+        warm.why_cold(job(1, recipe=recipe, backbone=path), {"env": {**warm._servers_environment(), ENV_TAG: ""}, "cwd": "/"})  # type: ignore[typeddict-item]
+        assert warm._fits[1] == Kind(ANY, path), recipe
+
+
+def test_a_server_is_found_by_the_path_that_it_holds() -> None:
+    name = ServerName("p" * 12, "k" * 12, 1, ANY, "/models/of mine/a@b")
+    listener = listen(name)
+    assert listener is not None
+    with listener:
+        until(lambda: find("p" * 12) == [name])
+
+
+def test_a_server_of_a_long_path_is_found_by_what_it_was_started_with(tmp_path: Path) -> None:
+    path = f"/models/{'long ' * 30}/a model"
+    name = ServerName("q" * 12, "k" * 12, 1, ANY, path)
+    code = "import sys; from stoker.runners.worker.server_names import *; n = ServerName(*sys.argv[1:3], os.getpid(), *sys.argv[3:])"
+    child = subprocess.Popen([sys.executable, "-c", f"{code}; x = listen(n); print(flush=True); input()", *name[:2], ANY, path],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert find("q" * 12) == [name._replace(pid=child.pid)]
+    connected = connect(name._replace(pid=child.pid))
+    assert connected is not None and connected[1] == child.pid
+    connected[0].close()
+    child.communicate()
+    assert find("q" * 12) == []
