@@ -258,7 +258,7 @@ hf("Wav2Vec2", "Wav2Vec2ForCTC", lambda: {"input_values": torch.randn(1600), "la
 hf("Decision Transformer", "DecisionTransformerModel", lambda: {
     "states": torch.randn(8, 6), "actions": torch.randn(8, 2), "rewards": torch.randn(8, 1), "returns_to_go": torch.randn(8, 1),
     "timesteps": torch.arange(8)}, lambda model, batch: functional.mse_loss(model(**batch).action_preds, batch["actions"]),
-   state_dim=6, act_dim=2, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, max_ep_len=16)  # fmt: skip
+   state_dim=6, act_dim=2, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, max_ep_len=16, use_cache=False)  # fmt: skip
 hf("PatchTST", "PatchTSTForPrediction", lambda: {"past_values": torch.randn(32, 3), "future_values": torch.randn(8, 3)},
    num_input_channels=3, context_length=32, prediction_length=8, patch_length=4, patch_stride=4, d_model=WIDTH, num_hidden_layers=LAYERS,
    num_attention_heads=HEADS, ffn_dim=2 * WIDTH)  # fmt: skip

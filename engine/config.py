@@ -49,6 +49,12 @@ class Runners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     silent_after: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = SILENT_AFTER  #: seconds without a word after which it is suspect
     telemetry_interval: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0  #: seconds between samples of each GPU
+    checkpoints: str = ""  #: directory that all runners share, for the checkpoints of all jobs; empty: each keeps them in its home
+    checkpoints_of_pools: dict[str, str] = {}  #: the same by pool
+
+    def shared(self, pool: str) -> str:
+        """The directory that runners of a pool share, empty: none."""
+        return self.checkpoints_of_pools.get(pool, self.checkpoints)
 
 
 class Warm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +160,10 @@ def _check(home: Home, config: Config) -> None:
         registry.create(config.policy.name, {})
     except (ValueError, KeyError) as error:
         raise UsageError(f"{home.config}: {error.args[0]}") from None
+    for key, path in [("checkpoints", config.runners.checkpoints), *config.runners.checkpoints_of_pools.items()]:
+        if path and not (path.startswith("/") and path.isprintable()):
+            where = key if key == "checkpoints" else f"checkpoints_of_pools.{key}"
+            raise UsageError(f"{home.config}: runners.{where}: {path!r} is not the full path of a directory, such as /mnt/shared")
     if config.backup.cron:
         try:
             normalise(config.backup.cron)

@@ -50,6 +50,21 @@ class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
+class PlaceTold(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the checkpoints of a runner's jobs lie: runners that tell the same name read the same ones."""
+
+    name: Name
+    path: PathName  #: of the directory on that host: a job's are in PATH/<job>/checkpoints
+
+
+class SharedPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory in which runners of several hosts are to keep checkpoints."""
+
+    path: str
+    name: str  #: of the folder below it that is this daemon's, and what its probe file says
+    known: bool  #: a runner has found or made that
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """A runner registers. Its former session is ended; its live workers are adopted from ``leases``."""
 
@@ -65,6 +80,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     gpus: list[GpuInfo]
     leases: list[Count]  #: leases whose run directories the runner still has in hand (running, or ended and unreported)
+    place: Name | None = None  #: name of its home as a place of checkpoints; None: its version does not tell
+    leaves_in: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  #: seconds until it hands its node back; None: it does not
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +92,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     turn: Literal["kernel", "cooperative"] = "kernel"  #: who decides among jobs that are switched on a CPU slot
     input_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  #: share of the host's main memory that a group's batches may take
     warm_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25  #: share of the host's main memory that fork servers may take
+    shared: SharedPlace | None = None  #: where it is to keep checkpoints, None: in its home; that it can it tells in a report
     keeps_logs: bool = False  #: the daemon cannot read the runner's files: it takes the end of each log when a lease ends
     download: bool = False  #: whether jobs may fetch the backbones that they name
 
@@ -110,6 +128,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     begin_from: str | None = None  #: directory of the checkpoints of another job, with whose weights it begins while it has none of its own
     input: str | None = None  #: owner and name of the group of jobs with which it shares its input
     hosts: int = 1  #: over which the gang goes: its nodes, but for those on one host
+    checkpoints: str | None = None  #: directory of its checkpoints, None: in the home of the runner
 
 
 class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +197,8 @@ class WorkerUpdate(msgspec.Struct, frozen=True, kw_only=True):
     warm: bool | None = None  #: running: it was forked from a process that had loaded what it imports
     cold_because: str | None = None  #: running: why it was not, in words
     port: Small | None = None  #: starting, of the first node of a gang: where its ranks meet
+    saved: Count | None = None  #: exited, of the first node: bytes of its checkpoints here; None: not told
+    place: Name | None = None  #: exited: in which place these lie
     host_at_fault: bool = False  #: start-failed: for want of something on this host, which another one may have
 
 
@@ -321,10 +342,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample] = []
     gpus: list[GpuInfo] = []  #: those whose health changed
     left: bool = False  #: the runner leaves after this report
+    hands_back: bool = False  #: it stops its jobs, and leaves when they have ended
     servers: Annotated[list[ForkServer], msgspec.Meta(max_length=1000)] | None = None  #: all that it has now; None: as told before
     files: Annotated[list[JobFiles], msgspec.Meta(max_length=MOST_JOB_FILES)] | None = (
         None  #: of all jobs in its home; None: as told before
     )
+    place: PlaceTold | None = None  #: shared, in which it keeps checkpoints from now on; None: as told before
     now: Time | None = None  #: when it is sent, by the clock that all its times are of; None: that of the daemon
 
 

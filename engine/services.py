@@ -28,6 +28,7 @@ from .estimation.estimating import INTERVAL as ESTIMATING
 from .estimation.estimating import Estimating
 from .fleet.board import Board
 from .fleet.kept_logs import KeptLogs
+from .fleet.places_told import name_place
 from .fleet.prices import keep_prices
 from .fleet.registration import NodeChange, change_node
 from .fleet.remote_logs import RemoteLogs
@@ -43,6 +44,7 @@ from .jobs.counts import Counts
 from .jobs.notes import Note, note
 from .jobs.recurring import Recurring
 from .prompts.bank_files import BankFiles
+from .protocol import Hello, SharedPlace
 from .scheduling.ticks import Scheduling
 from .store.clock import Clock, ClockSet, set_clock, set_since
 from .store.disk_watch import LOOKS, DiskWatch
@@ -222,6 +224,14 @@ class Services:
             self.tokens.refresh()
         if "schedules" in commit.topics:
             self.tasks.wake("recurring")
+
+    def shared_place(self, hello: Hello) -> SharedPlace | None:
+        """Where a runner that registers is to keep checkpoints, as the configuration has it."""
+        path = self.config.runners.shared(hello.pool)
+        if not path:
+            return None
+        ((name, known),) = self.store.rows("api/shared_place", path) or [(self.store.write(name_place, path), False)]
+        return SharedPlace(path=path, name=name, known=known)
 
     def _on_task(self, kind: str, task: str, words: str) -> None:
         self._tell(kind, f"{task}: {words}", {"task": task})

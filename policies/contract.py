@@ -83,6 +83,9 @@ class Jobs:
     kind: Strings | None = None  #: train, finetune, prompt or infer, as its submitter says; None: of nobody
     backbone: Strings | None = None  #: the pre-trained model that it starts from, '': none, or not said; None: of nobody
     share: Strings | None = None  #: the kind of group that it may be in, or `EXCLUSIVE`; '': its submitter has not said; None: nobody has
+    #: What it asks of each of its GPUs, as `Placement` takes it: the bytes of ``gpu_memory``, or, of one that may start on some nodes only,
+    #: as only these can read its checkpoint, minus the number (from 1) of a `Need` of ``View.needs``; None: the bytes of all.
+    need: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.id)
@@ -92,6 +95,11 @@ class Jobs:
         """How many GPUs each job holds."""
         counts: Ints = self.alloc_start[1:] - self.alloc_start[:-1]
         return counts
+
+    @property
+    def asks(self) -> Floats:
+        """What each job asks of each of its GPUs: ``need``, or where no node is closed to anybody ``gpu_memory``."""
+        return self.gpu_memory if self.need is None else self.need
 
     @property
     def holder(self) -> Ints:
@@ -129,6 +137,14 @@ class Nodes:
         return len(self.id)
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What GPUs have to be for jobs that may start on some nodes only."""
+
+    memory: float  #: bytes of each, 0: any
+    nodes: Bools  #: one a node: whether they may start there
+
+
 #: What a policy keeps from one decision to the next: an object of JSON, None: nothing.
 Memory = Mapping[str, Any] | None
 
@@ -151,6 +167,21 @@ class View:
     slowdowns: Floats | None = None
     transfers: Transfers | None = None  #: what jobs of some ``profiles`` gain from those of others; None: nothing is known
     ended: Mapping[int, int] = field(default_factory=dict)  #: row of ``profiles`` to the last job (id) of it that has ended at its target
+    needs: Sequence[Need] = ()  #: see ``Jobs.need``
+
+    def suits(self, row: int) -> Bools:
+        """One a GPU: whether job ``row`` may have it, by its memory, as far as is known, and by its node."""
+        memory, nodes = asked(float(self.jobs.asks[row]), self.needs)
+        large_enough: Bools = (self.gpus.memory <= 0) | (self.gpus.memory >= memory)
+        return large_enough if nodes is None else large_enough & nodes[self.gpus.node]
+
+
+def asked(need: float, needs: Sequence[Need]) -> tuple[float, Bools | None]:
+    """What a value of ``Jobs.need`` means: bytes, and the nodes, None: all."""
+    if need >= 0:
+        return need, None
+    found = needs[-int(need) - 1]
+    return found.memory, found.nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ def _use_up(pool: Pool, placement: Placement, given: dict[int, tuple[int, ...]],
         if own and placement.has_soon(own):
             gpus: tuple[int, ...] | None = own
         else:
-            gpus = placement.find_any(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row]))
+            gpus = placement.find_any(int(jobs.gpus_min[row]), memory=float(jobs.asks[row]))
         if gpus is not None:
             placement.take(gpus)
             given[row] = gpus

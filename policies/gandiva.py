@@ -107,9 +107,7 @@ def _turns(view: View, plan: Plan, pending: Bools, over: Bools, share: Floats) -
 
 def _fits(view: View, taker: int, giver: int) -> bool:
     gpus = view.jobs.allocation(giver)
-    memory = view.gpus.memory[gpus]
-    large_enough = (memory <= 0) | (memory >= view.jobs.gpu_memory[taker])
-    return len(gpus) == view.jobs.gpus_min[taker] and bool((view.gpus.usable[gpus] & large_enough).all())
+    return len(gpus) == view.jobs.gpus_min[taker] and bool((view.gpus.usable & view.suits(taker))[gpus].all())
 
 
 def _with_turns(view: View, plan: Plan, turns: dict[int, int]) -> Plan:

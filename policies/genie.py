@@ -70,7 +70,7 @@ class Genie:
         choice = (jobs.phase == Phase.PENDING) & has_deadline(jobs) & (jobs.gpus_max > jobs.gpus_min) & (jobs.profile >= 0)
         rows = np.flatnonzero(choice)
         most = np.maximum(jobs.gpus_min, np.minimum(jobs.gpus_max, len(view.gpus)))
-        columns = (jobs.profile, jobs.gpus_min, most, jobs.gpu_memory)
+        columns = (jobs.profile, jobs.gpus_min, most, jobs.asks)
         ratios_of = cache(partial(_time_ratios, view.profiles, placement))
         slowness = {}
         for row, *kind in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
@@ -100,7 +100,7 @@ def _start(
     jobs, free = view.jobs, placement.free_soon()
     given: dict[int, tuple[int, ...]] = {}
     failed: set[tuple[int, float]] = set()
-    for row, least, memory in zip(order.tolist(), jobs.gpus_min[order].tolist(), jobs.gpu_memory[order].tolist(), strict=True):
+    for row, least, memory in zip(order.tolist(), jobs.gpus_min[order].tolist(), jobs.asks[order].tolist(), strict=True):
         numbers = _preferred(jobs, row, remaining[row] * slowness[row], view.now) if row in slowness else (least,)
         gpus = _find(numbers, memory, placement, failed) if least <= free else None
         if gpus is not None:

@@ -31,6 +31,15 @@ def tunable(
     return dataclasses.field(default=default, metadata=told)
 
 
+SHORTEST_ROUND = 0.1  #: seconds
+
+
+def check_round(seconds: float) -> None:
+    """Rounds that follow each other at once would end no simulation."""
+    if 0 < seconds < SHORTEST_ROUND:
+        raise ValueError(f"round: {seconds} s is too short; give {SHORTEST_ROUND} s at least, or 0 to decide at every event")
+
+
 def make_config(config_type: type, values: Mapping[str, Any]) -> Any:
     """Build and check a Config from plain values; ValueError names the key, what was wrong and the remedy."""
     fields = {f.name: f for f in dataclasses.fields(config_type)}

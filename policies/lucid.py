@@ -108,7 +108,7 @@ class _Tick:
         self.fresh, self.queue = pending[fresh], pending[~fresh]
 
     def _size(self, row: int) -> tuple[int, float]:
-        return int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
+        return int(self.jobs.gpus_min[row]), float(self.jobs.asks[row])
 
     def profile(self) -> None:
         """Start new jobs on the profiler, the smallest gang first, so that many are seen soon (section 3.2)."""
@@ -132,7 +132,7 @@ class _Tick:
         limits = self.config.pack_knob, self.config.pack_memory, self.main.largest_node()
         self.sharing = Sharing(self.view, scores, memory, *limits, self._being_profiled())
         models = [] if jobs.profile is None or self.view.slowdowns is None else [jobs.profile[queue]]
-        kinds = kinds_of(jobs.gpus_min[queue], jobs.gpu_memory[queue], scores[queue], memory[queue], *models)
+        kinds = kinds_of(jobs.gpus_min[queue], jobs.asks[queue], scores[queue], memory[queue], *models)
         able = self.sharing.shares(queue)
         unplaceable: set[tuple[int, float]] = set()
         failed: dict[int, int] = {}  # kind to size of gang

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Plan, View, tunable
+from .keys import check_round
 from .queues.elastic import Curves, Pool, begin, divide, in_round, pack, start, water_fill
 
 
@@ -34,6 +35,9 @@ class Optimus:
         )
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
         round: float = tunable(600.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
+
+        def __post_init__(self) -> None:
+            check_round(self.round)
 
     name: ClassVar[str] = "optimus"
     elastic: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from .contract import Floats, Ints, Jobs, Phase, Plan, View, tunable
+from .keys import check_round
 from .queues.elastic import ROUND, Curve, Curves, Pool, begin, divide, in_round, pack, sizes, water_fill
 from .queues.exchange import exchange
 
@@ -45,6 +46,9 @@ class Pollux:
         adapt_batch_size: bool = tunable(True, "batch sizes are chosen too, of jobs that have a goodput model")
         migrate: bool = tunable(True, "smaller jobs may be moved to make room for a larger gang")
         round: float = tunable(60.0, "seconds from one round to the next; 0: at every event", low=0.0, high=86400.0)
+
+        def __post_init__(self) -> None:
+            check_round(self.round)
 
     name: ClassVar[str] = "pollux"
     elastic: ClassVar[bool] = True

@@ -80,7 +80,7 @@ class _Tick:
         failed: set[tuple[int, float, bool]] = set()
         for row in self._unserved().tolist():
             switched = bool(self.switched[row])
-            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row]), switched)
+            kind = (int(self.jobs.gpus_min[row]), float(self.jobs.asks[row]), switched)
             if kind in failed:
                 continue
             if switched and (gpu := self._best_fit(row)) is not None:
@@ -97,7 +97,8 @@ class _Tick:
 
     def _best_fit(self, row: int) -> int | None:
         """The GPU with the least memory left beside all who take turns there; the fewest jobs where memory is not known."""
-        rooms = ((self._room(gpu, row), len(rows), gpu) for gpu, rows in self.on.items() if len(rows) < self.most)
+        suits = self.view.suits(row)
+        rooms = ((self._room(gpu, row), len(rows), gpu) for gpu, rows in self.on.items() if len(rows) < self.most and suits[gpu])
         return min((room for room in rooms if room[0] >= 0), default=(0.0, 0, None))[2]
 
     def _room(self, gpu: int, row: int) -> float:
@@ -109,7 +110,7 @@ class _Tick:
         """Who starts beside others has a GPU for itself, as long as one is left."""
         for row, (gpu, *_) in list(self.given.items()):
             if self.switched[row] and len(self.on[gpu]) > 1:
-                alone = self.placement.find(1, memory=float(self.jobs.gpu_memory[row]))
+                alone = self.placement.find(1, memory=float(self.jobs.asks[row]))
                 if alone is not None:
                     self.placement.take(alone)
                     self.on[gpu].remove(row)

@@ -125,7 +125,7 @@ class _Cycle:
     def _possible(self) -> Ints:
         """Waiting jobs that the pool could hold if nothing ran: for others the program, which only counts GPUs, would wait for ever."""
         holdable = holdable_in(self.placement, np.ones(len(self.view.gpus), dtype=bool))
-        memory, need = self.jobs.gpu_memory[self.pending], self.jobs.gpus_min[self.pending]
+        memory, need = self.jobs.asks[self.pending], self.jobs.gpus_min[self.pending]
         possible = [holdable(n, least) for n, least in zip(need.tolist(), memory.tolist(), strict=True)]
         return self.pending[np.flatnonzero(possible)]
 

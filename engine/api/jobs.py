@@ -27,7 +27,7 @@ from ..json_rows import objects
 from ..logfile import Piece, Place, read_log
 from ..spec.check import MAX_PRIORITY, require_all, require_provenance, require_time
 from ..spec.expand import with_deadlines
-from ..spec.model import JobSpec, Submission
+from ..spec.model import SERVES, JobSpec, Submission
 from ..spec.reading.secrets import redact
 from ..spec.reading.tree import shown
 from ..store.store import Store
@@ -157,7 +157,7 @@ async def show(call: Call) -> dict[str, Any]:
             "dependencies": objects(store, "api/dependencies", job),
             "provenance": provenance[0] if provenance else None,
             "progress": progress[0] if progress else None,
-            "serving": serving(store, job),
+            "serving": serving(store, job) if row["kind"] == SERVES else None,
             "shared_input": shared_input(store, job),
             "expected": expected(store, job),
             "silent": objects(store, "api/silent", job),
@@ -183,7 +183,15 @@ async def explain(call: Call) -> dict[str, Any]:
     scheduling = call.daemon.scheduling
     # A policy is asked for a job that a guard may hold back: that may take as long as a dry run.
     kept = partial(_in_the_way, call.daemon)
-    answer = await call.run(Kind.REPORT, explain_job, store, named.job, scheduling.deadlines_first, scheduling.held_back, kept)
+    answer = await call.run(
+        Kind.REPORT,
+        explain_job,
+        store,
+        named.job,
+        scheduling.deadlines_first,
+        scheduling.held_back,
+        kept,
+    )
     if not named.array:
         return {**answer, "tasks": None, "array": None}
     return {**answer, "tasks": await call.read(_tasks, store, named.job), "array": await call.read(_array, store, named.job)}
@@ -283,13 +291,18 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     array: bool = False  #: all tasks of the array that the job belongs to, as if that had been named
 
 
+class Moved(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    restart: Literal[True]  #: its checkpoint is given up
+
+
 class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
-def _controller(action: Literal["cancel", "hold", "release", "priority"]) -> Endpoint:
+def _controller(action: Literal["cancel", "hold", "release", "priority", "move"]) -> Endpoint:
     async def act(call: Call) -> dict[str, Any]:
-        asked: Action = await call.options(Priority if action == "priority" else Action)
+        kinds: dict[str, type[Action]] = {"priority": Priority, "move": Moved}
+        asked: Action = await call.options(kinds.get(action, Action))
         named = await _named(call, Kind.CONTROL)
         jobs = [named.job]
         if asked.array or named.array:
@@ -330,5 +343,6 @@ ENDPOINTS = [
     endpoint("/v1/jobs/{ref}/cancel", "submit", _controller("cancel"), ["POST"]),
     endpoint("/v1/jobs/{ref}/hold", "submit", _controller("hold"), ["POST"]),
     endpoint("/v1/jobs/{ref}/release", "submit", _controller("release"), ["POST"]),
+    endpoint("/v1/jobs/{ref}/move", "submit", _controller("move"), ["POST"]),
     endpoint("/v1/jobs/{ref}/priority", "submit", _controller("priority"), ["POST"]),
 ]

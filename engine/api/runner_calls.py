@@ -27,8 +27,9 @@ async def hello(call: Call) -> Welcome:
         warm=config.warm.mode,
         warm_memory=config.warm.memory,
         turn=config.share.turn,
-        input_memory=config.share.input_memory,
+        shared=await call.control(call.daemon.shared_place, message),
         keeps_logs=not await call.read(call.daemon.remote_logs.is_home_of, message),
+        input_memory=config.share.input_memory,
         download=config.backbones.download,
     )
 

@@ -1,4 +1,4 @@
-"""Commands that change jobs: cancel, hold, release, priority."""
+"""Commands that change jobs: cancel, hold, release, move, priority."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import NotFound, StokerError
+from ..errors import NotFound, StokerError, UsageError
 from .command import App, Command, examples, pass_app
 from .jobref import JOB, job_path
 from .output import Answer, Column, json_option, print_table, state_style
@@ -72,6 +72,20 @@ def hold(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
 def release(app: App, jobs: tuple[str, ...], array: bool) -> Answer:
     """Let held jobs be scheduled again."""
     return _each(app, jobs, "release", {"array": array})
+
+
+@click.command(cls=Command)
+@_JOBS
+@_ARRAY
+@click.option("--restart", is_flag=True, help="Give up its checkpoint.")
+@json_option
+@pass_app
+@examples("stoker move 17 --restart")
+def move(app: App, jobs: tuple[str, ...], array: bool, restart: bool) -> Answer:
+    """Let jobs that wait for the place of their checkpoint begin anew on any runner."""
+    if not restart:
+        raise UsageError("--restart: say that the checkpoint is given up; where it can be read a job goes on without this")
+    return _each(app, jobs, "move", {"array": array, "restart": True})
 
 
 class PriorityCommand(Command):

@@ -30,6 +30,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "cancel": Lazy("hold_cancel:cancel", "Cancel jobs."),
         "hold": Lazy("hold_cancel:hold", "Keep jobs from being scheduled."),
         "release": Lazy("hold_cancel:release", "Let held jobs be scheduled again."),
+        "move": Lazy("hold_cancel:move", "Let jobs begin anew on any runner."),
         "priority": Lazy("hold_cancel:priority", "Change the priority of jobs."),
         "schedule": Lazy("schedule:schedule", "Recurring jobs."),
         "swap": Lazy("swap:swap", "Train in less device memory than the model needs."),

@@ -11,12 +11,14 @@ from urllib.parse import quote
 import click
 
 from .. import format as fmt
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, NotFound, UsageError
 from .command import App, Command, Group, examples, pass_app
 from .jobref import NODE
 from .numbers import FiniteRange
 from .output import Answer, Column, json_option, print_table, state_style, write
 from .up import ADDRESS, SLOT_MEMORY, runner_argv
+
+LEAST_STAY = 60.0  #: seconds for which a runner has to be there, to be of any use
 
 
 def columns(now: float) -> list[Column]:
@@ -26,6 +28,7 @@ def columns(now: float) -> list[Column]:
         Column("GPUS", "gpus", right=True),
         Column("BUSY", "busy", right=True),
         Column("LAST SEEN", lambda row: fmt.relative(row["last_seen"], now), rank=1),
+        Column("LEAVES", lambda row: fmt.relative(row["leaves_at"], now) if row.get("leaves_at") else "", rank=2),
         Column("HOST", "host", rank=3, flexible=True),
         Column("PID", "pid", right=True, rank=4),
         Column("VERSION", "version", rank=2),
@@ -55,6 +58,8 @@ def list_(app: App) -> Answer:
 @click.option("--pool", default="default", show_default=True, help="Pool that its GPUs join.")
 @click.option("--gpus", metavar="LIST", help="Indexes or UUIDs of the GPUs to offer (default: $CUDA_VISIBLE_DEVICES, or all).")
 @ADDRESS
+@click.option("--hand-back", is_flag=True, help="SIGTERM or Ctrl-C stops its jobs, each with its grace, before it leaves.")
+@click.option("--until", metavar="TIME", help="Hand the node back by then without being told: 4h, 18:30 or 2030-01-31T18:00.")
 @click.option(
     "--warm",
     type=click.Choice(["auto", "off"]),
@@ -64,6 +69,7 @@ def list_(app: App) -> Answer:
 @examples(
     "stoker runner start --slots 4 --pool cpu",
     "stoker runner start --warm off",
+    "stoker runner start --hand-back --until 4h",
     "stoker --url http://gpu1:7465 runner start --address 10.0.0.2",
 )
 def start(
@@ -74,17 +80,35 @@ def start(
     pool: str,
     gpus: str | None,
     address: str | None,
+    hand_back: bool,
+    until: str | None,
     warm: str | None,
 ) -> None:
-    """Run an agent in the foreground; Ctrl-C ends it, its jobs go on."""
+    """Run an agent in the foreground; Ctrl-C ends it, its jobs go on.
+
+    With --hand-back they do not: where Slurm, Kubernetes or a spot market takes the host away they are saved, and queued again elsewhere.
+    """
     home = app.home.create()
     if app.url:
         os.environ["STOKER_URL"] = app.url
-    argv = runner_argv(
-        home, node, pool, {"--slots": slots, "--slot-memory": slot_memory, "--gpus": gpus, "--address": address, "--warm": warm}
-    )
+    offers = {"--slots": slots, "--slot-memory": slot_memory, "--gpus": gpus, "--address": address, "--warm": warm}
+    argv = runner_argv(home, node, pool, offers | {"--until": None if until is None else f"{_leaving_at(until):.3f}"})
+    argv += ["--hand-back"] if hand_back else []
     sys.stdout.flush()
     os.execv(argv[0], argv)
+
+
+def _leaving_at(given: str) -> float:
+    from ..spec.reading.units import moment
+
+    now = time.time()
+    try:
+        at = moment(given, now)
+    except ValueError as error:
+        raise UsageError(f"--until: {error}") from None
+    if at <= now + LEAST_STAY:
+        raise UsageError(f"--until: {given!r} is less than {LEAST_STAY:.0f} s away: no job could start and be stopped again by then")
+    return at
 
 
 _NOW = click.option("--now", is_flag=True, help="Also stop its running jobs, each with its grace period; they are queued again.")

@@ -63,6 +63,13 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("--interval", "", "interval", "Time between rounds of the policy (default: at every event, or its own)."),
     Setting("--until", "", "until", "Stop at this simulated time (default: when all jobs have ended)."),
+    Setting(
+        "--places",
+        "",
+        "places",
+        "Where checkpoints lie (node: a job resumes on its node only; default: shared).",
+        click.Choice(["shared", "node"]),
+    ),
     Setting("--suspend", "costs", "suspend", "From the word to stop until the GPUs are free."),
     Setting("--resume", "costs", "resume", "From a lease's start until training goes on, after a suspension."),
     Setting("--resume-per-gpu", "costs", "resume_per_gpu", "More of that for each GPU beyond the first."),

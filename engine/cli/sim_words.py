@@ -33,12 +33,27 @@ def remarks(study: Study, rows: Sequence[Row], runs: Sequence[Recorded]) -> Iter
     speeds = [row for row, profile in enumerate(study.workload.profiles) if profile.throughput is not None]
     if profiled := int(np.isin(study.workload.profile, speeds).sum()):
         yield f"{profiled} jobs are of models whose speed on other GPUs than they ask for is known"
+    if study.workload.asked is not None:
+        yield from _gangs(study)
     for row in rows:
         if row["finished"] < row["jobs"]:
             yield _ends(row)
     for run in runs:
         if run.outcome.tuned is not None:
             yield f"{run.outcome.run}: {_tuned(run.outcome.tuned)}"
+
+
+def _gangs(study: Study) -> Iterator[str]:
+    """Who gives jobs what they ask for, where they could run on other numbers of GPUs too."""
+    from ...policies.registry import load
+
+    names = dict.fromkeys(run.choice.policy for run in study.runs)
+    elastic = [name for name in names if getattr(load(name), "elastic", False)]
+    rigid = [name for name in names if name not in elastic]
+    if rigid:
+        yield f"{', '.join(rigid)}: each job has the GPUs that it asks for"
+    if elastic:
+        yield f"{', '.join(elastic)}: each job has any number of GPUs that it can use"
 
 
 def searches_ahead(study: Study) -> Iterator[str]:

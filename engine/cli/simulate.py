@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import format as fmt
+from ..errors import UsageError
 from .command import App, Command, examples, pass_app
 from .output import Answer, json_option, note
 from .simulating import answer, make_study, parse_nodes, study_options
@@ -46,6 +47,8 @@ def _workload(app: App, trace: str, *, profiled: bool) -> tuple[Workload, Source
     from .trace_source import find_trace
 
     found, number = find_trace(trace, lambda: app.client)
+    if not profiled and (found.recipe or {}).get("fine_tuning"):
+        raise UsageError(f"--no-profiles: {found.name} tells its jobs' work by how fast they train, so that is needed; leave it out")
     notes = []
     if found.dropped and found.recipe is None:  # what synth did not draw is no flaw of a file
         notes = [f"left out of {found.name}: " + ", ".join(f"{count:,} {fmt.clean(reason)}" for reason, count in found.dropped.items())]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Board:
         self._waiters: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._answers: dict[str, Assignments] = {}
         self._ordered: dict[int, str] = {}  # leases that are to stop for a reason that could not be stored yet
+        self._sources: dict[int, _Source] = {}  # the same of with whose weights they begin
         self._terms: dict[int, dict[str, Any]] = {}  # lease to what its assignments say of the job: read once, when it is new
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -81,20 +83,23 @@ class Board:
             for row in leases[lease]:
                 row["stop"] = row["stop"] if row["stop"] == "cancelled" else reason
         self._terms = {lease: terms for lease, terms in self._terms.items() if lease in leases}
+        self._sources = {lease: source for lease, source in self._sources.items() if lease in leases}
         fresh = sorted(leases.keys() - self._terms.keys())
-        for lease, text, snapshot, memory, source, trained_as, owner in self._store.rows("policy/lease_specs", fresh) if fresh else ():
+        for lease, text, snapshot, memory, source, place, run_dir, trained_as, owner in (
+            self._store.rows("policy/lease_specs", fresh) if fresh else ()
+        ):
             spec = json.loads(text)
             if trained_as is not None and spec.get("recipe") is not None:
                 spec = _built_alike(spec, json.loads(trained_as))
-            begin_from = source and str(Path(source).parent / "checkpoints")
             shared = (spec.get("share") or {}).get("input")
             self._terms[lease] = {
-                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE), "begin_from": begin_from,
+                "spec": spec, "snapshot": snapshot, "gpu_memory": memory, "grace": spec.get("grace", GRACE),
                 "input": shared and f"{owner}/{shared}",
             }  # fmt: skip
+            self._sources[lease] = _Source(source, place, run_dir and str(Path(run_dir).parent / "checkpoints"))
         wanted: dict[str, list[Assignment]] = defaultdict(list)
         for lease, held in leases.items():
-            for node, part in _parts(held, self._terms[lease]):
+            for node, part in _parts(held, self._terms[lease], self._sources[lease]):
                 wanted[node].append(part)
         return wanted
 
@@ -135,7 +140,16 @@ def _built_alike(spec: dict[str, Any], trained: Mapping[str, Any]) -> dict[str, 
     return {**spec, "params": params, "backbone": spec.get("backbone") or trained.get("backbone")}
 
 
-def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tuple[str, Assignment]]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """With whose weights a lease begins."""
+
+    job: int | None
+    place: str | None  #: of its checkpoint, None: not told
+    directory: str | None  #: of its checkpoints on the host where it ran last
+
+
+def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any], source: _Source) -> Iterator[tuple[str, Assignment]]:
     """What each node gets of one lease; ``held`` are its GPUs in the order of ranks. Parts that have exited are no longer wanted."""
     lease = held[0]
     nodes = list(dict.fromkeys(row["node"] for row in held))
@@ -157,6 +171,8 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 nodes=len(nodes),
                 rendezvous=meeting if lease["taken_up"] or not rank else "",
                 hosts=hosts,
+                checkpoints=_shared(own[0], lease["job"], lease["place"]),
+                begin_from=_begin_from(own[0], source),
                 resume=max(lease["attempt"] - 1, 0),
                 profile=lease["profile"],
                 share=lease["share"],
@@ -165,6 +181,19 @@ def _parts(held: Sequence[dict[str, Any]], terms: dict[str, Any]) -> Iterator[tu
                 **terms,
             ),
         )
+
+
+def _shared(node: dict[str, Any], job: int, place: str | None) -> str | None:
+    """Where a job's checkpoints lie on a node, None: in its home, as there is no other place, or as they lay there before."""
+    if node["shared_checkpoints"] is None or (place is not None and place in node["home_places"]):
+        return None
+    return f"{node['shared_checkpoints']}/{job}/checkpoints"
+
+
+def _begin_from(node: dict[str, Any], source: _Source) -> str | None:
+    if source.job is None or source.place is None or source.place not in (node["shared_place"], *node["home_places"]):
+        return source.directory
+    return _shared(node, source.job, source.place) or f"{node['home']}/jobs/{source.job}/checkpoints"
 
 
 def _rendezvous(first: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from ..protocol import MOST_WORDS, VERSION, Ack, ForkServer, Hello, PartTimes, R
 from ..store.transaction import Transaction
 from .job_files import drop_files, take_files
 from .offers import require_free
+from .places_told import saved_on, take_place
 
 T = TypeVar("T", bound=msgspec.Struct)
 NEWS = 0.1  #: share by which a pace has to change for expected starts to be worked out anew at once
@@ -70,10 +71,14 @@ def hello(tx: Transaction, batch: Sequence[Hello]) -> Sequence[int | StokerError
 
 
 def _register(tx: Transaction, message: Hello, session: int, known: dict[str, Any] | None) -> None:
-    kept = known["state"] if known and known["state"] in ("draining", "drained") else "up"
+    # A drain by a person stays; one of its own ended with the runner that handed its node back.
+    handed_back = known is not None and known["leaves_at"] is not None and known["leaves_at"] <= tx.now
+    kept = known["state"] if known and known["state"] in ("draining", "drained") and not handed_back else "up"
     node = {"id": message.node, "host": message.host, "boot_id": message.boot_id, "pid": message.pid, "pid_started": message.pid_started,
             "home": message.home, "version": message.version, "session": session, "state": kept, "address": message.address,
-            "joined_at": tx.now, "last_seen": tx.now, "leaving": False}  # fmt: skip
+            "joined_at": tx.now, "last_seen": tx.now, "leaving": False,
+            "place": message.place, "shared_place": None, "checkpoints": None,
+            "leaves_at": None if message.leaves_in is None else tx.now + message.leaves_in}  # fmt: skip
     tx.upsert("nodes", ["id"], [node])
     offered = [{"id": gpu.id, "node_id": message.node, "idx": gpu.index, "pool": message.pool, "kind": gpu.kind, "name": gpu.name,
                 "memory": gpu.memory, "health": gpu.health, "note": _short(gpu.note)} for gpu in message.gpus]  # fmt: skip
@@ -101,6 +106,9 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
     """Take what runners report: records, workers' states, samples, health of GPUs. All of a report, or Stale."""
     sessions = dict(tx.execute("sessions"))
     current = [_by_our_clock(message, tx.now) for message in batch if sessions.get(message.node) == message.session]
+    for message in current:
+        if message.place is not None:
+            take_place(tx, message.node, message.place)
     live = _live(tx, current)
     stale = _take_records(tx, [(m.node, records) for m in current for records in m.records], live)
     # A runner's clock may be ahead of ours, or behind: nothing has happened later than now, and nothing of a lease before its grant.
@@ -128,6 +136,8 @@ def report(tx: Transaction, batch: Sequence[Report]) -> Sequence[Ack | StokerErr
             _take_servers(tx, message.node, message.servers)
         if message.files is not None:
             take_files(tx, message.node, message.files)
+        if message.hands_back:
+            _hand_back(tx, message.node)
         if message.left:
             _leave(tx, message.node)
     return [
@@ -227,7 +237,7 @@ def _take_records(tx: Transaction, batch: Sequence[tuple[str, Records]], live: M
                 continue
             metrics += [source | {"step": record.step, "name": name, "value": value} for name, value in record.values.items()]
             if records.rank == 0:
-                latest.setdefault(part.lease.job, _Latest(part.lease, record)).take(record)
+                latest.setdefault(part.lease.job, _Latest(part.lease, record, node)).take(record)
     tx.insert("metrics", metrics)
     tx.insert("pipelines", pipelines)
     newest = [{"lease_id": lease, "rank": rank, "seq": seq} for (lease, rank), seq in moved.items()]
@@ -244,6 +254,7 @@ class _Latest:
 
     lease: _Lease
     first: Record
+    node: str  #: of rank 0
     last: Record = field(init=False)
     values: dict[str, float] = field(default_factory=dict)
     total: int | None = None
@@ -284,6 +295,7 @@ def _progress(tx: Transaction, latest: Mapping[int, _Latest]) -> None:
         if _is_news(old, row):
             tx.touch("estimates")
     tx.put("progress", ["job_id"], rows, {(job,) for job in known})
+    saved_on(tx, {job: (new.node, "") for job, new in latest.items() if new.checkpoint is not None})
     first_saved(tx, saved)
 
 
@@ -393,6 +405,9 @@ def _exit(
         if update.outcome == "start-failed" and update.host_at_fault:
             lacking.setdefault(live[lease, node].lease.job, {})[node] = _short(update.message) or ""
     exclude(tx, lacking)
+    saved = {live[part].lease.job: (part[1], update) for part, update in exits.items()
+             if update.saved and part in live and not live[part].lease.profile}  # fmt: skip
+    saved_on(tx, {job: (node, update.place or "") for job, (node, update) in saved.items()})
     ends = {}
     for lease, outcomes, codes, messages, why, at, nodes in tx.execute("finished_leases", sorted({lease for lease, _ in exits})):
         worst = min(range(len(outcomes)), key=lambda i: (SEVERITY.index(outcomes[i]), codes[i] == 0))
@@ -453,6 +468,18 @@ def _leave(tx: Transaction, node: str) -> None:
     tx.update("nodes", ["id"], [{"id": node, "state": "stopped"}])
     tx.event("node.stopped", f"runner:{node}", node=node, after="stopped", reason="its agent has left")
     _give_up(tx, node, f"runner {node} has left", tx.now)
+    tx.touch("nodes", "leases", "queue")
+
+
+def _hand_back(tx: Transaction, node: str) -> None:
+    """A runner drains itself: nothing more is begun there, and what it stops is queued again."""
+    (row,) = tx.objects("node", node)
+    if row["state"] not in ("up", "suspect"):
+        return
+    tx.update("nodes", ["id"], [{"id": node, "state": "draining", "leaving": True, "leaves_at": tx.now}])
+    why = "it hands its node back"
+    tx.event("node.state", f"runner:{node}", node=node, before=row["state"], after="draining", reason=why)
+    stop(tx, [Stop(lease, "drain", f"runner:{node}") for (lease,) in tx.execute("node_leases", node)])
     tx.touch("nodes", "leases", "queue")
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ...policies.contract import SWITCHED
 from .. import format as fmt
+from ..hosts.places import lacks, places_of
 from ..jobs.leases import EXCLUSIVE
 from ..jobs.moves import WAITING
 from ..jobs.states import FINAL, State
 from ..json_rows import objects
 from ..scheduling.held_back import HeldBack
+from ..spec.model import SERVES
 from ..store.store import Store
 from .deadline_watch import verdict
 from .in_the_way import InTheWay
@@ -46,13 +49,15 @@ def explain(
         "job": {"id": job, "name": row["name"], "state": row["state"]},
         "summary": _summary(row, waiting)
         + _never_joined(store, row, waiting)
+        + _place(store, row, waiting)
         + _guard(waiting, held)
         + (f"; {ahead['words']}" if ahead else "")
         + _unpacked(store, kept)
         + (_partners(partners) or _alone(store, row))
+        + _leaving(store, row)
         + _bank(store, row)
         + _start(store, row)
-        + _serving(store, job)
+        + (_serving(store, job) if row["kind"] == SERVES else "")
         + _input(store, job)
         + (_deadlines_ahead(store, row, waiting) if deadlines_first(row["pool"]) else ""),
         "waiting": waiting,
@@ -88,6 +93,27 @@ def _never_joined(store: Store, row: dict[str, Any], waiting: dict[str, Any] | N
     if waiting is None or waiting["code"] != "no-gpus" or any(store.rows("api/ever_joined", row["pool"])):
         return ""
     return f"; no runner has joined pool {row['pool']} yet"
+
+
+def _place(store: Store, row: dict[str, Any], waiting: dict[str, Any] | None) -> str:
+    """Of a job that waits: where its checkpoint lies, unless all runners read it, and where it could not be started."""
+    if row["lease_id"] is not None or row["state"] in FINAL or (waiting is not None and waiting["code"] in ("place", "excluded")):
+        return ""
+    lacked = f"; not tried again on {lacks(row['excluded'])}" if row["excluded"] else ""
+    job = row["id"] if row["place"] else row["begin_from"]
+    found = store.rows("policy/places_of_jobs", [job]) if job is not None else []
+    places = places_of(store.rows("policy/nodes"))
+    if not found or all(found[0][1] in places.reads[node] for node, state in places.state_of.items() if state not in ("stopped", "gone")):
+        return lacked
+    steps = dict(store.rows("policy/saved_steps", [job]))
+    words = places.lies(found[0][1], steps.get(job))
+    return f"; {words if job == row['id'] else f'it begins with job {job}: {words}'}{lacked}"
+
+
+def _leaving(store: Store, row: dict[str, Any]) -> str:
+    """Which of the runners that matter to a job hand their nodes back, and when."""
+    found = [] if row["state"] in FINAL else store.rows("api/leaving", row["id"])
+    return "".join(f"; {node} leaves {fmt.relative(at, time.time())}" for node, at in found)
 
 
 def _start(store: Store, row: dict[str, Any]) -> str:

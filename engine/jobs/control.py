@@ -18,7 +18,7 @@ Job = dict[str, Any]  #: a row of `controlled_jobs`
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    action: Literal["cancel", "hold", "release", "priority"]
+    action: Literal["cancel", "hold", "release", "priority", "move"]
     jobs: tuple[int, ...]
     user: str
     priority: int = 0
@@ -30,7 +30,7 @@ def control(tx: Transaction, batch: Sequence[Control]) -> Sequence[list[dict[str
 
     The jobs of one request are changed together, or none of them when one is somebody else's: an array has up to 10 000.
     """
-    acts = {"cancel": _cancel, "hold": _hold, "release": _release, "priority": _priority}
+    acts = {"cancel": _cancel, "hold": _hold, "release": _release, "priority": _priority, "move": _move}
     answers: list[list[dict[str, Any]] | StokerError] = []
     for request in batch:
         jobs = tx.objects("controlled_jobs", list(request.jobs))
@@ -91,6 +91,20 @@ def _release(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int
     ready = tx.execute("ready", held)
     move(tx, [Move(job, State.PENDING, f"released by {request.user}", request.user) for (job,) in ready])
     return {job["id"]: "released" if job["held"] else "was not held" for job in jobs}
+
+
+def _move(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, str]:
+    """Give checkpoints up, so that jobs may begin anew anywhere."""
+    messages = _ended(jobs)
+    messages |= {job["id"]: f"is {job['state']}: 'stoker hold {job['id']}' stops it first" for job in jobs if job["lease_id"] is not None}
+    messages |= {job["id"]: "is bound to no place: it may start on any runner" for job in jobs
+                 if job["id"] not in messages and job["place"] is None and job["excluded"] is None}  # fmt: skip
+    moved = [job["id"] for job in jobs if job["id"] not in messages]
+    tx.update("jobs", ["id"], [{"id": job, "place": None, "excluded": None} for job in moved])
+    tx.update("progress", ["job_id"], [{"job_id": job, "step": 0, "checkpoint_step": None} for job in moved])
+    for job in moved:
+        tx.event("job.move", request.user, job=job, reason="its checkpoint is given up: it may start on any runner")
+    return messages | dict.fromkeys(moved, "may start on any runner, anew where its checkpoint is not")
 
 
 def _priority(tx: Transaction, jobs: Sequence[Job], request: Control) -> dict[int, str]:

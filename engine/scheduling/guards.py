@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, Allocation, Bools, Floats, Phase, Plan, View
+from ...policies.contract import EXCLUSIVE, Allocation, Bools, Floats, Phase, Plan, View, asked
 from .plan_check import holders
 from .rowof import RowOf
 
@@ -173,9 +173,7 @@ def anybody_waits(view: View, started: Collection[int]) -> bool:
     """Whether a job other than ``started`` waits for GPUs such as the pool has: for nobody else is a lease ended that has run out."""
     jobs, gpus = view.jobs, view.gpus
     for row in np.flatnonzero((jobs.phase == Phase.PENDING) & ~np.isin(jobs.id, list(started))).tolist():
-        memory = float(jobs.gpu_memory[row])
-        suits = gpus.usable & ((gpus.memory <= 0) | (gpus.memory >= memory))
-        if np.count_nonzero(suits) >= jobs.gpus_min[row]:
+        if np.count_nonzero(gpus.usable & view.suits(row)) >= jobs.gpus_min[row]:
             return True
     return False
 
@@ -356,9 +354,13 @@ class _Tick:
         return sorted({holder for holder in holders if holder not in sharing})
 
     def _unusable(self, job: int, allocation: Allocation) -> str | None:
+        """Why a job may not start on GPUs, whoever holds them: they are out of use, or their nodes cannot read its checkpoint."""
+        held = self.view.jobs.allocation(self.row_of[job])
+        _, nodes = asked(float(self.view.jobs.asks[self.row_of[job]]), self.view.needs)
+        if nodes is not None and (closed := [gpu for gpu in allocation.gpus if not nodes[self.view.gpus.node[gpu]] and gpu not in held]):
+            return f"may not start on {self.view.nodes.id[self.view.gpus.node[closed[0]]]}"
         if self.view.gpus.usable[list(allocation.gpus)].all():
             return None
-        held = self.view.jobs.allocation(self.row_of[job])
         for gpu in allocation.gpus:
             if not self.view.gpus.usable[gpu] and gpu not in held:
                 return f"GPU {self.view.gpus.id[gpu]} is not usable now"

@@ -6,12 +6,14 @@ here. A policy ticks on every event, and of its time planning SQL is the most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...policies.contract import Bools, Demand, Floats, Gpus, Ints, Jobs, Nodes, Phase, View
+from ..hosts.places import closed, places_of, reason
+from ..store.sqlfiles import sql
 from .measured_profiles import profiles_of, slowdowns_of
 from .overheads import Overheads
 from .query_columns import Array, Beside, Columns, codes, csr, fetch, fetch_of, first_known, floats, ints, parsed, rows_of, seconds, words
@@ -55,7 +57,8 @@ def snapshot(con: duckdb.DuckDBPyConnection, pool: str, now: float, overheads: O
     table = _jobs(jobs, seen.work, leases, divided, _rows_of_held(gpus.id, seen.held), seen.tiers, profile, overhead, now)
     slowdowns = slowdowns_of(seen.slowdowns, profiles, seen.gpus["product"])
     view = View(now, pool, table, gpus, nodes, profiles, slowdowns=slowdowns)
-    return Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
+    found = Snapshot(view, lease_id, leases.seconds("expires_at", np.inf), leases.floats("profile", 0.0) > 0, seen.ineligible)
+    return _within_places(found, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,46 @@ class _Read:
     nodes: Columns
     servers: Servers  #: nothing is asked where no GPU is in a pool of a backbone
     ineligible: list[tuple[int, str, str]]
+    saved: dict[int, str]  #: places of checkpoints, by row of the job that has one or is to begin with one
+    steps: dict[int, int]  #: at which these were saved, by job, where they may lie out of reach
+
+
+def _within_places(found: Snapshot, seen: _Read) -> Snapshot:
+    """With the nodes on which each job may start; without jobs that wait for a place that is not there."""
+    if not seen.saved and not any(seen.jobs["excluded"]):
+        return found
+    places = places_of(zip(*(seen.nodes[name] for name in ("id", "state", "places")), strict=True))
+    view = found.view
+    where = closed(seen.jobs, view.jobs.gpu_memory, seen.saved, view.gpus, view.nodes, places)
+    if where.need is None:
+        return found
+    ids, excluded = view.jobs.id, seen.jobs["excluded"]
+    waits = [
+        (int(ids[row]), *reason(int(ids[row]), saved, seen.steps.get(int(ids[row])), excluded[row], places))
+        for row, saved in where.nowhere.items()
+    ]
+    view = replace(view, jobs=replace(view.jobs, need=where.need), needs=tuple(where.needs))
+    found = replace(found, view=view, ineligible=[*found.ineligible, *waits])
+    return _without(found, list(where.nowhere)) if waits else found
+
+
+def _without(found: Snapshot, rows: list[int]) -> Snapshot:
+    """The same without some jobs, which hold nothing."""
+    stay = np.ones(len(found.view.jobs), dtype=bool)
+    stay[rows] = False
+    jobs = found.view.jobs
+    columns: dict[str, Any] = {
+        field.name: None if (column := getattr(jobs, field.name)) is None else column[stay]
+        for field in fields(Jobs)
+        if field.name not in ("alloc_start", "alloc_gpus", "tier_start", "tier_deadline", "tier_reward")
+    }
+    tiers = np.diff(jobs.tier_start)
+    kept = np.repeat(stay, tiers)
+    starts = {"alloc_start": jobs.held[stay], "tier_start": tiers[stay]}
+    columns |= {name: np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for name, counts in starts.items()}
+    columns |= {"alloc_gpus": jobs.alloc_gpus, "tier_deadline": jobs.tier_deadline[kept], "tier_reward": jobs.tier_reward[kept]}
+    view = replace(found.view, jobs=Jobs(**columns))
+    return replace(found, view=view, lease_id=found.lease_id[stay], expires_at=found.expires_at[stay], profiling=found.profiling[stay])
 
 
 def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
@@ -101,7 +144,21 @@ def _read(con: duckdb.DuckDBPyConnection, pool: str, now: float) -> _Read:
         nodes=fetch(con, "policy/nodes"),
         servers=con.execute(parsed(con, "policy/fork_servers")).fetchall() if any(gpus["warm"]) else [],
         ineligible=[] if schedulable.all() else con.execute(parsed(con, "policy/ineligible"), [pool, now]).fetchall(),
+        **_saved(con, jobs),
     )
+
+
+def _saved(con: duckdb.DuckDBPyConnection, jobs: Columns) -> dict[str, Any]:
+    """Checkpoints of the jobs: own ones, and of others with which they are to begin. In most pools there is but one place."""
+    source = floats(jobs["begin_from"])
+    saved = {row: str(place) for row, place in enumerate(jobs["place"]) if place is not None}
+    begins = {row: int(source[row]) for row in np.flatnonzero(~np.isnan(source)).tolist() if row not in saved}
+    wanted = sorted(set(begins.values()))
+    of = dict(con.execute(sql("policy/places_of_jobs"), [wanted]).fetchall()) if wanted else {}
+    saved |= {row: of[job] for row, job in begins.items() if job in of}
+    owners = [int(jobs["id"][row]) for row in saved if not jobs["lease_id"][row]]
+    steps = dict(con.execute(sql("policy/saved_steps"), [owners]).fetchall()) if owners else {}
+    return {"saved": saved, "steps": steps}
 
 
 def _schedulable(jobs: Columns, now: float) -> Bools:

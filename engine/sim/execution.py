@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...policies.contract import EXCLUSIVE, PACKED, Bools, Ints, Phase
+from ...policies.contract import EXCLUSIVE, PACKED, Gpus, Phase
 from ...policies.placement.cells import Free
 from ..scheduling.guards import Start
 from .agenda import Agenda, Kind
@@ -22,16 +22,15 @@ _ROUNDING = 1e-6  #: seconds of a profile that a lease may lack for the last dig
 
 
 class Training:
-    """``free`` and ``usable``: GPUs that nobody holds, and those that are in use at all."""
+    """``free``: GPUs that nobody holds."""
 
-    def __init__(
-        self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, usable: Bools, nodes: Ints
-    ) -> None:
+    def __init__(self, table: Table, truth: Truth, recorder: Recorder, agenda: Agenda, costs: Costs, free: Free, gpus: Gpus) -> None:
         self._table, self._truth, self._recorder, self._agenda = table, truth, recorder, agenda
         self._costs, self._free = costs, free
         self._undoable = max(costs.checkpoint_interval, costs.lost_on_suspend)  #: seconds of training, at most, that may be lost at once
-        self._out_of_use = frozenset(np.flatnonzero(~usable).tolist())
-        self.on: list[tuple[int, ...]] = [()] * len(usable)  #: jobs on each GPU
+        self._out_of_use = frozenset(np.flatnonzero(~gpus.usable).tolist())
+        self._node = gpus.node
+        self.on: list[tuple[int, ...]] = [()] * len(gpus)  #: jobs on each GPU
         self.unmeasured: dict[int, float] = {}  #: seconds of training that its profile still takes, of jobs whose profile is not known
         self.profiling: set[int] = set()  #: jobs in a profiling run
         self._partners: dict[int, set[int]] = {}  #: jobs that share GPUs, and with whom
@@ -39,8 +38,8 @@ class Training:
         self._stretches: dict[int, list[tuple[float, float]]] = {}  #: (seconds, speed) before, of jobs whose pace changed in their lease
         self._fails_at: dict[int, float] = {}  #: jobs whose worker is to die in their lease, and when
         self._batch: dict[int, int] = {}  #: batch sizes that the policy has chosen
-        self.merging = Merging(table, recorder, agenda, nodes.tolist())
-        self.pools = WarmPools(len(usable), max(costs.cold_start - costs.warm_start, 0.0))
+        self.merging = Merging(table, recorder, agenda, gpus.node.tolist())
+        self.pools = WarmPools(len(gpus), max(costs.cold_start - costs.warm_start, 0.0))
 
     # Leases
 
@@ -202,6 +201,9 @@ class Training:
         job.ran += self._agenda.now - job.granted
         job.lease_end = math.inf
         job.speed = 0.0
+        if self._table.place is not None and job.left < job.work and job.number not in self.profiling:
+            nodes = set(self._node[job.gpus].tolist())
+            self._table.place[job.number] = nodes.pop() if len(nodes) == 1 else -1  # a gang over nodes would not run without a shared disk
         self.merging.follow(job)
         self._vacate(job)
 

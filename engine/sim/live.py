@@ -123,6 +123,14 @@ def _belief(jobs: LiveJobs) -> Floats:
     return belief if math.isinf(jobs._table.options.errors.corrected) else np.where(jobs._mistaken | np.isnan(belief), belief, 1.0)
 
 
+def _need(jobs: LiveJobs) -> Floats | None:
+    """Of who has left its checkpoint on a node minus the number of that, as the simulator numbers its needs."""
+    if jobs._table.place is None:
+        return None
+    place = jobs._table.place[jobs._rows]
+    return np.where(place >= 0, -1.0 - place, jobs.gpu_memory) if (place >= 0).any() else None
+
+
 _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "id": lambda jobs: jobs._rows if jobs._table.ids is None else _shown(jobs._table.ids[jobs._rows]),
     "phase": _whole(Column.PHASE),
@@ -152,6 +160,7 @@ _MAKE: Mapping[str, Callable[[LiveJobs], Any]] = {
     "uncertainty": _uncertainty,
     "overhead": _overhead,
     "progress": _progress,
+    "need": _need,
     "kind": _words(lambda table: table.workload.kind),
     "backbone": _words(lambda table: table.workload.backbone),
     "share": _words(lambda table: table.workload.share),

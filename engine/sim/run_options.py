@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..scheduling.guards import Limits
 
@@ -70,6 +71,9 @@ class Options:
     interval: float | None = None  #: seconds between rounds; None: the policy's own, or at every event
     until: float | None = None  #: stop at this time; None: when all jobs have ended
     seed: int = 0
+    places: Literal["shared", "node"] = (
+        "shared"  #: node: a job that has trained on a node resumes there only, as only that has its checkpoint
+    )
 
     @property
     def random(self) -> bool:

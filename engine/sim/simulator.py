@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...policies.contract import Allocation, Gpus, Phase, Plan, Policy, View
+from ...policies.contract import Allocation, Gpus, Need, Phase, Plan, Policy, View
 from ...policies.contract import Memory as PolicyMemory
 from ...policies.placement.cells import Grid, free_gpus
 from ..scheduling.guards import Actions, Evictions, Start, next_look, protection, reconcile
@@ -114,8 +114,10 @@ class Simulation:
         self.recorder = Recorder(workload, ~truth.fits())
         self._take_up(policy)
         self.agenda = Agenda(len(workload))
+        each = np.eye(len(self.nodes.id), dtype=bool) if options.places == "node" else ()
+        self.needs = tuple(Need(0.0, node) for node in each)  #: to be on one of the nodes, whose memory is not known
         self.free = free_gpus(Grid(self.gpus.node, self.gpus.index), self.gpus.usable)
-        self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus.usable, self.gpus.node)
+        self.training = Training(self.table, truth, self.recorder, self.agenda, options.costs, self.free, self.gpus)
         self.waiting: set[int] = set()
         self.lapsed: list[int] = []  #: jobs whose lease has run out at this moment
         self.spared: set[int] = set()  #: jobs whose lease had run out by the last decision, which go on as nobody waited
@@ -319,7 +321,7 @@ class Simulation:
         work = self.workload
         view = View(
             self.now, "default", jobs, self._gpus(), self.nodes, work.profiles, service, self.free, self.memory, slowdowns=work.slowdowns,
-            transfers=work.transfers, ended=self.training.merging.ended,
+            transfers=work.transfers, ended=self.training.merging.ended, needs=self.needs,
         )  # fmt: skip
         if not self.limited:
             return view

@@ -197,6 +197,8 @@ def joined(first: Workload, then: Workload) -> Workload:
         if any(words is not None for words in of_each):
             nothing = [np.full(len(one), "", dtype=object) for one in (first, then)]
             columns[name] = np.concatenate([none if words is None else words for words, none in zip(of_each, nothing, strict=True)])
+    if first.asked is not None or then.asked is not None:
+        columns["asked"] = np.concatenate([one.gpus_min if one.asked is None else one.asked for one in (first, then)])
     columns["tier_start"] = np.concatenate((first.tier_start, first.tier_start[-1] + then.tier_start[1:]))
     return replace(first, key=[*first.key, *then.key], users=users, models=models, by_performance=(), **columns)
 

@@ -11,6 +11,7 @@ import numpy as np
 from ...policies.contract import Profile
 from ...policies.estimate.throughput import Throughput
 from ...policies.estimate.transfers import Joint, Transfers
+from ..errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,14 @@ def told(recipe: Mapping[str, Any] | None, profiles: Sequence[Profile]) -> Told:
     tables = None if recipe is None else recipe.get("fine_tuning")
     if not tables:
         return Told(profiles, {})
+    try:
+        return _told(tables, profiles)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        words = f"{type(error).__name__}: {error}"
+        raise UsageError(f"recipe: what the trace tells of fine-tuning jobs cannot be read ({words}); import its source anew") from None
+
+
+def _told(tables: Mapping[str, Any], profiles: Sequence[Profile]) -> Told:
     kinds, first = tables["kinds"], len(profiles)
     speeds = {(backbone, batch): (gpus, near, far) for backbone, batch, gpus, near, far in tables["speeds"]}
     known = [*profiles, *(Profile(kind["model"], _throughput(speeds, kind["backbone"], kind["batch"])) for kind in kinds)]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..contract import Bools, Floats, Ints, Phase, View
+from ..contract import Bools, Floats, Ints, Phase, View, asked
 from .cells import Free, Grid, free_gpus
 from .reach import Reach
 
@@ -29,11 +29,14 @@ class Placement:
 
     Two sets are kept: GPUs that are free *now*, and those that will be *soon*, which adds the GPUs of
     jobs that are stopping or that the plan displaces. A GPU that is not usable is in neither.
+
+    ``memory`` is what `Jobs.asks` says of a job: bytes, or a need that also names nodes.
     """
 
     def __init__(self, view: View) -> None:
         gpus, jobs = view.gpus, view.jobs
         self.gpus = gpus
+        self._needs, self._names = view.needs, view.nodes.id
         self.version = 0  #: of what is free
         self._all_usable = np.count_nonzero(gpus.usable) == len(gpus)
         if view.free is not None:
@@ -54,6 +57,7 @@ class Placement:
         """An independent copy, for what-if questions."""
         twin = object.__new__(Placement)
         twin.gpus, twin.version, twin._all_usable = self.gpus, self.version, self._all_usable
+        twin._needs, twin._names = self._needs, self._names
         twin._now = self._now.copy()
         twin._soon = twin._now if self._soon is self._now else self._soon.copy()
         return twin
@@ -161,9 +165,17 @@ class Placement:
         usable = self.gpus.usable
         return tuple(gpus) if self._all_usable else tuple(gpu for gpu in gpus if usable[gpu])
 
+    def asked(self, memory: float) -> tuple[int, list[str] | None]:
+        """The same in plain numbers: bytes, and the names of the nodes, None: all."""
+        least, nodes = asked(memory, self._needs)
+        return int(least), None if nodes is None else self._names[nodes].tolist()
+
     def _fitting(self, memory: float) -> Bools | None:
-        """GPUs large enough, None when all are. A GPU or a job of unknown memory fits."""
-        if memory <= 0:
+        """GPUs large enough on the right nodes, None when all are. A GPU or a job of unknown memory fits."""
+        if memory == 0:
             return None
-        fitting = (self.gpus.memory >= memory) | (self.gpus.memory <= 0)
+        least, nodes = asked(memory, self._needs)
+        fitting = (self.gpus.memory >= least) | (self.gpus.memory <= 0)
+        if nodes is not None:
+            fitting &= nodes[self.gpus.node]
         return None if fitting.all() else fitting

@@ -106,6 +106,10 @@ class Sharing:
         fits &= together <= self.most_score
         fits &= self.memory + self.memory[row] <= self.most_memory
         fits &= jobs.gpu_memory + jobs.gpu_memory[row] <= self.bytes
+        if jobs.need is not None:
+            suits = self.view.suits(row)
+            for other in np.flatnonzero(fits).tolist():
+                fits[other] = suits[list(self.gpus.get(other, jobs.allocation(other)))].all()
         partners = np.flatnonzero(fits)
         return int(partners[np.argmin(together[partners])]) if len(partners) else None
 

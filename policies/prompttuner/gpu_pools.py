@@ -53,10 +53,8 @@ class GpuPools:
         return {row: jobs.allocation(row).tolist() for row in rows[np.argsort(jobs.lease_time[rows], kind="stable")].tolist()}
 
     def able(self, job: int) -> Bools:
-        """GPUs that have the memory for it."""
-        need, memory = float(self._view.jobs.gpu_memory[job]), self._view.gpus.memory
-        able: Bools = (memory == 0) | (memory >= need)
-        return able
+        """GPUs that have the memory for it, on nodes where it may start."""
+        return self._view.suits(job)
 
     def ready(self, backbone: str, job: int) -> Bools:
         """Warm GPUs that it can be given now."""

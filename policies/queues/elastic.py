@@ -39,7 +39,7 @@ class Pool:
         self.view, self.jobs = view, jobs
         self.placement = Placement(view)
         self.held = jobs.held
-        self._memory = np.unique(jobs.gpu_memory, return_inverse=True)  #: amounts that jobs ask for, and which of them is whose
+        self._memory = np.unique(jobs.asks, return_inverse=True)  #: amounts that jobs ask for, and which of them is whose
         self.most: Ints = np.minimum(jobs.gpus_max, self._of_each(self.placement.capacity))
         self.node = self._of_each(self.placement.largest_node)  #: GPUs up to which a gang is on one node
         self.possible: Bools = jobs.gpus_min <= self.most
@@ -256,7 +256,7 @@ class _Packing:
         self.given[row] = gpus
 
     def _find(self, row: int, n: int) -> tuple[int, ...] | None:
-        memory = float(self.pool.jobs.gpu_memory[row])
+        memory = float(self.pool.jobs.asks[row])
         found = self.placement.find_any(n, memory=memory)
         insist = self.insist or n == int(self.pool.jobs.gpus_min[row])
         if found is None and self.migrate and self._make_room(row, n, memory, insist=insist):
@@ -296,7 +296,7 @@ class _Packing:
         pool, trial = self.pool, self.placement.copy()
         for row in chosen:
             trial.release_soon(pool.jobs.allocation(row).tolist())
-        gangs = [(n, memory), *((int(pool.held[row]), float(pool.jobs.gpu_memory[row])) for row in chosen)]
+        gangs = [(n, memory), *((int(pool.held[row]), float(pool.jobs.asks[row])) for row in chosen)]
         for size, least_memory in sorted(gangs, key=lambda gang: -gang[0]):
             gpus = trial.find_soon(size, memory=least_memory)
             if gpus is None:

@@ -22,7 +22,7 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
     # What the sentence depends on: behind others, the size of the gang does not matter.
     sized = why != Why.BEHIND
     n = jobs.gpus_min[rows] * sized
-    memories, memory = np.unique(jobs.gpu_memory[rows] * sized, return_inverse=True)
+    memories, memory = np.unique(jobs.asks[rows] * sized, return_inverse=True)
     kinds = (why * (n.max(initial=0) + 1) + n) * len(memories) + memory
     _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
     members = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
@@ -34,7 +34,7 @@ def waiting(jobs: Jobs, rows: Ints, why: Ints, placement: Placement, displaceabl
 
 def lacking(view: View, rows: Ints, placement: Placement, blocks: int | None = None) -> list[Waiting]:
     """The same for ``rows`` that were each looked at and found no GPUs: now, or ever. Behind ``blocks``, one of them, none was."""
-    memories, which = np.unique(view.jobs.gpu_memory[rows], return_inverse=True)
+    memories, which = np.unique(view.jobs.asks[rows], return_inverse=True)
     capacity = np.array([placement.capacity(memory=memory) for memory in memories.tolist()], dtype=np.int64)
     never = Why.IMPOSSIBLE if len(view.gpus) else Why.NO_GPUS
     why = np.where(view.jobs.gpus_min[rows] > capacity[which], never, Why.RESOURCES)
@@ -57,13 +57,14 @@ def why_unserved(queue: Ints, impossible: Ints, never: Why, claim: Floats, block
 
 
 def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: str) -> Reason:
-    size = f" of {size_words(memory)}" if memory else ""
-    need = f"needs {n} GPU{'s' if n > 1 else ''}{size}"
+    least, names = placement.asked(memory)
+    size = f" of {size_words(least)}" if least else ""
+    need = f"needs {n} GPU{'s' if n > 1 else ''}{size}" + ("" if names is None else f" on {_either(names)}, the only place for it")
     match why:
         case Why.NO_GPUS:
             return Reason("no-gpus", f"{need}; no runner offers any to this pool")
         case Why.IMPOSSIBLE:
-            less = "; 'memory: {cap: SIZE}', or a smaller cap, trains in less" if memory and placement.capacity() >= n else ""
+            less = "; 'memory: {cap: SIZE}', or a smaller cap, trains in less" if least and placement.capacity() >= n else ""
             return Reason("impossible", f"{need}; the pool has only {placement.capacity(memory=memory)}, so it can never start here{less}")
         case Why.RESOURCES:
             nodes = placement.nodes_needed(n, memory=memory)
@@ -71,6 +72,10 @@ def _reason(why: Why, n: int, memory: int, placement: Placement, displaceable: s
             return Reason("resources", f"{need}{where}; {_lacking(n, memory, placement, displaceable)}")
         case Why.BEHIND:
             return Reason("behind", "waits its turn: a job before it waits for GPUs")
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(names) if len(names) < 4 else f"one of {len(names)} nodes"
 
 
 def size_words(memory: int) -> str:

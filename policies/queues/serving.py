@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View
+from ..contract import Allocation, Bools, Floats, Ints, Jobs, Phase, Plan, View, asked
 from ..placement.consolidated import Placement
 from ..placement.victims import Victims, displaceable, draining
 from .later import Later
@@ -65,7 +65,7 @@ def serve(view: View, ranking: Ranking | Callable[[Jobs], Ranking]) -> Plan:
 
 def _alone(jobs: Jobs, row: int, placement: Placement) -> Plan | None:
     """The start of the only job that waits, when it fits as things are: nobody is before or after it, whatever the ranking."""
-    gpus = placement.find(int(jobs.gpus_min[row]), memory=float(jobs.gpu_memory[row]))
+    gpus = placement.find(int(jobs.gpus_min[row]), memory=float(jobs.asks[row]))
     return None if gpus is None else Plan({int(jobs.id[row]): Allocation(gpus)})
 
 
@@ -114,7 +114,7 @@ class _Tick:
         if ranking.key is not None:
             rows = rows[self.key[rows].argsort(kind="stable")]
         relaxed = None if ranking.relaxed is None else ranking.relaxed[rows]
-        self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.gpu_memory[rows], relaxed)
+        self.queue = _Queue(rows, jobs.gpus_min[rows], jobs.asks[rows], relaxed)
         self.given: dict[int, tuple[int, ...]] = {}  #: what starts or moves, by row
         self.displaced: list[tuple[float, int]] = []  #: heap of (key, row)
         self.preempted: set[int] = set()  #: rows that lose their GPUs, whether or not they get others
@@ -122,9 +122,9 @@ class _Tick:
 
     def _possible(self, rows: Ints) -> Bools:
         """Which of these jobs the pool could ever hold."""
-        n, memory = self.jobs.gpus_min[rows], self.jobs.gpu_memory[rows]
+        n, memory = self.jobs.gpus_min[rows], self.jobs.asks[rows]
         possible: Bools = n <= self.placement.capacity()
-        for least in np.unique(memory[memory > 0]).tolist() if np.count_nonzero(memory) else ():
+        for least in np.unique(memory[memory != 0]).tolist() if np.count_nonzero(memory) else ():
             possible &= (memory != least) | (n <= self.placement.capacity(memory=least))
         return possible
 
@@ -162,6 +162,12 @@ class _Tick:
 
     def _leave(self, row: int) -> None:
         """What is free or can be displaced only shrinks along the order, so a size that failed once fails for good."""
+        if self.ranking.blocking and (nodes := asked(float(self.jobs.asks[row]), self.view.needs)[1]) is not None:
+            # It may start on some nodes only: what is free there is kept for it, and on the others nobody is behind it.
+            there = np.flatnonzero(nodes[self.view.gpus.node]).tolist()
+            self.placement.take([gpu for gpu in there if self.placement.has_soon([gpu])])
+            self.queue.advance()
+            return
         if self.ranking.blocking:
             self.queue.alive &= self.claim[self.queue.rows] != self.claim[row]
             return
@@ -170,7 +176,7 @@ class _Tick:
             self.queue.leave_larger(self.placement.free_soon())
 
     def _place(self, row: int) -> bool:
-        n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.gpu_memory[row])
+        n, memory = int(self.jobs.gpus_min[row]), float(self.jobs.asks[row])
         relaxed = self.ranking.relaxed is not None and bool(self.ranking.relaxed[row])
         if not relaxed and (n, memory) in self.failed:
             return False

@@ -107,7 +107,7 @@ class _Placing:
 
     def _make_room(self, row: int) -> list[int]:
         """Take their GPUs from jobs that were renewed, and come later, so that this one finds its nodes; who they are."""
-        n, memory = int(self.roles.wants[row]), float(self.jobs.gpu_memory[row])
+        n, memory = int(self.roles.wants[row]), float(self.jobs.asks[row])
         node, movable = self.view.gpus.node, dict[int, list[tuple[int, int]]]()
         fits = self.view.gpus.usable & self.main.large_enough(memory)
         for other, gpus in self.given.items():
@@ -177,7 +177,7 @@ class _Placing:
         return reward / self.roles.wants
 
     def _start(self, row: int, *, relaxed: bool) -> bool:
-        kind = _Kind(int(self.roles.wants[row]), float(self.jobs.gpu_memory[row]), self._place(row), relaxed)
+        kind = _Kind(int(self.roles.wants[row]), float(self.jobs.asks[row]), self._place(row), relaxed)
         gpus = None if kind in self.unplaceable else self._find(kind)
         if gpus is None:
             self.unplaceable.add(kind)
@@ -240,7 +240,7 @@ class _Placing:
         jobs, rows = self.jobs, self._unserved()
         chosen, planned, refused = (among(jobs.id[rows], some) for some in (self.cycle.chosen, self.cycle.planned, self.cycle.refused))
         role = self.roles.role[rows]
-        sizes = zip(self.roles.wants[rows].tolist(), jobs.gpu_memory[rows].tolist(), strict=True)
+        sizes = zip(self.roles.wants[rows].tolist(), jobs.asks[rows].tolist(), strict=True)
         could_fit = cache(lambda n, memory: self.main.could_fit(n, memory=memory))
         fits = np.fromiter((could_fit(*size) for size in sizes), bool, len(rows))
         slo = role == Role.SLO

@@ -25,7 +25,7 @@ def walk(view: View, roles: Roles, standing: Standing, order: Ints, before: Coll
     failed: set[tuple[int, float]] = set()
     chosen: list[int] = []
     for row in [*first.tolist(), *order.tolist()]:
-        size = int(roles.wants[row]), float(jobs.gpu_memory[row])
+        size = int(roles.wants[row]), float(jobs.asks[row])
         gpus: tuple[int, ...] | None = None
         if standing.expired[row]:
             own = tuple(jobs.allocation(row).tolist())

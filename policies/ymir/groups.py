@@ -94,21 +94,16 @@ class Groups:
         tasks = 1
         if pair is not None:
             other = self._row_of[pair[0]]
-            tasks = 2
+            tasks, after = 2, self._alone(other)
             if pair[1] == TEMPORAL:
-                ratio = self._ratio(row, other)
-                after = self._alone(other)
+                ratio = self._known(self._profile[row], self._profile[other])
                 seconds = {n: takes + after[n] * ratio for n, takes in seconds.items() if n in after}
             else:
-                after = self._alone(other)
                 seconds = {n: max(takes, after.get(n, math.inf)) for n, takes in seconds.items() if n in after} or seconds
             seconds = seconds or cold
         held = len(self._places[row]) if row in self._places else int(pool.held[row])
-        fresh = self._fresh[row] and pair is None and self._id[row] not in self._begins_of_pairs()
+        fresh = self._fresh[row] and pair is None and row not in self._places
         return _Group(row, seconds, cold, self._profile[row], held, tasks, fresh)
-
-    def _begins_of_pairs(self) -> set[int]:
-        return {self._id[row] for row in self._places}
 
     def _alone(self, row: int) -> dict[int, float]:
         """T on each number of GPUs that a job can have (002 Eqn 3.8); of one that trains with another, or has, at their pace."""
@@ -127,11 +122,8 @@ class Groups:
 
     # Transfers
 
-    def _ratio(self, first: int, second: int) -> float:
-        """Work of the second with the weights of the first, over its work without; 1 where nothing is known."""
-        return self._known(self._profile[first], self._profile[second])
-
     def _known(self, source: int, profile: int) -> float:
+        """Work of a job with the weights of a source, over its work without, by their profiles; 1 where nothing is known."""
         transfers = self._pool.view.transfers
         if transfers is None or min(source, profile) < 0:
             return 1.0
@@ -143,11 +135,7 @@ class Groups:
         job, profile = self._id[row], self._profile[row]
         if not self._fresh[row] or (job in self._pairs and self._pairs[job][1] == SPATIAL):
             return None
-        if job in self._begins and row in self._places:
-            first = self._begins[job]
-            kinds = [kind for kind, one in self._pool.view.ended.items() if one == first]
-            return (first, self._known(kinds[0], profile)) if kinds else None
-        if not self._choices.ended:
+        if row in self._places or not self._choices.ended:
             return self._of_pair(job, profile)
         ended = self._pool.view.ended
         best = min(

@@ -47,7 +47,7 @@ def current(merges: Merges, view: View) -> Merges:
     phase = dict(zip(jobs.id.tolist(), jobs.phase.tolist(), strict=True))
     ended = set(view.ended.values())
     pairs: dict[int, tuple[int, str]] = {}
-    begins = {job: source for job, source in merges.begins.items() if phase.get(job) == Phase.PENDING and source in ended}
+    begins = {job: source for job, source in merges.begins.items() if phase.get(job) == Phase.PENDING}
     follows: dict[int, int] = {}
     for first, (second, mode) in merges.pairs.items():
         if phase.get(second) != Phase.PENDING:

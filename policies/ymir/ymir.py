@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..contract import Memory, Phase, Plan, View, Waiting, tunable
+from ..keys import check_round
 from ..queues.elastic import ROUND, Curves, Division, Pool, begin, decide, divide, in_round, pack
 from ..queues.elastic import start as start_least
 from ..queues.later import Later
@@ -29,6 +30,8 @@ class Ymir:
     ratio of their completion times one after the other to those merged (TranWt). Which help each other, and by how much, is what is known
     of their kinds; where nothing is, jobs are only given GPUs. Beyond the thesis, a job may begin with the weights of one that has ended,
     which costs no waiting. What is merged stays so, and is only resized.
+
+    Live nothing is known of transfers yet, so that it gives GPUs and merges nobody; in the simulator Titan's workloads tell it.
 
     The program is solved as set partitioning over kinds of jobs that are alike, in milliseconds, with a certified gap. Who has GPUs
     already is resized where that is worth its switch.
@@ -53,6 +56,9 @@ class Ymir:
         )
         gap: float = tunable(0.002, "relative gap to the optimum that is good enough", low=0.0, high=0.5)
         time_limit: float = tunable(5.0, "seconds for the program, after which its best is taken", low=0.01, high=600.0)
+
+        def __post_init__(self) -> None:
+            check_round(self.round)
 
     name: ClassVar[str] = "ymir"
     interval: ClassVar[float | None] = None  #: it keeps its rounds itself, so that the second of a pair follows at once

@@ -26,10 +26,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -42,7 +42,8 @@ from ...engine.protocol import NODE, NODE_FORM, VERSION, Assignment, Assignments
 from ...engine.streams import steady_stderr
 from ..backbones.hub_directory import ENV_DOWNLOAD
 from ..kept_files import kept_files
-from ..network.addresses import LOOPBACK, address_towards, free_port, require_own
+from ..network.addresses import LOOPBACK, address_towards, require_own, with_free_port
+from ..network.probe import own_place, shared_place
 from ..share.input_groups import InputGroups
 from ..share.slot_turns import SlotTurns, Taking
 from ..worker.server_names import place_of
@@ -51,7 +52,7 @@ from .divided_cores import DividedCores, Pins
 from .endings import SMALLER
 from .gpus import Devices, find
 from .health import Health
-from .launch import CannotStart, prepare
+from .launch import CannotStart, field_of_memory, prepare
 from .link import Outbox, Poller, greet
 from .report_tail import Acked, ranks
 from .rundir import RunDir
@@ -66,6 +67,7 @@ _BUSY = 0.2  #: seconds between looks at the files of live leases
 _STARTING = 0.02  #: while a supervisor is about to register
 _IDLE = 30.0  #: nothing runs: only messages and this clock wake us
 _SETTLE = 5.0  #: seconds that a GPU gets to give back the memory of a process that has ended
+_LAST_WORDS = 10.0  #: seconds before its time is up at which a runner begins to leave, besides the grace of its jobs
 _LAST_LOGS = 10.0  #: seconds that a runner which leaves takes at most to send the ends of logs
 _CLEAN = 600.0  #: seconds between looks for old directories
 _FENCED = "fenced"
@@ -81,6 +83,8 @@ class Options:
     address: str = LOOPBACK  #: at which ranks on other nodes reach this one
     keep_reports: float = 86400.0  #: seconds after the end of a lease for which its raw reports are kept
     keep_logs: float = 30 * 86400.0
+    hand_back: bool = False  #: told to leave it stops its jobs first
+    until: float | None = None  #: when it does so by itself (boot clock of the host), so that its jobs have left by then
     warm: Literal["auto", "off"] | None = None  #: auto: jobs of recipes and entrypoints start by fork; None: as the daemon says
 
 
@@ -92,7 +96,7 @@ class Agent:
         self.runs: dict[int, Run] = {}
         self.desired: dict[int, Assignment] | None = None  #: by lease; None until this session's first answer
         self.shutdown: str | None = None
-        self.leaving = False
+        self.leaving = self.handed_back = False
         self._telemetry = Telemetry(devices)
         self._pins = Pins(devices)
         self._cores = DividedCores(pinned=self._pins.of)
@@ -103,6 +107,7 @@ class Agent:
         self._files_told: list[JobFiles] | None = None
         self._sample_at = self._clean_at = self._check_at = 0.0
         self.health = Health(devices)
+        self.place = own_place(options.home)
         self._logs: LogSender | None = None
         self._closed: list[RunDir] = []  #: leases of the last day whose end was told before this agent began
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,6 +131,11 @@ class Agent:
                 self.warm.close()
             log.info("node %s serves pool %s", self.options.node, self.options.pool, extra={"action": "up"})
             outbox = Outbox(self._client(), self.options.node, welcome.session)
+            if welcome.shared is not None:
+                outbox.place = shared_place(welcome.shared)
+                while not outbox.flush(()):  # before the first lease: it says where that one's checkpoints lie
+                    if not self._wait_to_greet(0.2):
+                        return
             logs = self._logs = LogSender(self._client(), self.options.home, self.options.node, welcome.session, keep=welcome.keeps_logs)
             for directory in self._closed:  # ended under an agent that may not have sent their logs
                 logs.ended(directory)
@@ -141,8 +151,14 @@ class Agent:
             self._say_goodbye(outbox)
 
     def leave(self) -> None:
-        """Leave soon; workers go on. Safe in a signal handler, where a lock that its thread holds would never be had."""
-        self.leaving = True
+        """Leave soon; workers go on. Safe in a signal handler, where a lock that its thread holds would never be had.
+
+        With ``hand_back`` jobs are stopped first, each with its grace, as the node will be taken away; told again it leaves at once.
+        """
+        if self.options.hand_back and not self.handed_back:
+            self.handed_back = True
+        elif not self.options.hand_back:
+            self.leaving = True
         self.wake()
 
     def wake(self) -> None:
@@ -167,15 +183,22 @@ class Agent:
         return not self.leaving
 
     def _serve(self, welcome: Welcome, outbox: Outbox, poller: Poller) -> None:
+        announced = False
         while not self.leaving:
             answer = poller.take()
             if answer is not None:
                 self._want(answer)
                 outbox.hurry()
+            if self.handed_back and not announced:
+                announced = outbox.hands_back = True
+                outbox.hurry()
+                log.info("the node is handed back: its jobs are stopped", extra={"action": "hand-back"})
             self.reconcile()
             self._watch(welcome, outbox)
             told = outbox.flush(self.runs.values())
             self._forget_closed()
+            if self.handed_back and told and not self.runs:
+                return
             if self.shutdown == "stop" and told and not self.runs and not self.desired:
                 return
             self._sleep(outbox)
@@ -229,6 +252,8 @@ class Agent:
             pool=self.options.pool,
             gpus=list(self.health.noted.values()),
             leases=sorted(self.runs),
+            place=self.place,
+            leaves_in=None if self.options.until is None else max(self.options.until - identity.boot_clock(), 0.0),
         )
 
     def _load(self) -> None:
@@ -269,7 +294,7 @@ class Agent:
         try:
             if Acked.load(directory).closed:
                 return None
-            return Run.take_up(directory, _meeting(assignment), self.options.node)
+            return Run.take_up(directory, with_free_port(assignment), self.options.node)
         except OSError as error:
             run = Run(directory, assignment, Acked(directory))
             words = f"cannot write {directory.path}: {error.strerror}; free some space on this node"
@@ -301,7 +326,9 @@ class Agent:
         wanted = self.desired.get(run.lease) if self.desired is not None else None
         if run.phase is Phase.ENDED:
             return
-        if run.disowned or (self.desired is not None and wanted is None):
+        if self.handed_back and (wanted is None or wanted.stop is None) and not run.disowned:
+            run.stop("drain", run.assignment.grace)
+        elif run.disowned or (self.desired is not None and wanted is None):
             run.stop(_FENCED, 0.0)
         elif wanted is not None and wanted.stop is not None:
             run.stop(wanted.stop, wanted.grace)
@@ -354,7 +381,7 @@ class Agent:
         What the node is to blame for is ``lost``, which costs the job no attempt; the GPU is reported dirty beside it.
         """
         shared = self._occupied()
-        needed, field = run.assignment.gpu_memory, _field(run.assignment.spec)
+        needed, field = run.assignment.gpu_memory, field_of_memory(run.assignment.spec)
         for gpu in run.assignment.gpus:
             known = self.devices.gpus[gpu]
             if needed > known.memory and (known.memory or known.kind == "cuda"):
@@ -380,6 +407,9 @@ class Agent:
     def _watch(self, welcome: Welcome, outbox: Outbox) -> None:
         """Everything that goes by the clock."""
         now = time.monotonic()
+        if self.options.until is not None and not self.handed_back and identity.boot_clock() >= self.options.until - self._time_to_stop():
+            self.handed_back = True
+            self.wake()
         for run in self.runs.values():
             if run.phase is Phase.ENDED and not run.settled:
                 with run.isolated():
@@ -410,6 +440,10 @@ class Agent:
         run.settled = bool(survivors) or now >= run.settle_by or all(self.health.look(gpu).health == "ok" for gpu in gpus)
         if run.settled:
             self._note(gpus, outbox)
+
+    def _time_to_stop(self) -> float:
+        """Seconds that its jobs may take to stop, and a little for the daemon to hear of it."""
+        return max((run.assignment.grace for run in self._running()), default=0.0) + _LAST_WORDS
 
     def _occupied(self) -> set[str]:
         """GPUs on which a worker is, so that their memory says nothing about leftovers."""
@@ -474,6 +508,8 @@ class Agent:
         if phases - {Phase.ENDED} or not all(run.settled for run in self.runs.values()):
             return _BUSY
         until = now + _IDLE
+        if self.options.until is not None:
+            until = min(until, now + max(self.options.until - _LAST_WORDS - identity.boot_clock(), 0.0))
         if any(gpu.kind == "cuda" for gpu in self.devices.gpus.values()):
             until = min(until, self._sample_at, self._check_at)
         if outbox.waiting:
@@ -510,23 +546,6 @@ def _remove_empty(directory: RunDir) -> None:
         job.rmdir()
 
 
-def _meeting(assignment: Assignment) -> Assignment:
-    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
-    if assignment.nodes == 1 or assignment.node_rank:
-        return assignment
-    address, _, port = assignment.rendezvous.rpartition(":")
-    return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")
-
-
-def _field(spec: Mapping[str, Any]) -> str:
-    """What its need of memory goes by, for a person."""
-    if (spec.get("share") or {}).get("memory"):
-        return "share.memory"
-    if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
-        return "memory.cap"
-    return "gpu_memory"
-
-
 def _size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
@@ -549,6 +568,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slot-memory", type=int, metavar="BYTES", help="memory that each CPU slot is declared to have (default: unknown)")
     parser.add_argument("--gpus", help="indexes or UUIDs of the GPUs to offer (default: those of CUDA_VISIBLE_DEVICES, or all)")
     parser.add_argument("--address", help="at which other hosts reach this one, for gangs (default: that of the route to the daemon)")
+    parser.add_argument("--hand-back", action="store_true", help="told to leave (SIGTERM) stop all jobs with their grace first")
+    parser.add_argument("--until", type=float, metavar="EPOCH", help="when the node is handed back without being told (s since the epoch)")
     parser.add_argument("--warm", choices=("auto", "off"), help="auto: jobs start by fork (default: as the daemon's config.toml says)")
     given = parser.parse_args(argv)
     steady_stderr()
@@ -557,7 +578,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_names(given.node, given.pool, home)
         address = address_towards(os.environ.get("STOKER_URL")) if given.address is None else require_own(given.address)
-        options = Options(home=home.create().path, node=given.node, pool=given.pool, address=address, warm=given.warm)
+        until = None if given.until is None else given.until - identity.ahead_of_boot()
+        hand_back = given.hand_back or until is not None
+        options = Options(home.create().path, given.node, given.pool, address, hand_back=hand_back, until=until, warm=given.warm)
         agent = Agent(options, lambda: Client(home), find(given.node, given.slots, given.gpus, slot_memory=given.slot_memory))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.leave())

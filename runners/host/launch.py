@@ -161,7 +161,7 @@ def _environment(run: RunDir, assignment: Assignment, spec: JobSpec, cuda: Seque
         rundir.ENV_NAME: spec.name,
         rundir.ENV_LEASE: str(assignment.lease),
         rundir.ENV_RUN_DIR: str(run.path),
-        rundir.ENV_CHECKPOINTS: str(run.checkpoints),
+        rundir.ENV_CHECKPOINTS: str(rundir.checkpoints_of(run, assignment)),
         rundir.ENV_RESUME: str(assignment.resume),
         rundir.ENV_TAG: run.tag,
     }
@@ -224,3 +224,12 @@ def _entry(entry: str) -> tuple[str, str]:
     if rest and not (rest[0] in _BLANK and _COMMENT.match(rest)):
         raise ValueError("after the closing quote only a comment may follow (quotes within are written in quotes of the other kind)")
     return name, inside
+
+
+def field_of_memory(spec: Mapping[str, Any]) -> str:
+    """What its need of memory goes by, for a person."""
+    if (spec.get("share") or {}).get("memory"):
+        return "share.memory"
+    if not spec.get("gpu_memory") and (spec.get("memory") or {}).get("cap"):
+        return "memory.cap"
+    return "gpu_memory"

@@ -25,6 +25,7 @@ from ...engine.protocol import (
     Hello,
     JobFiles,
     LogRequest,
+    PlaceTold,
     Poll,
     Record,
     Records,
@@ -33,6 +34,7 @@ from ...engine.protocol import (
     Welcome,
     WorkerUpdate,
 )
+from ..network.probe import place_of_checkpoints
 from . import report_tail as tail
 from .runs import Phase, Run
 
@@ -151,6 +153,8 @@ class Outbox:
         self.gpus: dict[str, GpuInfo] = {}  #: changes of health
         self.servers: list[ForkServer] | None = None  #: as they are now; None: as told
         self.files: list[JobFiles] | None = None  #: the same of what jobs keep
+        self.place: PlaceTold | None = None  #: the same of where checkpoints lie
+        self.hands_back = False  #: to be told that the runner stops its jobs and leaves
 
     @property
     def waiting(self) -> bool:
@@ -187,7 +191,12 @@ class Outbox:
 
     def _worth_sending(self, report: Report) -> bool:
         """States and health go at once. Records alone are gathered: a report costs the daemon a transaction, however much is in it."""
-        if report.workers or report.gpus or report.servers is not None or report.files is not None:
+        if (
+            report.workers
+            or report.gpus
+            or any(told is not None for told in (report.servers, report.files, report.place))
+            or report.hands_back
+        ):
             return True
         if report.records:
             full = sum(len(one.records) for one in report.records) >= _RECORDS
@@ -225,6 +234,8 @@ class Outbox:
             left=left,
             servers=self.servers,
             files=self.files,
+            place=self.place,
+            hands_back=self.hands_back,
             now=steady_time(),
         )
         return report, offsets
@@ -238,6 +249,9 @@ class Outbox:
             self.servers = None
         if self.files is report.files:
             self.files = None
+        if self.place is report.place:
+            self.place = None
+        self.hands_back = self.hands_back and not report.hands_back
         changed = set()
         for (lease, rank), offset in offsets.items():
             runs[lease].acked.offsets[rank] = offset
@@ -332,6 +346,8 @@ def updates(run: Run, ended: bool) -> list[WorkerUpdate]:
                 outcome=run.exit["outcome"],
                 message=run.exit["message"],
                 host_at_fault=run.exit.get("host_at_fault", False),
+                saved=None if run.assignment.node_rank else run.saved_bytes(),
+                place=place_of_checkpoints(run.dir, run.assignment),
             )
         )
     return found

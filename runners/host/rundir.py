@@ -29,7 +29,10 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # every script imports this
+    from ...engine.protocol import Assignment
 
 PREEMPTED_EXIT = 75  #: EX_TEMPFAIL: the worker has checkpointed and left because it was asked to
 OOM_EXIT = 76  #: the worker ran out of memory, on the GPU or the host
@@ -120,6 +123,11 @@ class RunDir:
             if match is not None and job.isdecimal() and path.is_dir():
                 runs.append(cls(home, int(job), int(match[1]), int(match[2] or 0)))
         return sorted(runs, key=lambda run: run.lease)
+
+
+def checkpoints_of(run: RunDir, assignment: Assignment) -> Path:
+    """Where the checkpoints of its job lie: in the home, or in the directory that the runners share."""
+    return run.checkpoints if assignment.checkpoints is None else Path(assignment.checkpoints)
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:

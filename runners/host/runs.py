@@ -21,7 +21,7 @@ from ...engine.identity import Process
 from ...engine.protocol import Assignment, Outcome, Time, Whole
 from . import processes
 from .report_tail import Acked, sizes
-from .rundir import ENV_TAG, RunDir
+from .rundir import ENV_TAG, RunDir, checkpoints_of
 from .supervisor import TAKEN, Launch, Stop, register, write_exit
 from .warm_starts import Forked
 
@@ -84,7 +84,7 @@ class Run:
     def take_up(cls, directory: RunDir, assignment: Assignment, node: str) -> Run:
         """Note the assignment on disk, before anything is started."""
         directory.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        directory.checkpoints.mkdir(exist_ok=True, mode=0o700)
+        checkpoints_of(directory, assignment).mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.write("assignment.json", {**msgspec.to_builtins(assignment), "node": node})
         return cls(directory, assignment, Acked(directory))
 
@@ -239,6 +239,13 @@ class Run:
         except OSError:
             lines = []
         return lines[-1] if lines else "it said nothing"
+
+    def saved_bytes(self) -> int | None:
+        """What lies among the checkpoints of its job; None where that cannot be read."""
+        try:
+            return sum(path.stat().st_size for path in checkpoints_of(self.dir, self.assignment).rglob("*") if path.is_file())
+        except OSError:
+            return None
 
     def survivors(self) -> list[Process]:
         """What could not be killed at its end."""

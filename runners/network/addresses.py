@@ -8,7 +8,10 @@ import socket
 import struct
 import urllib.parse
 
+import msgspec
+
 from ...engine.errors import UsageError
+from ...engine.protocol import Assignment
 
 LOOPBACK = "127.0.0.1"
 _ANYWHERE = "192.0.2.1"  #: of RFC 5737, nobody's: nothing is sent there, the kernel only says by which route it would go
@@ -127,3 +130,11 @@ def free_port(first: int | None = None) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise OSError("this host has no free port")
+
+
+def with_free_port(assignment: Assignment) -> Assignment:
+    """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
+    if assignment.nodes == 1 or assignment.node_rank:
+        return assignment
+    address, _, port = assignment.rendezvous.rpartition(":")
+    return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")

@@ -6,6 +6,7 @@ before it is over, so equals change by time: a command computes for as long as i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,13 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...engine.identity import Process
+from ...engine.identity import Process, stat
 from ..host import processes
 from ..host.rundir import TAKES_TURNS
 from .told_turns import ToldTurns
 from .turn import Turn
 
-LOOK, SELDOM = 0.001, 0.05  #: seconds between looks at the turn, and at what the agent says
+LOOK, WAITS = 0.001, 0.005  #: seconds between looks of who has the turn, and of who waits for it, whom each costs some CPU
+SELDOM = 0.05  #: seconds between looks at what the agent says
 SHORTEST, LONGEST = 0.02, 2.0  #: seconds for which it computes before an equal has its turn
 
 
@@ -64,21 +66,21 @@ class CommandTurns(threading.Thread):
         if not turn.granted():
             self._stop()
             while not turn.granted():
-                if self._is_over(turn):
+                if self._is_over(turn, WAITS):
                     return
         self._go_on()
         began = time.monotonic()
         slice_ = min(max(began - asked, SHORTEST), LONGEST)
         while not turn.wanted(by_equals=time.monotonic() - began >= slice_):
-            if self._is_over(turn):
+            if self._is_over(turn, LOOK):
                 break
         else:
             self._halt()
         turn.give()
 
-    def _is_over(self, turn: Turn) -> bool:
+    def _is_over(self, turn: Turn, pause: float) -> bool:
         """Whether it takes this turn no longer, looked at after a moment."""
-        over = self._ends.wait(LOOK)
+        over = self._ends.wait(pause)
         if time.monotonic() >= self._follow_at:
             self._follow_at = time.monotonic() + SELDOM
             self._told.follow()
@@ -93,9 +95,8 @@ class CommandTurns(threading.Thread):
         """Stop all of it; what is forked meanwhile too."""
         self._halt()
         while True:
-            found = [one.process for one in processes.descendants(self._root, processes.table())]
-            self._known = found
-            if set(found) <= set(self._stopped):
+            self._known = below(self._root)
+            if set(self._known) <= set(self._stopped):
                 return
             self._halt()
 
@@ -109,3 +110,25 @@ class CommandTurns(threading.Thread):
         for process in self._stopped:
             processes.send(process, signal.SIGCONT)
         self._stopped = []
+
+
+def below(root: int) -> list[Process]:
+    """The living below a process, by what the kernel lists of each: all processes of a host are too many to be read at each pause."""
+    if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # noqa: PTH110 - a kernel without CONFIG_PROC_CHILDREN
+        return [one.process for one in processes.descendants(root, processes.table())]
+    found: list[Process] = []
+    level = _children(root)
+    while level:
+        known = [one for pid in level if (one := stat(pid)) is not None and not one.dead]
+        found += [one.process for one in known]
+        level = [child for one in known for child in _children(one.pid)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Each thread has those that it has started."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return children

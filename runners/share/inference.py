@@ -7,6 +7,7 @@ way to equals after each batch. It tells Stoker what it has seen of latencies, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -73,7 +74,7 @@ class _Minute:
     def values(self) -> dict[str, float]:
         """The names are those of the view latency_now."""
         ordered = sorted(self.latencies)
-        found = {f"p{share}": ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 95, 99)} if ordered else {}
+        found = {f"p{share}": ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 95, 99)} if ordered else {}
         counts = {name: float(getattr(self, name)) for name in ("requests", "errors", "refused", "queue")}
         return {"minute": float(self.number), **found, **counts}
 
@@ -217,7 +218,7 @@ class Server:
     def _answers(self, requests: list[Any]) -> list[dict[str, Any]]:
         """One each: where the model raises, they are computed one by one, so that each has its own answer or error."""
         try:
-            found = self.answer(self.model, requests)
+            found = self.answer(self.model, list(requests))  # a list of its own: it may change it
             if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != len(requests):
                 what = f"{len(found)}" if isinstance(found, Sequence) and not isinstance(found, str) else type(found).__name__
                 raise UsageError(f"the task's answer() must return a list of {len(requests)} answers, not {what}")
@@ -283,8 +284,9 @@ class Server:
         """Who waits is told so, and is not left hanging."""
         with self._lock:
             waiting, self._ready = list(self._ready), deque()
-        while not self._raw.empty():
-            waiting.append(self._raw.get())
+        with contextlib.suppress(queue.Empty):  # the other thread may take the last one
+            while True:
+                waiting.append(self._raw.get_nowait())
         for one in waiting:
             self._finish(one, {"error": _STOPS})
         self._tell_at = 0.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from .turn import Turn
 
 log = logging.getLogger(__name__)
 
+#: Whether this computes a training. Threads that compute its micro-batches begin with what their maker has; those that load do not.
+_computes: ContextVar[bool] = ContextVar("computes", default=False)
+
 
 class Yielding:
     """``with`` it a training computes. The file `TURN` of its run directory, written by the agent, says whether there are turns to take."""
@@ -39,7 +42,6 @@ class Yielding:
         self._device = device
         self._turn: Turn | None = None
         self._hooks: list[Any] = []
-        self._main = threading.main_thread().ident
         self._armed = False  #: it computes
         self.pauses, self.paused = 0, 0.0  #: how often, and seconds
         script.yield_by(self._look)
@@ -49,6 +51,7 @@ class Yielding:
         if self._turn is not None:
             self._turn.take()
             self._armed = True
+            _computes.set(True)
 
     def __exit__(self, *error: object) -> None:
         self._armed = False
@@ -78,7 +81,7 @@ class Yielding:
             batches.between = self._look
 
     def _before_module(self, module: nn.Module, inputs: Any) -> None:
-        if self._armed and threading.get_ident() == self._main:  # modules of threads that load are none of the model's
+        if self._armed and _computes.get():  # modules of threads that load are none of the model's
             self._look()
 
     def _look(self, *_: Any) -> None:

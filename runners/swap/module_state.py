@@ -86,6 +86,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     # Others may stand there where a functional call was broken off. In TorchScript none can.
     weights = [(each, dict(each._parameters)) for each in model.modules() if isinstance(each._parameters, dict)]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    hooks = [(module._forward_hooks, copy(module._forward_hooks)) for module in model.modules()]  # a first forward may have made some
     held = held_by(model.modules())
     try:
         with rng.preserved():
@@ -98,6 +99,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
             module._parameters.update(those)
         for parameter, gradient in gradients:
             parameter.grad = gradient
+        for there, before in hooks:
+            _fill(there, before)
         hold(held)
 
 

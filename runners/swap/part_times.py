@@ -260,7 +260,8 @@ def _piece(fine: Profiler, k: int, numbers: dict[int, int], shape: Shape) -> Pie
         forward=seen.seconds("forward"), backward=seen.seconds("backward"), load=seen.seconds("load"), out=seen.seconds("out"),
         weights=tuple(Weight(numbers[id(value)], size_of(value, fine.device.rounded), units.trains(name)) for name, value in held),
         forward_work=seen.forward_work, statistics=max(0, seen.persisted - made),
-        again_work=seen.again_work, kept=seen.kept, native=seen.native, backward_work=max(0, seen.backward_work), later_work=max(0, seen.later_work),
+        again_work=seen.again_work, kept=seen.kept, native=seen.native,
+        backward_work=max(0, seen.backward_work), later_work=max(0, seen.later_work),
     )  # fmt: skip
 
 

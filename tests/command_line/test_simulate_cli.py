@@ -173,7 +173,9 @@ def test_a_number_is_finite(trace: str, flag: str, value: str, capsys: pytest.Ca
 
 def test_every_number_of_the_table_is_checked() -> None:
     assert len(FLOATS) == 8
-    assert all(isinstance(setting.type, Finite | FiniteRange | click.IntRange) or setting.type is DURATION for setting in SETTINGS)
+    assert all(
+        isinstance(setting.type, Finite | FiniteRange | click.IntRange | click.Choice) or setting.type is DURATION for setting in SETTINGS
+    )
 
 
 # -- which policies ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from e2e import DaemonProcess, daemon_apart, until
-from stoker.engine.api import jobs, operators, prompt_banks, reports, simulations, traces
+from stoker.engine.api import jobs, model_requests, operators, prompt_banks, reports, simulations, traces
 from stoker.engine.api import runner_calls as runner
 from stoker.engine.cli.main import run
 from stoker.engine.client import Client, _UnixConnection
@@ -96,6 +96,7 @@ BANK = {"llm": "tiny", "revision": "r1", "tokenizer": "t1"}
 #: every request with a body: one that would be taken
 REQUESTS: dict[str, Any] = {
     "/v1/jobs": {"jobs": [SPEC], "provenance": PROVENANCE, "dry_run": False},
+    "/v1/jobs/{ref}/ask": {"requests": ["a text"]},
     "/v1/jobs/{ref}/cancel": {"array": False},
     "/v1/jobs/{ref}/hold": {"array": False},
     "/v1/jobs/{ref}/release": {"array": False},
@@ -216,7 +217,7 @@ def api(template: Path) -> Iterator[Api]:
         assert "Traceback" not in daemon.said() and "a write failed" not in daemon.said(), daemon.said()[-3000:]
 
 
-PARTS = (jobs, operators, prompt_banks, reports, runner, simulations, traces)
+PARTS = (jobs, model_requests, operators, prompt_banks, reports, runner, simulations, traces)
 TABLES = [entry for part in PARTS for entry in part.ENDPOINTS]
 
 

@@ -30,13 +30,13 @@ def test_every_recipe_that_is_said_to_answer_does():
 def test_a_text_has_a_label_whoever_is_in_its_batch():
     from stoker.runners.recipes import texts
 
-    task = built("text-classifier", limit=64, eval_limit=40)
+    task = built("text-classifier", limit=16, eval_limit=16)
     data = texts.load("trec")
-    held_out = data.held_out[:40]
+    held_out = data.held_out[:16]
     found = answers(task, *(text for text, _ in held_out))
     right = sum(answer["label"] == data.classes[label] for answer, (_, label) in zip(found, held_out, strict=True))
     with torch.no_grad():
-        assert right / 40 == task.evaluate(task.model)["accuracy"]
+        assert right / 16 == task.evaluate(task.model)["accuracy"]
     (alone,) = answers(task, held_out[0][0])
     assert alone["label"] == found[0]["label"] and alone["probability"] == pytest.approx(found[0]["probability"], abs=1e-5)
     with pytest.raises(UsageError, match="a request is a text, not int"):

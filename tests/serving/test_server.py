@@ -18,7 +18,7 @@ import torch
 from stoker.engine.errors import LimitExceeded, StokerError, Unreachable, UsageError
 from stoker.engine.spec.model import Serve
 from stoker.runners.host.rundir import ENV_LEASE, ENV_RUN_DIR
-from stoker.runners.share.inference import Server
+from stoker.runners.share.inference import Server, _Minute
 from stoker.runners.share.inference_client import InferenceClient
 from stoker.runners.train.task import Task
 from stoker.runners.worker import script
@@ -145,6 +145,24 @@ def test_a_request_on_which_the_model_raises_gets_the_error_and_the_others_their
     assert [answers[0], answers[2]] == [{"answer": 2}, {"answer": 6}]
     assert answers[1]["error"].startswith("TypeError: unsupported operand")
     assert ask(run_dir, 5) == [{"answer": 10}]
+
+
+def test_a_model_that_takes_its_requests_apart_loses_none(serve):
+    def answer(model, requests):
+        taken = [requests.pop(0) for _ in list(requests)]
+        return [1 / number for number in taken]
+
+    answers = ask(serve(Task(model=nn.Linear(1, 1), answer=answer)), 2, 0, 4)
+    assert answers == [{"answer": 0.5}, {"error": "ZeroDivisionError: division by zero"}, {"answer": 0.25}]
+
+
+def test_percentiles_are_of_the_nearest_rank():
+    minute = _Minute()
+    minute.latencies = [number / 100 for number in range(1, 101)]
+    values = minute.values()
+    assert (values["p50"], values["p95"], values["p99"]) == (0.5, 0.95, 0.99)
+    minute.latencies = [3.0]
+    assert minute.values()["p50"] == minute.values()["p99"] == 3.0
 
 
 @pytest.mark.parametrize(

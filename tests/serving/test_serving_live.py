@@ -234,9 +234,9 @@ def test_beside_a_training_it_goes_before_and_the_training_goes_on(
 ) -> None:
     """By turns, as on a GPU: the training pauses in place for each request."""
     home.config.write_text('[guards]\nmin_run_time = 0.0\n[share]\nturn = "cooperative"\n')
-    jobs = Jobs(start_daemon(env={"PYTHONPATH": str(Path(__file__).parents[1] / "sharing")}).client())
+    jobs = Jobs(start_daemon().client())
     start_runner(slots=1)
-    jobs.client.post("/v1/policy", {"policy": "packs_all:PacksAll", "interval": 1.0, "config": {"kind": "switched"}})
+    jobs.client.post("/v1/policy", {"policy": "switchflow"})
     share = {"gpu": "switched"}
     trains = jobs.submit("trains", recipe="toy", stop={"iterations": 1_000_000}, share=share, params={"batch_size": 64, "samples": 1024})
     server = jobs.submit("serves", kind="infer", recipe="toy", weights="job:trains", share=share, priority=10)

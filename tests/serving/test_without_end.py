@@ -191,11 +191,11 @@ def test_every_policy_serves_it_and_lets_others_end_beside_it(name, first):
     world = Serving([2], jobs, progress=True)
     policy = registry.create(name, {})
     held = 0
-    for _ in range(400):
+    for _ in range(260):
         world.tick(policy)
         held += bool(world.jobs[1].held)
     assert world.finished == {2, 3, 4, 5}, "others starve beside a server"
-    assert held > 100, "a server starves"
+    assert held > 60, "a server starves"
     assert world.jobs[1].held, "nobody else is there any more"
 
 

@@ -18,6 +18,7 @@ from stoker.engine.protocol import Assignment
 from stoker.runners.host import processes
 from stoker.runners.host.rundir import RunDir
 from stoker.runners.host.runs import Phase, Run
+from stoker.runners.share.command_turns import below
 from stoker.runners.share.turn import Turn, look
 from waiting import patient, until
 
@@ -181,6 +182,14 @@ def test_a_supervisor_that_is_stopped_while_it_has_the_turn_is_seen_by_the_agent
     until(lambda: look(tmp_path / "turn").silent > 0.3)
     run.stop("hang", 5.0)
     assert one.end()["stop_reason"] == "hang"
+
+
+def test_all_that_is_below_is_found_as_by_a_look_at_all_processes(command) -> None:
+    one = command()
+    one.goes_on("first", "second")
+    root = one.supervisor.pid
+    assert {*below(root)} == {found.process for found in processes.descendants(root, processes.table())}
+    assert len(below(root)) == 2 and below(below(root)[1].pid) == []
 
 
 def test_equals_change_by_time(command, takes) -> None:

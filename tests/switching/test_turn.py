@@ -179,6 +179,22 @@ def test_whoever_waits_and_is_stopped_is_passed_over_and_a_stopped_holder_is_see
     ours.close()
 
 
+def test_a_file_and_a_holder_of_an_earlier_version_are_as_good_as_any(start, tmp_path: Path) -> None:
+    """These have the slots alone, and know nothing of what is behind them."""
+    (tmp_path / "turn").write_bytes(bytes(1024))
+    before = start(1, "\nturn.take()\nprint(turn.path)\nnote('holds')\ntime.sleep(600)\n")
+    until(lambda: notes(tmp_path))
+    with (tmp_path / "turn").open("r+b") as file:
+        file.truncate(1024)  # as it has left it
+    assert look(tmp_path / "turn") == (1, pytest.approx(0.0, abs=patient(5)), {}, {})
+    ours = Turn(tmp_path / "turn", 2, priority=5)
+    ours.ask()
+    assert not ours.granted()
+    before.kill()
+    until(ours.granted)
+    ours.close()
+
+
 def test_a_file_system_without_record_locks_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

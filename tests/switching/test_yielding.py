@@ -7,14 +7,23 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from stoker.engine.spec.model import Memory
+from stoker.runners.device.metered import MeteredDevice
+from stoker.runners.host.rundir import ENV_RUN_DIR, TURN
 from stoker.runners.share.turn import Turn
+from stoker.runners.share.yielding import Yielding
+from stoker.runners.swap.swapped_step import SwappedStep
+from stoker.runners.train.task import Task
 from test_training import Job, assert_same
+from torch import nn
 from waiting import until
 
 pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.usefixtures("warm_server")]
@@ -69,6 +78,7 @@ def task(**given):
 JOBS: dict[str, dict[str, Any]] = {
     "an entrypoint": {"entrypoint": "hard:task", "stop": {"iterations": 15}},
     "micro-batches": {"entrypoint": "hard:task", "stop": {"iterations": 6}, "memory": {"accumulate": 4}},
+    "under a cap": {"entrypoint": "hard:task", "stop": {"iterations": 6}, "memory": {"cap": 1 << 20, "swap": "force", "accumulate": 3}},
     "digits-cnn": {"recipe": "digits-cnn", "params": {"eval_every": 5, "checkpoint_every": 5}, "stop": {"iterations": 10}},
     "text-classifier": {  # most of it frozen, on torch's fast path in evaluations
         "recipe": "text-classifier",
@@ -135,6 +145,29 @@ def test_paused_again_and_again_it_ends_with_the_weights_of_one_that_was_not(job
     assert pauses(paused) > 20
     assert paused.losses() == whole.losses()
     assert_same(paused.state, whole.state)
+
+
+def test_inside_a_step_under_a_cap_it_looks_too_and_not_where_samples_are_loaded(tmp_path: Path, monkeypatch) -> None:
+    looks: list[str] = []
+    monkeypatch.setenv(ENV_RUN_DIR, str(tmp_path))
+    monkeypatch.setattr(Turn, "wanted", lambda turn: looks.append(threading.current_thread().name))
+    (tmp_path / TURN).write_text(json.dumps({"path": str(tmp_path / "turn"), "priority": 0}))
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    task = Task(model=layers, train=[0], loss=lambda model, batch: model(batch).square().mean(), batch_size=2)
+    step = SwappedStep(task, Memory(cap=1 << 20, accumulate=2, swap="force"), MeteredDevice(1 << 20))
+    step.place(layers)
+    yielding = Yielding(layers.parameters(), torch.device("cpu"))
+    for _ in range(2):
+        looks.clear()
+        with yielding:
+            step.update([torch.randn(2, 8) for _ in range(2)], 1.0)
+            loads = threading.Thread(target=nn.Linear(8, 8), args=(torch.randn(2, 8),), name="loads")
+            loads.start()
+            loads.join()
+    step.close()
+    yielding.close()
+    assert looks.count("micro-batch") >= 2 * 2 * 3 - 2, "each batch's layers, forward, and back but for the last part"
+    assert "loads" not in looks
 
 
 def test_who_is_told_in_the_middle_takes_turns_from_its_next_step_on_and_no_longer_when_told_so(job, tmp_path: Path) -> None:

@@ -311,8 +311,11 @@ def test_a_query_parsed_on_one_connection_serves_all(con: duckdb.DuckDBPyConnect
     insert(con, "nodes", [Tables(0).node("here", "up")])
     assert fetch(con.cursor(), "policy/nodes")["id"].tolist() == ["here"]
     with duckdb.connect() as other:
-        other.execute("CREATE TABLE nodes AS SELECT 'there' AS id, NULL::VARCHAR AS state")
-        assert {name: column.tolist() for name, column in fetch(other, "policy/nodes").items()} == {"id": ["there"], "state": [None]}
+        other.execute(
+            "CREATE TABLE nodes AS SELECT 'there' AS id, NULL::VARCHAR AS state, 'h' AS host, '/' AS home, '' AS place, '' AS shared_place"
+        )
+        found = {name: column.tolist() for name, column in fetch(other, "policy/nodes").items()}
+        assert found == {"id": ["there"], "state": [None], "places": ["h:/\n\n"]}
 
 
 def test_groups_pass_over_what_is_not_known() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stoker.engine.cli.main import run
+from stoker.engine.errors import UsageError
 from stoker.engine.sim.workload import Workload, as_asked
 from stoker.engine.traces.formats import from_stoker
 from stoker.engine.traces.read import read
@@ -120,3 +122,31 @@ def test_rows_that_cannot_be_jobs_are_dropped_with_the_reason(tmp_path: Path) ->
     assert trace.dropped == {
         "no learning curve for its task": 1, "no target_batch_size": 1, "target_lr is not a number": 1, "no target_metric": 1,
     }  # fmt: skip
+
+
+def test_the_command_says_who_gives_jobs_what_they_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = titan_folder(tmp_path, JOBS)
+    assert run(["simulate", str(file), "-n", "2x4", "-p", "ymir", "-p", "srtf", "--no-store", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert run(["simulate", str(file), "-n", "2x4", "-p", "ymir", "--no-store", "--no-profiles"]) != 0
+    assert "--no-profiles: FM-tiny tells its jobs' work by how fast they train" in capsys.readouterr().err
+    assert "\nsrtf: each job has the GPUs that it asks for\nymir: each job has any number of GPUs that it can use\n" in out
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda tables: tables.update(kinds=[{}]),
+        lambda tables: tables["kinds"][0].update(samples=0, epochs=0),
+        lambda tables: tables.update(speeds=[["tiny", 8, [1, 2], [1.0], [1.0]]]),
+        lambda tables: tables["temporal"].append([0, 99, 3]),
+        lambda tables: tables.update(spatial="x"),
+    ],
+    ids=["kind", "zero", "speeds", "pair", "text"],
+)
+def test_a_recipe_that_somebody_has_spoilt_is_told(tmp_path: Path, spoil: object) -> None:
+    trace = read(titan_folder(tmp_path, JOBS))
+    assert trace.recipe is not None
+    spoil(trace.recipe["fine_tuning"])  # type: ignore[operator]
+    with pytest.raises(UsageError, match="recipe: what the trace tells of fine-tuning jobs cannot be read"):
+        to_workload(trace)

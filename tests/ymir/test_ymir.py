@@ -161,6 +161,13 @@ def test_rounds_leave_arrivals_waiting_and_merged_jobs_going_on() -> None:
     assert rounds.fates.started.tolist() == [60, 165, 240]
 
 
+@pytest.mark.parametrize("name", ["ymir", "optimus", "pollux"])
+def test_rounds_that_would_never_end_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="round: 1e-06 s is too short"):
+        registry.create(name, {"round": 1e-6})
+    assert registry.create(name, {"round": 0}).interval is None
+
+
 @pytest.mark.parametrize("config", ["ymir", "ymir,round=60", "ymir,recurring=true", "ymir,ended=false"])
 def test_random_workloads_end_whole(config: str) -> None:
     rng = np.random.default_rng(5)

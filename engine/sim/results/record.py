@@ -121,7 +121,7 @@ def job_columns(study: Study, outcome: Outcome) -> dict[str, list[Any]]:
         "rejected": fates.rejected,
         "submitted": workload.submitted,
         "jct": fates.ended - workload.submitted,
-        "gpus": workload.gpus_min,
+        "gpus": workload.gpus_min if workload.asked is None else workload.asked,
     }
     kept = of.takes_part(workload, fates, study.until)
     return {

@@ -1,0 +1,67 @@
+"""The place of this runner: a directory for checkpoints, by the name that stands in it, so that runners tell whether they have the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from ...engine.errors import Conflict
+from ...engine.protocol import Assignment, PlaceTold, SharedPlace
+from ..host.rundir import RunDir, checkpoints_of
+
+PROBE = "place"  #: file in which the name stands
+
+
+def own_place(home: Path) -> str:
+    """The home, whose checkpoints all runners of this home read, on whichever host: the first one gives it a name."""
+    probe = home / PROBE
+    for _ in range(2):
+        with contextlib.suppress(FileNotFoundError):
+            if name := probe.read_text().strip():
+                return name
+        made = home / f".{PROBE}.{os.getpid()}"
+        made.write_text(f"{secrets.token_hex(8)}\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(made, probe)  # two runners may begin together
+        made.unlink()
+    return probe.read_text().strip()
+
+
+def shared_place(shared: SharedPlace) -> PlaceTold:
+    """The directory that the daemon's configuration says is shared; Conflict where it is not the one that the other runners have.
+
+    The first runner leaves a probe file there; who does not find it has another directory of the same name.
+    """
+    folder = Path(shared.path) / f"stoker-{shared.name}"
+    try:
+        if not Path(shared.path).is_dir():
+            raise Conflict(
+                f"runners.checkpoints: there is no directory {shared.path} on this host; mount it, or take it out of config.toml"
+            )
+        if not shared.known:
+            folder.mkdir(exist_ok=True)
+            (folder / PROBE).write_text(shared.name)
+        found = (folder / PROBE).read_text().strip()
+        (writable := folder / f".{os.getpid()}.{secrets.token_hex(4)}").touch()
+        writable.unlink()
+    except FileNotFoundError:
+        found = ""
+    except OSError as error:
+        raise Conflict(f"runners.checkpoints: {shared.path} cannot be used on this host: {error.strerror} ({error.filename})") from None
+    if found != shared.name:
+        raise Conflict(
+            f"runners.checkpoints: {shared.path} on this host is not the directory that the other runners share: the probe file "
+            f"{folder / PROBE} is not there; mount it, or take it out of config.toml"
+        )
+    return PlaceTold(name=shared.name, path=str(folder))
+
+
+def place_of_checkpoints(run: RunDir, assignment: Assignment) -> str | None:
+    """The name of the place in which a lease leaves checkpoints; None: its home has none, as no agent of this version ran there."""
+    probe = checkpoints_of(run, assignment).parents[1] / PROBE if assignment.checkpoints else run.home / PROBE
+    try:
+        return probe.read_text().strip() or None
+    except OSError:
+        return None
