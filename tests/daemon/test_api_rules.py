@@ -100,6 +100,7 @@ REQUESTS: dict[str, Any] = {
     "/v1/jobs/{ref}/cancel": {"array": False},
     "/v1/jobs/{ref}/hold": {"array": False},
     "/v1/jobs/{ref}/release": {"array": False},
+    "/v1/jobs/{ref}/move": {"array": False},
     "/v1/jobs/{ref}/priority": {"priority": 1, "array": False},
     "/v1/runners/{node}/drain": {"now": False},
     "/v1/runners/{node}/resume": {},
@@ -125,9 +126,10 @@ REQUESTS: dict[str, Any] = {
     "/v1/runner/poll": {"node": "n2", "session": 1, "version": 0, "wait": 0.0},
     "/v1/runner/report": REPORT,
     "/v1/runner/log": {"node": "n2", "session": 1, "number": 1, "text": "x", "file": "1", "offset": 0, "more": False, "missing": False},
+    "/v1/runner/last_log": {"node": "n2", "session": 1, "job": 2, "lease": 1, "node_rank": 0, "data": "eA==", "file": "1", "begin": 0},
 }
 #: runners may be a version ahead of the daemon: what it does not know of their messages it passes over
-OPEN = {"/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log"}
+OPEN = {"/v1/runner/hello", "/v1/runner/poll", "/v1/runner/report", "/v1/runner/log", "/v1/runner/last_log"}
 
 
 class Number(str):

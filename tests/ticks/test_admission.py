@@ -201,8 +201,8 @@ class TestFromTheMiddle:
             return registry.create("fifo", {}).plan(now)
 
         drained(view, np.array([10.0, 10.0]), coming, Scripted(decide), Options(), evictions=Evictions())
-        assert seen[0] == [["", "prompt"], ["", "minilm"], ["", "packed"]]
-        assert seen[1] == [["", "prompt", ""], ["", "minilm", "smollm"], ["", "packed", ""]]
+        assert seen[0] == [["train", "prompt"], ["", "minilm"], ["", "packed"]]
+        assert seen[1] == [["train", "prompt", ""], ["", "minilm", "smollm"], ["", "packed", ""]]
 
     @pytest.mark.parametrize("policy", ["fifo", "srtf", "edf", "tiresias", "themis", "elasticflow"])
     @given(view=views(deadlines=True, max_jobs=8))
