@@ -7,11 +7,12 @@ import ipaddress
 import socket
 import struct
 import urllib.parse
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ...engine.errors import UsageError
-from ...engine.protocol import Assignment
+
+if TYPE_CHECKING:
+    from ...engine.protocol import Assignment
 
 LOOPBACK = "127.0.0.1"
 _ANYWHERE = "192.0.2.1"  #: of RFC 5737, nobody's: nothing is sent there, the kernel only says by which route it would go
@@ -136,5 +137,7 @@ def with_free_port(assignment: Assignment) -> Assignment:
     """On the first node of a gang over several: with a port that is free here, the one proposed if possible."""
     if assignment.nodes == 1 or assignment.node_rank:
         return assignment
+    import msgspec  # not where only an address is asked for, as the command line does
+
     address, _, port = assignment.rendezvous.rpartition(":")
     return msgspec.structs.replace(assignment, rendezvous=f"{address}:{free_port(int(port))}")

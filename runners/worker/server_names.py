@@ -31,7 +31,9 @@ class ServerName(NamedTuple):
     @property
     def address(self) -> bytes:
         whole = b"\0" + "/".join((_FIRST, *map(str, self))).encode()
-        return whole if len(whole) <= _LONGEST + 1 else self._replace(backbone=_SHORT + digest(self.backbone)).address
+        if len(whole) <= _LONGEST + 1 or self.backbone.startswith(_SHORT):  # or the rest alone is too long, and none can be had
+            return whole
+        return self._replace(backbone=_SHORT + digest(self.backbone)).address
 
 
 def digest(*parts: object) -> str:

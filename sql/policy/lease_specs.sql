@@ -2,7 +2,7 @@
 -- the run directory of the newest lease (of a gang that of its first node) of the job whose weights they begin with, and of a server that
 -- job's spec, and the owners.
 SELECT l.id, j.spec, v.snapshot, coalesce(CAST(l.options ->> 'memory' AS BIGINT), k.gpu_memory, 0),
-       CAST(l.options ->> 'begin_from' AS BIGINT) AS source, (SELECT s.place FROM jobs s WHERE s.id = source) AS source_place,
+       CAST(l.options ->> 'begin_from' AS BIGINT) AS source, (SELECT s.place FROM jobs s WHERE s.id = CAST(l.options ->> 'begin_from' AS BIGINT)) AS source_place,
        (SELECT w.run_dir FROM leases s JOIN workers w ON w.lease_id = s.id
         WHERE s.job_id = CAST(l.options ->> 'begin_from' AS BIGINT) AND NOT coalesce(s.profile, false) AND w.run_dir IS NOT NULL
         ORDER BY s.id DESC, w.node_id LIMIT 1) AS begin_from,

@@ -206,6 +206,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["cancel"], 2, "JOB"),
     (["hold"], 2, "JOB"),
     (["release"], 2, "JOB"),
+    (["move"], 2, "JOB"),
     (["priority", "high", "one"], 2, "NUMBER"),
     (["schedule"], 2, "missing command"),
     (["schedule", "remove", "x"], 2, "ID"),
@@ -255,7 +256,7 @@ def test_a_mistake_gets_one_line(stoker: Stoker, arguments: list[str], code: int
 
 NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
-    "cancel 1", "hold 1", "release 1", "priority 1 1", "schedule list",
+    "cancel 1", "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
     "schedule remove 1",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",

@@ -252,6 +252,7 @@ ENACTED = {
 }
 REFUSED = {
     "Allocation.batch_size": (Plan({1: Allocation((0,), batch_size=64)}), "job 1: is to train with a batch of 64"),
+    "Allocation.joint": (Plan({1: Allocation((0,), joint=2)}), "job 1: is to train together with job 2"),
 }
 
 
