@@ -101,7 +101,8 @@ STUDIES = [
 #: Most of them acknowledge: numbers and states of jobs, runners and tokens, and paths. What `pipeline` tells is tried with its table.
 ELSEWHERE = {
     "pipeline", "down",
-    "ask", "submit", "cancel", "hold", "release", "move", "priority", "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
+    "ask", "submit", "cancel", "hold", "release", "move", "priority",
+    "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",
     "prompt bank build", "prompt bank add", "prompt bank show", "prompt lookup", "prompt tune",
 }  # fmt: skip

@@ -99,7 +99,7 @@ def run(name: str, *arguments: str) -> str:
 NIGHTLY = (
     "adhoc_sql", "assignment", "autosched", "fidelity", "first_step", "hostile", "idle", "intune", "intune_simulated", "iterations",
     "lookups", "overhead", "packing", "perfect", "prompts", "reuse_augment", "shared_input", "store_writes", "submissions", "swap",
-    "unisched", "warm",
+    "switching", "unisched", "warm",
 )  # fmt: skip
 
 
