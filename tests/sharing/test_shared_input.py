@@ -131,6 +131,15 @@ def test_without_shared_memory_it_is_said_and_not_shared(caplog: pytest.LogCaptu
     assert "its input is not shared: " in caplog.text
 
 
+def test_a_directory_of_another_user_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(shared_input.os, "getuid", lambda: 4711)
+    assert SharedInput.join(group(tmp_path), {}, 0) is None
+    assert "belongs to another user" in caplog.text
+
+
 def test_what_the_dead_have_left_is_taken_away(tmp_path: Path, forked: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     groups = InputGroups(tmp_path / "home", memory=tmp_path / "memory")
     place = groups._place / "a"
