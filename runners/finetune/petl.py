@@ -7,8 +7,9 @@ which `PeftModel.from_pretrained` makes the same model, and another job may begi
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,8 @@ from ...engine.errors import Conflict, NotFound, UsageError
 from ..backbones.hub_directory import HubDirectory
 from ..backbones.hub_model import library
 from ..packages import imported
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ..backbones.hub_body import HubBody
@@ -118,6 +121,20 @@ def read_head(folder: str) -> tuple[dict[str, torch.Tensor], list[str]] | None:
         return None
     classes = _about(path).get("classes")
     return imported("safetensors.torch", "llm").load_file(path / HEAD), classes if isinstance(classes, list) else []
+
+
+def take_head(head: nn.Module, classes: Sequence[str], adapter: str) -> None:
+    """The head of the adapter that a classifier begins with, if that is for the same classes; else it keeps its own."""
+    if adapter and (found := read_head(adapter)) is not None and found[1] == list(classes):
+        head.load_state_dict(found[0])
+
+
+def write_classifier(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
+    """The adapter and the ``head`` of a classifier."""
+    head = model.head
+    assert isinstance(head, nn.Module)
+    adapted.write(folder / ADAPTER, {"classes": list(classes)}, head)
+    log.info("the adapter is in %s, for peft", folder / ADAPTER)
 
 
 def _config(peft: Any, model: nn.Module, asked: Petl, task: Task | None) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +13,12 @@ from torch import nn
 from ...engine.errors import UsageError
 from ..backbones import hub_model
 from ..backbones.hub_body import HubPictures
-from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_body, read_head
+from ..finetune.petl import Petl, adapt_body, take_head, write_classifier
 from ..prompts.labelled_files import Columns
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import pictures
 from .text import warm_up_then_decay
-
-log = logging.getLogger(__name__)
 
 _EVAL_BATCH = 16
 _SIDE = 224  #: pixels, of a model that says nothing of it
@@ -78,8 +74,7 @@ def build(
     body = HubPictures(hub, "head" if asked.wanted else layers, side)
     adapted = adapt_body(body, hub.directory, asked) if asked.wanted else None
     model = PictureClassifier(body, len(found.classes), mean, spread)
-    if adapter and (kept := read_head(adapter)) is not None and kept[1] == list(found.classes):
-        model.head.load_state_dict(kept[0])
+    take_head(model.head, found.classes, adapter)
     train, judged = (pictures.Pictures(folder, rows, side, len(mean)) for rows in (found.train, found.held_out[:eval_limit]))
 
     return Task(
@@ -96,7 +91,7 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
-        finish=None if adapted is None else functools.partial(_write, adapted=adapted, classes=found.classes),
+        finish=None if adapted is None else functools.partial(write_classifier, adapted=adapted, classes=found.classes),
     )
 
 
@@ -134,9 +129,3 @@ def _accuracy(model: nn.Module, judged: pictures.Pictures) -> dict[str, float]:
         right += int((logits.argmax(1) == labels).sum())
         loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
     return {"accuracy": right / len(judged), "eval_loss": loss / len(judged)}
-
-
-def _write(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
-    assert isinstance(model, PictureClassifier)
-    adapted.write(folder / ADAPTER, {"classes": list(classes)}, model.head)
-    log.info("the adapter is in %s, for peft", folder / ADAPTER)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +12,12 @@ from torch import nn
 from ...engine.errors import UsageError
 from ..backbones import held, hub_model
 from ..backbones.hub_body import HubTexts
-from ..finetune.petl import ADAPTER, Adapted, Petl, adapt_body, read_head
+from ..finetune.petl import Adapted, Petl, adapt_body, take_head, write_classifier
 from ..prompts.labelled_files import Columns, read_labelled
 from ..train.batches import interruptible
 from ..train.task import Task
 from . import texts
 from .encoder import HIDDEN, Encoder, load_encoder, load_tokenizer
-
-log = logging.getLogger(__name__)
 
 Sample = tuple[list[int], int]  #: token ids, label
 
@@ -77,7 +73,7 @@ def build(
 
     model = Classifier(encoder, hidden, len(found.classes))
     if adapted is not None:
-        _take_head(model, found.classes, adapter)
+        take_head(model.head, found.classes, adapter)
 
     def prepare(text: Any) -> Sample:
         if not isinstance(text, str):
@@ -99,7 +95,7 @@ def build(
         clip_norm=1.0,
         seed=seed,
         save_frozen=False,
-        finish=None if adapted is None else functools.partial(_write, adapted=adapted, classes=found.classes),
+        finish=None if adapted is None else functools.partial(write_classifier, adapted=adapted, classes=found.classes),
         prepare=prepare,
         answer=lambda model, samples: _answers(model, samples, found.classes),
     )
@@ -129,19 +125,6 @@ def _beginning(
     if adapted is not None and adapted.prompt + max_tokens > found.context:
         raise UsageError(f"params.r: {adapted.prompt} tokens and params.max_tokens are more than {backbone} reads at once, {found.context}")
     return texts, texts.hidden, found.tokenizer, adapted
-
-
-def _take_head(model: Classifier, classes: Sequence[str], adapter: str) -> None:
-    """The head of the adapter that it begins with, if that is for the same classes; else it has one of its own."""
-    if adapter and (found := read_head(adapter)) is not None and found[1] == list(classes):
-        model.head.load_state_dict(found[0])
-
-
-def _write(model: nn.Module, folder: Path, *, adapted: Adapted, classes: Sequence[str]) -> None:
-    head = model.head
-    assert isinstance(head, nn.Module)
-    adapted.write(folder / ADAPTER, {"classes": list(classes)}, head)
-    log.info("the adapter is in %s, for peft", folder / ADAPTER)
 
 
 def collate(samples: list[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

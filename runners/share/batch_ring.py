@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import math
 import mmap
 import os
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..loaders.workers import ipc
+from .record_locks import holder, lock, unlock
 
 ROWS = 128  #: members at once
 PLACES = 32  #: batches at most
@@ -41,7 +41,6 @@ _MAKER = _SLOT + PLACES * _SLOT_WORDS  #: batch + 1 that is being made, by its n
 _WORDS = _MAKER + _BEING_MADE
 _HEAD = -(-_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _LOCK_ROW, _LOCK_MAKER = 1, 1 + ROWS  #: bytes that are locked
-_RECORD = "hhqqi4x"  #: struct flock
 _BUSY = 0.25  #: seconds after which the page that somebody else has locked is done without: who was stopped there must not stop others
 _LOOK = 0.05  #: seconds between looks whether the maker of a batch lives
 _LEAST_PATIENCE, _PATIENCE = 1.0, 3.0  #: seconds, and times what making one takes, after which one makes it for oneself
@@ -342,24 +341,18 @@ class BatchRing:
                     self._unlock(0)
 
     def _lock(self, byte: int) -> bool:
-        if byte in self._mine:
+        if byte in self._mine or not lock(self._file, byte):
             return False
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
         if byte:
             self._mine.add(byte)
         return True
 
     def _unlock(self, byte: int) -> None:
         self._mine.discard(byte)
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+        unlock(self._file, byte)
 
     def _held(self, byte: int) -> bool:
-        return byte in self._mine or _locked(self._file, byte)
+        return byte in self._mine or holder(self._file, byte) is not None
 
     def _sleep(self, seen: int) -> None:
         if _FUTEX is None:
@@ -382,7 +375,7 @@ def living(path: Path) -> list[int]:
         return []
     try:
         words = struct.unpack(f"{_WORDS}Q", os.pread(file, _WORDS * 8, 0).ljust(_WORDS * 8, b"\0"))
-        return [words[_ROW + row * _ROW_WORDS + 1] for row in range(ROWS) if _locked(file, _LOCK_ROW + row)]
+        return [words[_ROW + row * _ROW_WORDS + 1] for row in range(ROWS) if holder(file, _LOCK_ROW + row) is not None]
     finally:
         os.close(file)
 
@@ -398,12 +391,6 @@ def _opened(path: Path) -> tuple[int, mmap.mmap]:
     except OSError as error:
         os.close(file)
         raise NoRoom(f"{path}: {error.strerror}") from None
-
-
-def _locked(file: int, byte: int) -> bool:
-    """By another process."""
-    asked = struct.pack(_RECORD, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    return bool(struct.unpack(_RECORD, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
 
 
 def _needed_in(number: int, coming: Sequence[int]) -> float:

@@ -14,7 +14,6 @@ Behind the slots it says for how long each has waited in all.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import struct
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...engine.errors import StokerError
+from . import record_locks
 
 SLOTS = 32  #: leases on a GPU at once
 MOST_URGENT = 1 << 62  #: priority of a job that is asked to leave: it has a step to finish
@@ -34,7 +34,6 @@ _PAGE = SLOTS * _WORDS * 8  #: bytes of the slots, beyond which those of an earl
 _NOTE = 2  #: words of a slot's note: its lease, and for how long it has waited
 _FILE = _PAGE + SLOTS * _NOTE * 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.002  #: seconds between looks of whoever waits
-_LOCK = "hhqqi4x"  #: struct flock
 
 
 def path_of(home: Path, gpu: str) -> Path:
@@ -71,7 +70,7 @@ class Turn:
         self._map = mmap.mmap(self._file, _FILE)
         self._words = memoryview(self._map).cast("q")
         for slot in range(SLOTS):
-            if self._lock(1 + slot):
+            if record_locks.lock(self._file, 1 + slot):
                 return slot
         raise OSError(errno.EUSERS, f"{SLOTS} jobs share this GPU already")
 
@@ -114,7 +113,7 @@ class Turn:
         words[own + _HEARD] = now
         if self._leaving():
             words[own + _PRIORITY] = MOST_URGENT
-        if self._somebody_before() or not self._lock(0):
+        if self._somebody_before() or not record_locks.lock(self._file, 0):
             return False
         self.held = True
         words[own + _SINCE] = 0
@@ -130,7 +129,7 @@ class Turn:
     def give(self) -> None:
         if self.held:
             self.held = False
-            self._unlock(0)
+            record_locks.unlock(self._file, 0)
 
     def close(self) -> None:
         """Leave; whoever waits goes on."""
@@ -149,26 +148,7 @@ class Turn:
         """Whether who says so in a slot lives, and is not stopped."""
         if time.monotonic_ns() - self._words[at + _HEARD] > PATIENCE * 1e9:
             return False
-        return _holder(self._file, 1 + at // _WORDS) is not None
-
-    def _lock(self, byte: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-            return True
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-
-    def _unlock(self, byte: int) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
-
-
-def _holder(file: int, byte: int) -> int | None:
-    """The process that has locked a byte, None: none but ours."""
-    asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    kind, _, _, _, pid = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else int(pid)
+        return record_locks.holder(self._file, 1 + at // _WORDS) is not None
 
 
 class Seen(NamedTuple):
@@ -188,8 +168,8 @@ def look(path: Path) -> Seen:
         return Seen(None, 0.0, {}, {})
     try:
         words = struct.unpack(f"{_FILE // 8}q", os.pread(file, _FILE, 0).ljust(_FILE, b"\0"))
-        alive = {slot: pid for slot in range(SLOTS) if (pid := _holder(file, 1 + slot))}
-        turn = _holder(file, 0)
+        alive = {slot: pid for slot in range(SLOTS) if (pid := record_locks.holder(file, 1 + slot))}
+        turn = record_locks.holder(file, 0)
     finally:
         os.close(file)
     slots = {words[slot * _WORDS + _LEASE]: words[slot * _WORDS : (slot + 1) * _WORDS] for slot in alive}

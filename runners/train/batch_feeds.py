@@ -222,12 +222,12 @@ class StreamFeed(OnceFeed):
             return Part(count, self._source.collated(list(samples), positions), count)
 
 
-class SharedFeed(OnceFeed):
-    """The same batches as those of the stage without reuse, of which other jobs make some."""
+class SharedFeed(StreamFeed):
+    """The same batches, of which other jobs make some."""
 
     def __init__(self, source: Source, positions: Positions, shared: SharedInput) -> None:
-        super().__init__(positions)
-        self._source, self._shared = source, shared
+        super().__init__(source, positions)
+        self._shared = shared
 
     def _load(self) -> Part:
         count, taken = self._positions.part, self._positions.taken
@@ -238,10 +238,7 @@ class SharedFeed(OnceFeed):
 
     def _made(self, places: Sequence[int]) -> Any:
         with rng.host_preserved():
-            return self._source.collated([self._sample(place) for place in places], places)
-
-    def _sample(self, place: int) -> Any:
-        return self._source.augmented(place, 0, self._source.decode(place, self._source.order.index(place)))
+            return self._source.collated([self._decoded.again(place) for place in places], places)
 
 
 Judged = Callable[[int], bool]  #: whether the first uses of a batch, counted from the first that a feed gives, are wanted apart
