@@ -1,6 +1,6 @@
 """The daemon: one process that owns the database, serves the API and runs the policies.
 
-    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT] [--accept-loss]
+    python -m stoker.engine.daemon --home HOME [--tcp HOST:PORT] [--ui PORT] [--accept-loss]
 
 Exit codes: 0 stopped, 2 bad configuration, 4 another daemon has this home, 8 the database can't be used,
 70 the database failed while running (restart: nothing acknowledged is lost).
@@ -32,6 +32,8 @@ from .client import KEEP_ALIVE
 from .config import load as load_config
 from .errors import Conflict, StokerError, StoreError, UsageError
 from .home import Home
+from .pages.look import timed_look
+from .pages.site import site
 from .services import Services, leave_behind
 from .store.store import known
 from .streams import steady_stderr
@@ -42,7 +44,7 @@ FINISH_WITHIN = 2  #: seconds, once the daemon was told to stop, for requests th
 log = logging.getLogger(__name__)
 
 
-async def serve(services: Services, tcp: tuple[str, int] | None) -> None:
+async def serve(services: Services, tcp: tuple[str, int] | None, ui: int | None = None) -> None:
     """Answer requests until told to stop."""
     loop = asyncio.get_running_loop()
     services.board.attach(loop)
@@ -51,7 +53,13 @@ async def serve(services: Services, tcp: tuple[str, int] | None) -> None:
         sockets.append((tcp_socket(*tcp), True))
     connections = Connections(raise_descriptors())
     servers = [_server(application(services, tcp=over_tcp), connections if over_tcp else None) for _, over_tcp in sockets]
-    services.at_end += [partial(setattr, server, "should_exit", True) for server in servers]
+    pages = _server(site(services), connections)
+    services.page.serve = lambda sock: pages.serve(sockets=[sock])
+    services.page.stream.look = partial(timed_look, services)
+    if ui is not None:
+        services.page.open(ui)
+    services.page.open_again()
+    services.at_end += [services.page.stream.end, *(partial(setattr, server, "should_exit", True) for server in [*servers, pages])]
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, services.stop_serving)
     services.start()
@@ -60,6 +68,7 @@ async def serve(services: Services, tcp: tuple[str, int] | None) -> None:
     try:
         async with connections.watched():
             await asyncio.gather(*(server.serve(sockets=[sock]) for server, (sock, _) in zip(servers, sockets, strict=True)))
+            await services.page.ended()
     finally:
         services.board.detach()
         services.home.socket.unlink(missing_ok=True)
@@ -153,7 +162,7 @@ def only_one(home: Home) -> Iterator[Lock]:
         yield Lock(file)
 
 
-def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = False) -> int:
+def run(home: Home, tcp: tuple[str, int] | None = None, *, ui: int | None = None, accept_loss: bool = False) -> int:
     """Serve until stopped; the exit code. Raises StokerError when it cannot start."""
     home.create()
     with only_one(home) as lock:
@@ -163,7 +172,7 @@ def run(home: Home, tcp: tuple[str, int] | None = None, *, accept_loss: bool = F
             lock.note(lock.killed)  # the next one that starts has it to tell
             raise
         try:
-            asyncio.run(serve(services, tcp))
+            asyncio.run(serve(services, tcp, ui))
         finally:
             services.close()
         if services.exit_code == 0:
@@ -195,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stoker.engine.daemon", description="Run the Stoker daemon in the foreground.")
     parser.add_argument("--home", type=Path, help="state directory (default: $STOKER_HOME or ~/.local/state/stoker)")
     parser.add_argument("--tcp", metavar="HOST:PORT", help="also listen on TCP; every request there needs a token")
+    parser.add_argument("--ui", metavar="PORT", type=int, help="also answer the page on this port of the loopback")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--accept-loss", action="store_true", help="start although commits that were acknowledged are not in the database")
     options = parser.parse_args()
@@ -205,7 +215,7 @@ def main() -> int:
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run is a warning of its; engine/tasks.py judges those
     try:
         home = Home(options.home.expanduser().absolute()) if options.home else Home.default()
-        return run(home, parse_address(options.tcp) if options.tcp else None, accept_loss=options.accept_loss)
+        return run(home, parse_address(options.tcp) if options.tcp else None, ui=options.ui, accept_loss=options.accept_loss)
     except StokerError as error:
         return _refused(error)
     except OSError as error:

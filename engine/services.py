@@ -43,6 +43,7 @@ from .identity import boot_clock, boot_id
 from .jobs.counts import Counts
 from .jobs.notes import Note, note
 from .jobs.recurring import Recurring
+from .pages.listening import PageListener
 from .prompts.bank_files import BankFiles
 from .protocol import Hello, SharedPlace
 from .scheduling.ticks import Scheduling
@@ -117,6 +118,7 @@ class Services:
         self.run_uploads = RunUploads()
         self.pools = Pools()
         self.snapshots = Snapshots(self.pools)
+        self.page = PageListener(self.store, self.pools)
         self.large_bodies = asyncio.Semaphore(MOST_LARGE)
         self.ending: asyncio.Task[None] | None = None  #: waits until the runners have left
         self.ends_at: float | None = None  #: monotonic time by which this process ends, once it was told to
@@ -222,6 +224,8 @@ class Services:
             self.fleet.reload()
         if "tokens" in commit.topics:
             self.tokens.refresh()
+        if commit.topics & {"page", "tokens"}:
+            self.page.sessions.refresh()
         if "schedules" in commit.topics:
             self.tasks.wake("recurring")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _HEADERS = 3 * 4096  #: bytes at the front of a DuckDB file, of which one changes with each checkpoint
-PRIVATE = frozenset({"tokens"})  #: tables that are nobody's business
+PRIVATE = frozenset({"tokens", "page_sessions"})  #: tables that are nobody's business
 
 
 class Moved(Exception):

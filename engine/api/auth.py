@@ -25,6 +25,7 @@ GRANTS = {
 class Identity:
     user: str
     role: str
+    token: int | None = None  #: number of the token by which it is known
 
     def require(self, role: str) -> None:
         if role not in GRANTS[self.role]:
@@ -58,7 +59,7 @@ class Tokens:
         self._known: dict[str, Identity] = {}
 
     def refresh(self) -> None:
-        self._known = {row[0]: Identity(row[1], row[2]) for row in self._store.rows("api/tokens")}
+        self._known = {row[0]: Identity(*row[1:]) for row in self._store.rows("api/tokens")}
 
     def identify(self, authorization: str | None) -> Identity:
         scheme, _, token = (authorization or "").partition(" ")

@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -226,7 +226,7 @@ async def logs(call: Call) -> dict[str, Any]:
     node = call.query("node")
     end = time.monotonic() + min(wait, MAX_LOG_WAIT)
     while True:
-        source, over = await call.read(_log_source, call.daemon.store, job, None if given is None else int(given), node)
+        source, over = await call.read(log_source, call.daemon.store, job, None if given is None else int(given), node)
         here = source is None or await call.read(call.daemon.remote_logs.is_here, source)
         if source is None:
             piece = Piece("", Place("", 0))
@@ -236,7 +236,7 @@ async def logs(call: Call) -> dict[str, Any]:
             piece = await _read_afar(call, source, at, most)
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
         if piece.text or done or time.monotonic() >= end or call.daemon.stopping:
-            where = {"lease": None, "path": None, "host": None, "node": None} if source is None else _whereabouts(source)
+            where = {"lease": None, "path": None, "host": None, "node": None} if source is None else whereabouts(source)
             return {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done} | where
         at = piece.place
         await asyncio.sleep(LOOK if here else LOOK_AFAR)
@@ -253,7 +253,7 @@ async def _read_afar(call: Call, source: Source, at: Place | None, lines: int | 
         return kept
 
 
-def _log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[Source | None, bool]:
+def log_source(store: Store, job: int, lease: int | None, node: str | None) -> tuple[Source | None, bool]:
     """Where the log of the newest (or the given) lease lies, None: no lease has one yet; and whether nothing will be added to it.
 
     ``node``: of its part there; None: of the first one's.
@@ -279,7 +279,7 @@ def _read_here(source: Source, at: Place | None, lines: int | None, *, first: bo
     return piece
 
 
-def _whereabouts(source: Source) -> dict[str, Any]:
+def whereabouts(source: Source) -> dict[str, Any]:
     return {"lease": source.lease, "path": str(source.path), "host": source.host, "node": source.node}
 
 
@@ -299,25 +299,32 @@ class Priority(Action, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
-def _controller(action: Literal["cancel", "hold", "release", "priority", "move"]) -> Endpoint:
+Acting: TypeAlias = Literal["cancel", "hold", "release", "priority", "move"]
+
+
+def _controller(action: Acting) -> Endpoint:
     async def act(call: Call) -> dict[str, Any]:
         kinds: dict[str, type[Action]] = {"priority": Priority, "move": Moved}
-        asked: Action = await call.options(kinds.get(action, Action))
-        named = await _named(call, Kind.CONTROL)
-        jobs = [named.job]
-        if asked.array or named.array:
-            jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs
-        priority = asked.priority if isinstance(asked, Priority) else 0
-        request = Control(action, tuple(jobs), call.who.user, priority, call.only)
-        if call.daemon.unstored:
-            with contextlib.suppress(NoRoom):
-                await call.control(call.daemon.unstored.look)
-        try:
-            return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request, urgent=True))}
-        except NoRoom as refused:
-            raise await call.control(_unstored, call.daemon, request, refused) from None
+        return await change(call, action, await call.options(kinds.get(action, Action)))
 
     return act
+
+
+async def change(call: Call, action: Acting, asked: Action) -> dict[str, Any]:
+    """Do to a job, or to the tasks of an array, what somebody asked."""
+    named = await _named(call, Kind.CONTROL)
+    jobs = [named.job]
+    if asked.array or named.array:
+        jobs = [row[0] for row in await call.control(call.daemon.store.rows, "api/array_tasks", named.job)] or jobs
+    priority = asked.priority if isinstance(asked, Priority) else 0
+    request = Control(action, tuple(jobs), call.who.user, priority, call.only)
+    if call.daemon.unstored:
+        with contextlib.suppress(NoRoom):
+            await call.control(call.daemon.unstored.look)
+    try:
+        return {"jobs": await asyncio.wrap_future(call.daemon.store.submit(control, request, urgent=True))}
+    except NoRoom as refused:
+        raise await call.control(_unstored, call.daemon, request, refused) from None
 
 
 def _unstored(daemon: Services, request: Control, refused: NoRoom) -> StokerError:

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.responses import Response
@@ -20,11 +20,13 @@ from ...policies.contract import Policy
 from ...policies.keys import make_config
 from ..adhoc.desk import Question
 from ..disk_room import largest, room
-from ..errors import NotFound, UsageError, nearest
+from ..errors import Conflict, NotFound, UsageError, nearest
 from ..fleet.watch import StopAll
 from ..format import duration
 from ..jobs.schedule_rows import ScheduleChange, change_schedule
 from ..json_rows import objects
+from ..pages.listening import HOST
+from ..pages.sessions import LINK_SECONDS
 from ..scheduling.policy_settings import Auto, PolicySetting, set_policy
 from ..spec.check import NAME
 from ..spec.reading.tree import shown
@@ -123,6 +125,27 @@ async def top(call: Call) -> Encoded:
     return await call.snapshot(Kind.LISTING, "top", read)
 
 
+class PageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None  #: None: any, or where it is answered already
+
+
+async def page_link(call: Call) -> dict[str, Any]:
+    """A link that opens the page once, with the rights of whoever asks for it."""
+    asked = await call.options(PageRequest)
+    page = call.daemon.page
+    if page.port is None and call.who.role != "admin":
+        raise Conflict("the page is not answered yet: whoever runs the daemon opens it, with 'stoker ui' or 'stoker up --ui'")
+    port = page.open(asked.port)
+    token = call.daemon.page.sessions.link(call.who)
+    return {
+        "url": f"http://{HOST}:{port}/?token={token}",
+        "port": port,
+        "seconds": LINK_SECONDS,
+        "user": call.who.user,
+        "role": call.who.role,
+    }
+
+
 async def list_runners(call: Call) -> Encoded:
     return await call.snapshot(Kind.LISTING, "runners", lambda: {"runners": objects(call.daemon.store, "api/runners")})
 
@@ -133,11 +156,11 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def drain(call: Call) -> dict[str, Any]:
     asked = await call.options(Leave)
-    await call.control(_drain, call, asked.now)
+    await call.control(drain_runner, call, asked.now)
     return {"ok": True}
 
 
-def _drain(call: Call, now: bool, *, leaving: bool = False) -> None:
+def drain_runner(call: Call, now: bool, *, leaving: bool = False) -> None:
     node = call.path("node")
     words = "stopped" if leaving else "drained"
     user = call.who.user
@@ -154,7 +177,7 @@ async def resume(call: Call) -> dict[str, Any]:
 
 async def stop_runner(call: Call) -> dict[str, Any]:
     asked = await call.options(Leave)
-    await call.control(_drain, call, asked.now, leaving=True)
+    await call.control(drain_runner, call, asked.now, leaving=True)
     return {"ok": True}
 
 
@@ -399,6 +422,7 @@ ENDPOINTS = [
     endpoint("/metrics", "read", metrics),
     endpoint("/v1/status", "read", status),
     endpoint("/v1/top", "read", top),
+    endpoint("/v1/ui", "read", page_link, ["POST"]),
     endpoint("/v1/runners", "read", list_runners),
     endpoint("/v1/runners/{node}/drain", "admin", drain, ["POST"]),
     endpoint("/v1/runners/{node}/resume", "admin", resume, ["POST"]),

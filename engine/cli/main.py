@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
     "Looking": {
         "status": Lazy("listing:status", "Show the daemon, its runners and pools."),
         "top": Lazy("top:top", "Watch GPUs, running jobs and the queue, full screen."),
+        "ui": Lazy("ui:ui", "Open the live page in a browser."),
         "sql": Lazy("sql:sql", "Ask the database anything."),
         "schema": Lazy("sql:schema", "Describe the tables and views."),
         "report": Lazy("report:report", "Write plots and a page about what ran."),

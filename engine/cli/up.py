@@ -32,6 +32,7 @@ START_TIMEOUT = 60.0  #: seconds until the daemon answers; DuckDB's log replay a
 STOP_GRACE = 30.0  #: seconds until a child that was asked to leave is killed
 TICK = 0.2
 ACCEPT_LOSS = "--accept-loss"
+PAGE_PORT = 7466  #: of the page, if none is given
 HOPELESS = (UsageError.exit_code, Conflict.exit_code)  #: exit codes that the same command will have again
 
 
@@ -64,9 +65,9 @@ def _sole(home: Home) -> Iterator[None]:
         yield
 
 
-def _daemon_argv(home: Home, tcp: str | None, accept_loss: bool) -> list[str]:
+def _daemon_argv(home: Home, tcp: str | None, ui: int | None, accept_loss: bool) -> list[str]:
     argv = [sys.executable, "-m", "stoker.engine.daemon", "--home", str(home.path)]
-    return [*argv, *(["--tcp", tcp] if tcp else []), *([ACCEPT_LOSS] if accept_loss else [])]
+    return [*argv, *(["--tcp", tcp] if tcp else []), *(["--ui", str(ui)] if ui else []), *([ACCEPT_LOSS] if accept_loss else [])]
 
 
 def runner_argv(home: Home, node: str | None, pool: str, options: Mapping[str, object]) -> list[str]:
@@ -222,7 +223,7 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
     write(
         f"Stoker is up: daemon pid {status['pid']}, {gpus} GPUs or slots, log {log}\n"
         "Next:  stoker submit -- python train.py    run something\n"
-        "       stoker top                          watch it\n"
+        "       stoker top                          watch it; in a browser: stoker ui\n"
         "       stoker down                         stop\n"
     )
 
@@ -235,6 +236,14 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
 @click.option("--node", metavar="NAME", help="Name of the runner (default: the host's).")
 @click.option("--no-runner", is_flag=True, help="The daemon alone.")
 @click.option("--tcp", metavar="HOST:PORT", help="Also answer on TCP; needs tokens ('stoker token create').")
+@click.option(
+    "--ui",
+    type=click.IntRange(1, 65535),
+    is_flag=False,
+    flag_value=PAGE_PORT,
+    metavar="[PORT]",
+    help=f"Also answer the live page, on this port of 127.0.0.1 ({PAGE_PORT} if none is given); 'stoker ui' opens it.",
+)
 @ADDRESS
 @click.option(ACCEPT_LOSS, is_flag=True, help="Start although commits that were acknowledged are not in the database.")
 @pass_app
@@ -242,6 +251,7 @@ def _detach(app: App, options: list[str], with_runner: bool) -> None:
     "stoker up",
     "stoker up --detach --slots 2 --slot-memory 8GiB",
     "stoker up --no-runner --tcp 0.0.0.0:7465",
+    "stoker up --detach --ui",
     "stoker up --tcp 0.0.0.0:7465 --address 10.0.0.1",
     "stoker up --detach --accept-loss",
 )
@@ -254,6 +264,7 @@ def up(
     node: str | None,
     no_runner: bool,
     tcp: str | None,
+    ui: int | None,
     address: str | None,
     accept_loss: bool,
 ) -> None:
@@ -267,14 +278,14 @@ def up(
     """
     home = app.home.create()
     _refuse_second(app)
-    daemon = Child("daemon", _daemon_argv(home, tcp, accept_loss))
+    daemon = Child("daemon", _daemon_argv(home, tcp, ui, accept_loss))
     if address is not None:
         require_own(address)
     offers = {"--slots": slots, "--slot-memory": slot_memory, "--address": address}
     meets = {"--address": address or address_of_daemon(tcp)}  # a gang over hosts may meet here
     runner = None if no_runner else Child("runner", runner_argv(home, node, pool, {**offers, **meets}))
     if detach:
-        given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp}
+        given = {**offers, "--pool": pool, "--node": node, "--tcp": tcp, "--ui": ui}
         options = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
         options += [name for name, given in (("--no-runner", no_runner), (ACCEPT_LOSS, accept_loss)) if given]
         _detach(app, options, runner is not None)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import format as fmt
+from ..pages.components import Cell, cells, tile
+from ..pages.markup import Safe, h
 from .data import MOST_CURVES, ONE_BY_ONE, Report
-from .html import Cell, cells, document, figure, tile
+from .html import document, figure
 from .style import zone
 
 SECTIONS = {
@@ -23,10 +25,11 @@ SECTIONS = {
 
 
 def render(report: Report, title: str, images: Mapping[str, bytes]) -> str:
-    """The page. Every text from the database is escaped."""
-    figures = "".join(_figure(report, name, images.get(name)) for name in SECTIONS)
-    cut = "<p class=bad>Some answers of the daemon were cut off at its row limit: the figures show a part.</p>" if report.truncated else ""
-    return document(title, _span(report), f"{cut}<dl>\n{_tiles(report)}</dl>\n{figures}{_jobs(report)}")
+    """The page."""
+    figures = [_figure(report, name, images.get(name)) for name in SECTIONS]
+    part = "Some answers of the daemon were cut off at its row limit: the figures show a part."
+    cut = h("p", part, class_="bad") if report.truncated else None
+    return document(title, _span(report), cut, h("dl", _tiles(report)), figures, _jobs(report))
 
 
 def _clock(moment: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
@@ -38,37 +41,33 @@ def _span(report: Report) -> str:
     return f"{_clock(report.begin)} to {_clock(report.end)}, made {_clock(report.made_at)}; times are {name}."
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: Report) -> list[Safe]:
     of = report.summary
     jobs, jct, waited, deadlines, reward, gpus = (of[key] for key in ("jobs", "jct", "waiting", "deadlines", "reward", "gpus"))
     ended = [f"{jobs[state]} {state}" for state in ("failed", "cancelled", "running", "waiting") if jobs[state]]
     measured = f"{fmt.percent(gpus['measured'])} measured" if gpus["measured"] is not None else "none measured"
-    return "".join(
-        (
-            tile("Jobs completed", f"{jobs['completed']} of {jobs['total']}", ", ".join(ended)),
-            tile("JCT, mean", fmt.duration(jct["mean"]), f"median {fmt.duration(jct['median'])}, p99 {fmt.duration(jct['p99'])}"),
-            tile(
-                "Waited, mean", fmt.duration(waited["mean"]), f"median {fmt.duration(waited['median'])}, p99 {fmt.duration(waited['p99'])}"
-            ),
-            tile("Deadlines met", f"{deadlines['met']} of {deadlines['due']}", f"{deadlines['promised'] - deadlines['due']} not yet due"),
-            tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
-            tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} failed attempt{'s' * (of['failed_attempts'] != 1)}"),
-            tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
-            tile("Cost", f"{of['cost']['all']:.4g}", _cost(of["cost"])),
-            tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
-            tile("Makespan", fmt.duration(of["makespan"])),
-        )
-    )
+    return [
+        tile("Jobs completed", f"{jobs['completed']} of {jobs['total']}", ", ".join(ended)),
+        tile("JCT, mean", fmt.duration(jct["mean"]), f"median {fmt.duration(jct['median'])}, p99 {fmt.duration(jct['p99'])}"),
+        tile("Waited, mean", fmt.duration(waited["mean"]), f"median {fmt.duration(waited['median'])}, p99 {fmt.duration(waited['p99'])}"),
+        tile("Deadlines met", f"{deadlines['met']} of {deadlines['due']}", f"{deadlines['promised'] - deadlines['due']} not yet due"),
+        tile("Weighted reward", fmt.percent(reward["share"]), f"{reward['earned']:g} of {reward['possible']:g}"),
+        tile("Preemptions", str(of["preemptions"]), f"{of['failed_attempts']} failed attempt{'s' * (of['failed_attempts'] != 1)}"),
+        tile(f"{report.device}-time", fmt.duration(gpus["seconds"]), f"on {gpus['count']} {report.device}s"),
+        tile("Cost", f"{of['cost']['all']:.4g}", _cost(of["cost"])),
+        tile("Utilisation", fmt.percent(gpus["leased"]), f"under lease; {measured}"),
+        tile("Makespan", fmt.duration(of["makespan"])),
+    ]
 
 
 def _cost(cost: Mapping[str, float]) -> str:
     return f"of it {cost['storage']:.4g} for storage" if cost["storage"] else "of GPU-time; see [prices]"
 
 
-def _figure(report: Report, name: str, image: bytes | None) -> str:
+def _figure(report: Report, name: str, image: bytes | None) -> Safe | None:
     heading, caption, nothing = SECTIONS[name]
     if image is None and not nothing:
-        return ""  # few pools are tuned
+        return None  # few pools are tuned
     words = {"device": report.device, "devices": report.device + "s"}
     heading = heading.format(**words)
     caption = caption.format(**words) or _caption(report, name)
@@ -157,9 +156,9 @@ def _note(job: Mapping[str, Any]) -> str:
     return "" if job["state"] == "completed" else job["note"] or ""
 
 
-def _jobs(report: Report) -> str:
+def _jobs(report: Report) -> Safe | None:
     if not report.jobs:
-        return ""
+        return None
     total = report.summary["jobs"]["total"]
     part = f"The newest {len(report.jobs)} of {total}." if total > len(report.jobs) else ""
     return cells("Jobs", COLUMNS, ((_cells(job, report.end), _note(job)) for job in report.jobs), part)

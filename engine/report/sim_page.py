@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from .html import document, figure, table
+from ..pages.components import table
+from ..pages.markup import h
+from .html import document, figure
 from .sim_plots import MOST_CHARTS, Comparison, draw
 
 SECTIONS = {
@@ -45,8 +46,8 @@ def write(study: Comparison, out: Path, words: Words) -> Path:
 
 
 def render(images: Mapping[str, bytes], words: Words) -> str:
-    """The page. Every text is escaped."""
-    wrong = "".join(f"<p class=bad>{escape(sentence)}</p>\n" for sentence in words.wrong)
-    about = "<h2>What was simulated</h2>\n" + "".join(f"<p>{escape(sentence)}</p>\n" for sentence in words.about)
-    figures = "".join(figure(heading, caption, images.get(name), nothing) for name, (heading, caption, nothing) in SECTIONS.items())
-    return document(words.title, words.lead, wrong + table("Figures", words.header, words.rows) + about + figures)
+    """The page."""
+    wrong = [h("p", sentence, class_="bad") for sentence in words.wrong]
+    about = [h("h2", "What was simulated"), *(h("p", sentence) for sentence in words.about)]
+    figures = [figure(heading, caption, images.get(name), nothing) for name, (heading, caption, nothing) in SECTIONS.items()]
+    return document(words.title, words.lead, wrong, table("Figures", words.header, words.rows), about, figures)

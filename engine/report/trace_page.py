@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import format as fmt
+from ..pages.components import table, tile
+from ..pages.markup import Safe, h
 from ..traces.describe import OFTEN, Description, Group, quantiles
 from . import trace_plots
-from .html import document, figure, table, tile
+from .html import document, figure
 
 _HOUR = 3600.0
 _MOST_ROWS = 30
@@ -40,13 +42,13 @@ def write_trace_report(of: Description, out: Path) -> Path:
 
 def render(of: Description, images: dict[str, bytes]) -> str:
     """The page."""
-    figures = "".join(figure(*SECTIONS[name][:2], images.get(name), SECTIONS[name][2]) for name in SECTIONS)
+    figures = [figure(*SECTIONS[name][:2], images.get(name), SECTIONS[name][2]) for name in SECTIONS]
     trace = of.trace
     where = f"{trace.format}, from {trace.source}, SHA-256 {trace.sha256[:12]}…; service is GPUs × duration."
-    return document(f"Trace {trace.name}", where, f"<dl>\n{''.join(_tiles(of))}</dl>\n{figures}{''.join(_tables(of))}")
+    return document(f"Trace {trace.name}", where, h("dl", list(_tiles(of))), figures, list(_tables(of)))
 
 
-def _tiles(of: Description) -> Iterator[str]:
+def _tiles(of: Description) -> Iterator[Safe]:
     length, found = quantiles(of.duration), of.arrivals
     left_out = sum(of.trace.dropped.values())
     yield tile("Jobs", f"{len(of.trace.jobs):,}", f"{left_out:,} left out" if left_out else "")
@@ -65,7 +67,7 @@ def _tiles(of: Description) -> Iterator[str]:
         yield tile(f"Repeat > {OFTEN} times", fmt.percent(of.recurrence.often), "by " + ", ".join(of.recurrence.by))
 
 
-def _tables(of: Description) -> Iterator[str]:
+def _tables(of: Description) -> Iterator[Safe]:
     if of.requests:
         columns = ("GPUs", "jobs", "share", "service", "duration, median", "p99", "GPU-hours, median", "p99")
         yield table("GPU requests", columns, (_request_row(of, row) for row in range(len(of.requests[:_MOST_ROWS]))))
@@ -85,7 +87,7 @@ def _request_row(of: Description, row: int) -> Sequence[str]:
     return (str(one.gpus), f"{one.jobs:,}", f"{one.share:.1%}", f"{one.service_share:.1%}", *times)
 
 
-def _groups(name: str, groups: Sequence[Group]) -> str:
+def _groups(name: str, groups: Sequence[Group]) -> Safe:
     heading = name if len(groups) <= _MOST_ROWS else f"{name}: the {_MOST_ROWS} with the most service, of {len(groups)}"
     rows = ((one.name, f"{one.jobs:,}", f"{one.service / _HOUR:,.1f}", f"{one.share:.1%}") for one in groups[:_MOST_ROWS])
     return table(heading, ("name", "jobs", "GPU-hours", "share of service"), rows)

@@ -1,4 +1,4 @@
-"""Tokens as the tables hold them: made, and revoked."""
+"""Tokens, and sessions of the page, as the tables hold them: made and revoked, begun and ended."""
 
 from __future__ import annotations
 
@@ -39,3 +39,39 @@ def revoke_token(tx: Transaction, batch: Sequence[tuple[int, str]]) -> Sequence[
             tx.event("token.revoked", actor, detail={"id": number})
     tx.touch("tokens")
     return [None if number in known else NotFound(f"token {number}: there is none; 'stoker token list' shows them") for number, _ in batch]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPageSession:
+    digest: str  #: SHA-256 of its cookie, hexadecimal
+    name: str
+    role: str
+    token: int | None  #: that asked for its link
+    port: int
+    seconds: float  #: that it lasts
+
+
+def begin_page_session(tx: Transaction, batch: Sequence[NewPageSession]) -> Sequence[None]:
+    """Begin sessions; those that are over are removed."""
+    tx.delete("page_sessions", "digest", [digest for (digest,) in tx.execute("page_sessions_over", tx.now)])
+    tx.insert(
+        "page_sessions",
+        [
+            {"digest": one.digest, "name": one.name, "role": one.role, "token_id": one.token, "port": one.port, "created_at": tx.now,
+             "expires_at": tx.now + one.seconds}
+            for one in batch
+        ],
+    )  # fmt: skip
+    for one in batch:
+        tx.event("page.opened", one.name, detail={"role": one.role})
+    tx.touch("page")
+    return [None] * len(batch)
+
+
+def end_page_sessions(tx: Transaction, batch: Sequence[tuple[str, str]]) -> Sequence[None]:
+    """``(digest, actor)``: the session is no longer accepted."""
+    tx.delete("page_sessions", "digest", [digest for digest, _ in batch])
+    for _, actor in batch:
+        tx.event("page.closed", actor)
+    tx.touch("page")
+    return [None] * len(batch)

@@ -2,7 +2,7 @@
 WITH relations AS (
     SELECT 'table' AS kind, table_oid AS oid, table_name AS name, comment
     FROM duckdb_tables()
-    WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal AND NOT temporary AND table_name <> 'tokens'
+    WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal AND NOT temporary AND table_name NOT IN ('tokens', 'page_sessions')
     UNION ALL
     SELECT 'view' AS kind, view_oid AS oid, view_name AS name, comment
     FROM duckdb_views()

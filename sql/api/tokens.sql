@@ -1,2 +1,2 @@
 -- Tokens that are accepted.
-SELECT digest, name, role FROM tokens WHERE NOT revoked
+SELECT digest, name, role, id FROM tokens WHERE NOT revoked

@@ -164,6 +164,8 @@ def test_every_kind_of_error_has_a_documented_exit_code() -> None:
 
 
 BAD: list[tuple[list[str], int, str]] = [
+    (["ui", "--port", "0"], 2, "0 is not in the range 1<=x<=65535"),
+    (["up", "--ui", "65536"], 2, "65536 is not in the range"),
     (["ps", "--url", "ftp://x:1"], 2, "http://HOST:PORT"),
     (["ps", "--url", "http://x:99999"], 2, "http://HOST:PORT"),
     (["ask", "tagger"], 2, "give a text, or --file FILE with a request a line"),
@@ -258,6 +260,7 @@ NEEDS_DAEMON = [
     "ps", "status", "show 1", "explain 1", "pipeline 1", "logs 1", "ask 1 text",
     "cancel 1", "hold 1", "release 1", "move 1 --restart", "priority 1 1", "schedule list",
     "schedule remove 1",
+    "ui", "ui --port 7466",
     "top --once", "top --json", "sql SELECT", "schema", "report", "down", "runner list", "runner stop a", "runner resume a",
     "runner forget a", "drain a", "policy set fifo", "tune default --dry-run", "tune history", "pool warm default minilm",
     "token create a --role read", "token list",

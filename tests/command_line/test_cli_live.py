@@ -100,7 +100,7 @@ STUDIES = [
 
 #: Most of them acknowledge: numbers and states of jobs, runners and tokens, and paths. What `pipeline` tells is tried with its table.
 ELSEWHERE = {
-    "pipeline", "down",
+    "pipeline", "down", "ui",
     "ask", "submit", "cancel", "hold", "release", "move", "priority",
     "schedule remove", "runner forget", "runner resume", "runner stop", "drain",
     "policy set", "tune", "swap plan", "token create", "token revoke", "backup", "compact", "demo",

@@ -397,7 +397,7 @@ def test_colour_codes_of_a_stored_reason_are_not_on_the_page(tmp_path: Path) -> 
     reason = "\x1b[1;31mRuntimeError\x1b[0m: \x1b]0;title\x07no data\x07"
     made.job(1, "a", 0, 0, state="failed", finished_at=5.0, outcome="failed", state_reason=reason)
     page = write_report(read_report(Database(made), now=T0 + 9), tmp_path, title="Colours").read_text()
-    assert "<tr class=note><td colspan=16>RuntimeError: no data�\n" in page
+    assert '<tr class="note"><td colspan="16">RuntimeError: no data�</td></tr>' in page
     assert "\x1b" not in page and "[1;31m" not in page
 
 
@@ -406,7 +406,7 @@ def test_a_long_reason_has_a_row_of_its_own_and_only_numbers_are_not_broken(tmp_
     reason = "exit code 3: " + "x" * 400
     made.job(1, "a-name-" * 12, 0, 0, state="failed", finished_at=5.0, outcome="failed", state_reason=reason)
     page = write_report(read_report(Database(made), now=T0 + 9), tmp_path, title="Long").read_text()
-    assert f"<tr class=note><td colspan=16>{reason}\n" in page
+    assert f'<tr class="note"><td colspan="16">{reason}</td></tr>' in page
     assert f'<td data-name="name">{"a-name-" * 12}' in page  # on a narrow screen each cell says what it is
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)  # type: ignore[union-attr]
     assert re.findall(r"([^{}]*)\{[^{}]*nowrap", style) == ["\ntd.n "]

@@ -102,6 +102,7 @@ REQUESTS: dict[str, Any] = {
     "/v1/jobs/{ref}/release": {"array": False},
     "/v1/jobs/{ref}/move": {"array": False},
     "/v1/jobs/{ref}/priority": {"priority": 1, "array": False},
+    "/v1/ui": {"port": None},
     "/v1/runners/{node}/drain": {"now": False},
     "/v1/runners/{node}/resume": {},
     "/v1/runners/{node}/stop": {"now": False},

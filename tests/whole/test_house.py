@@ -54,7 +54,11 @@ MAY_IMPORT = {
         "engine.scheduling.rowof", "policies",
     ),
     "engine.traces": ("", "engine.traces", "engine.format", "engine.sim.workload", "policies"),
-    "engine.report": ("engine.report", "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces", "policies.contract"),
+    "engine.report": (
+        "engine.report", "engine.pages.components", "engine.pages.markup",
+        "engine.store.sqlfiles", "engine.format", "engine.sim", "engine.traces",
+        "policies.contract",
+    ),
     # The command line speaks HTTP like everybody else: it never opens the store.
     "engine.cli": (
         "", "engine.cli", "engine.client", "engine.disk_room", "engine.errors", "engine.format", "engine.home", "engine.jobs.states",
@@ -84,7 +88,7 @@ LIBRARIES = {
     "duckdb": ("engine.store", "engine.adhoc"),
     "sqlglot": ("engine.adhoc.allowed",),
     "apscheduler": ("engine.tasks", "engine.spec.cron"),
-    "starlette": ("engine.api",),
+    "starlette": ("engine.api", "engine.pages"),
     "uvicorn": ("engine.daemon", "engine.api.connections"),
     "matplotlib": ("engine.report",),
     "click": ("engine.cli", "engine.spec.click_options"),

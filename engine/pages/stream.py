@@ -1,0 +1,113 @@
+"""One look at the database for all open pages, and a stream of what has changed to each of them.
+
+A look costs the same however many pages are open. It is taken once a second at most, and less often where it takes long: looking takes
+no more than `SHARE` of a core. What has not changed is not sent; moments are told as moments, and the page counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ..api.thread_pools import Kind, Pools
+from ..errors import LimitExceeded, StokerError
+
+EVERY = 1.0  #: seconds between looks at least
+SHARE = 1 / 30  #: of a core that looking may take
+MOST = 100  #: streams at a time
+SILENCE = 15.0  #: seconds after which a word is sent that means nothing: who has gone is noticed by it
+
+Parts: TypeAlias = Mapping[str, str]  #: of a page, by the names that they have there
+Render: TypeAlias = Callable[[Any], Parts]
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """One page that is open."""
+
+    key: Hashable
+    render: Render
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    newest: Parts = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)
+
+    def take(self) -> dict[str, str]:
+        """What has changed since the last time."""
+        changed = {name: part for name, part in self.newest.items() if self.sent.get(name) != part}
+        self.sent |= changed
+        return changed
+
+
+class PageStream:
+    """Used from the event loop."""
+
+    look: Callable[[], Awaitable[tuple[Any, float]]]  #: gives what all pages are made of, and the processor time that it took (s)
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pages: set[_Open] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._over = False
+
+    def open(self, key: Hashable, render: Render) -> AsyncIterator[bytes]:
+        """Events of a page; those of the same ``key`` are rendered once. LimitExceeded: too many are open."""
+        if len(self._pages) >= MOST:
+            raise LimitExceeded(f"{MOST} pages are open already: close one, and load this one again")
+        self._loop = asyncio.get_running_loop()
+        return self._events(_Open(key, render))
+
+    async def _events(self, one: _Open) -> AsyncIterator[bytes]:
+        self._pages.add(one)
+        try:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._keep_looking())
+            yield b"retry: 1000\n\n"
+            while not self._over:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        await one.news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                one.news.clear()
+                if changed := one.take():
+                    yield b"data: " + msgspec.json.encode(changed) + b"\n\n"
+        finally:
+            self._pages.discard(one)
+
+    def end(self) -> None:
+        """The daemon stops: end all streams now. From any thread."""
+        self._over = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and all streams with it
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for one in self._pages:
+            one.news.set()
+
+    async def _keep_looking(self) -> None:
+        while self._pages and not self._over:
+            began, took = time.monotonic(), 0.0
+            with contextlib.suppress(StokerError):  # the daemon is too busy at the moment
+                look, took = await self.look()
+                took += await self._pools.run(Kind.LISTING, _tell, look, list(self._pages))
+                self._wake()
+            await asyncio.sleep(max(EVERY, took / SHARE) - (time.monotonic() - began))
+
+
+def _tell(look: Any, pages: list[_Open]) -> float:
+    """Give each page its parts; the processor time that it took (s)."""
+    began, made = time.thread_time(), dict[Hashable, Parts]()
+    for one in pages:
+        if one.key not in made:
+            made[one.key] = {name: str(part) for name, part in one.render(look).items()}
+        one.newest = made[one.key]  # replaced as a whole: the loop reads it meanwhile
+    return time.thread_time() - began
