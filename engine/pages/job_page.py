@@ -154,7 +154,7 @@ def _log(visit: Visit, number: int, log: Mapping[str, Any] | None, found: Mappin
     )  # fmt: skip
     if found is not None:
         lines = [[*_marked(line, wanted), "\n"] for line in found["lines"]]
-        shown: Inside = h("pre", lines, class_="log", tabindex=0, aria_label="Lines found")
+        shown: Inside = h("pre", lines, class_="log", tabindex=0, role="region", aria_label="Lines found")
         if not lines:
             shown = empty(f"No line has {wanted!r}.")
         said = h("p", found["said"])
@@ -163,7 +163,7 @@ def _log(visit: Visit, number: int, log: Mapping[str, Any] | None, found: Mappin
         text = colourless(log["text"])
         said = h("p", log["why"] or (f"of lease {log['lease']} on {log['node']}, {log['path']}" if log["path"] else ""), id="log-where")
         follow = {"data_log": f"{number}/log", "data_file": log["file"], "data_offset": str(log["offset"])} if not log["why"] else {}
-        shown = h("pre", text, class_="log", id="log-text", tabindex=0, aria_label="Log", **follow)
+        shown = h("pre", text, class_="log", id="log-text", tabindex=0, role="log", aria_label="Log", **follow)
         if not text and not log["path"]:
             shown = join(empty("It has written nothing yet: it writes once it runs."), shown)
     return h("section", h("h2", "Log"), search, said, shown, id="log")
