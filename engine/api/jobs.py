@@ -261,7 +261,13 @@ async def logs(call: Call) -> dict[str, Any]:
         done = over and not piece.text  # it was over before the log was read to its end, so nothing can follow
         if piece.text or done or time.monotonic() >= end or call.daemon.stopping:
             where = {"lease": None, "path": None, "host": None, "node": None} if source is None else _whereabouts(source)
-            told: dict[str, Any] = {"text": piece.text, "file": piece.place.file, "offset": piece.place.offset, "more": piece.more, "done": done}
+            told: dict[str, Any] = {
+                "text": piece.text,
+                "file": piece.place.file,
+                "offset": piece.place.offset,
+                "more": piece.more,
+                "done": done,
+            }
             return told | ({"times": times or []} if timed else {}) | where
         at = piece.place
         await asyncio.sleep(LOOK if here else LOOK_AFAR)
