@@ -57,6 +57,7 @@ class Tokens:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, Identity] = {}
+        self.refresh()
 
     def refresh(self) -> None:
         self._known = {row[0]: Identity(*row[1:]) for row in self._store.rows("api/tokens")}

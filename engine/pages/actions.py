@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from starlette.responses import Response
 
 from ..api import jobs as api
 from ..api.operators import drain_runner
+from ..api.retries import Retry, submit_again
 from ..errors import NotFound, UsageError
 from ..spec.check import MAX_PRIORITY
 from .markup import Safe, h
@@ -20,6 +22,7 @@ WORDS = {
     "hold": ("Hold", "It is not scheduled until it is released. If it runs, it is asked to save and to stop."),
     "release": ("Release", "It may be scheduled again."),
     "priority": ("Set the priority of", "Larger is more urgent."),
+    "retry": ("Retry", "It is submitted once more as a new job, with its deadlines from now on."),
 }
 
 
@@ -27,17 +30,20 @@ async def ask_job(visit: Visit) -> Response:
     action = _action(visit)
     of = (await api.show(visit))["job"]
     name, words = WORDS[action]
-    given = (
-        h("label", "priority ", h("input", name="priority", type="number", value=of["priority"], required=True))
-        if action == "priority"
-        else None
-    )
+    given = None
+    if action == "priority":
+        given = h("label", "priority ", h("input", name="priority", type="number", value=of["priority"], required=True))
+    elif action == "retry":
+        given = h("input", name="key", type="hidden", value=secrets.token_hex(8))
     return _asked(visit, f"{name} job {of['id']} {of['name']}?", words, f"{name.split()[0]} it", given, action)
 
 
 async def act_on_job(visit: Visit) -> Response:
     action = _action(visit)
     fields = visit.request.state.fields
+    if action == "retry":  # pressed twice, the form is the same, and so is the answer
+        (new, *_) = (await submit_again(visit, Retry(key=f"page-{fields.get('key', '')[:40]}")))["jobs"]
+        return back(visit, f"jobs/{new['id']}")
     asked: api.Action = api.Action()
     if action == "priority":
         try:

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from .. import format as fmt
 from ..api import jobs as api
 from ..api.thread_pools import Kind
-from ..errors import StokerError
-from ..jobs.states import FINAL
+from ..errors import Conflict, NotFound, StokerError
+from ..jobs.states import FINAL, State
 from ..json_rows import objects
 from ..logfile import Place, colourless, read_log
 from . import now_page
@@ -86,10 +86,10 @@ def _ended(row: Mapping[str, Any]) -> Safe:
 
 def _actions(visit: Visit, row: Mapping[str, Any]) -> Safe | None:
     """Buttons of what the visitor may do to it; each asks once more."""
-    if row["state"] in FINAL or not visit.may("submit") or visit.only not in (None, row["owner"]):
+    if row["state"] == State.COMPLETED or not visit.may("submit") or visit.only not in (None, row["owner"]):
         return None
-    names = ["cancel", "release" if row["held"] else "hold", "priority"]
-    words = {"cancel": "Cancel…", "hold": "Hold…", "release": "Release…", "priority": "Priority…"}
+    names = ["retry"] if row["state"] in FINAL else ["cancel", "release" if row["held"] else "hold", "priority"]
+    words = {"cancel": "Cancel…", "hold": "Hold…", "release": "Release…", "priority": "Priority…", "retry": "Retry…"}
     return h("div", [h("a", words[name], href=f"{row['id']}/{name}", class_="button") for name in names], class_="actions")
 
 
@@ -308,7 +308,10 @@ async def curves(visit: Visit) -> dict[str, Any]:
 
 async def log(visit: Visit) -> dict[str, Any]:
     """More of a log, as soon as there is some."""
-    piece = await api.logs(visit)
+    try:
+        piece = await api.logs(visit)
+    except (Conflict, NotFound) as error:  # its host does not send it now: it may later
+        return {"why": str(error)}
     return {**piece, "text": fmt.harmless(colourless(piece["text"]))}
 
 

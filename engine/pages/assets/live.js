@@ -134,6 +134,7 @@
 
   async function follow(log) {
     let { file, offset } = log.dataset;
+    const where = document.getElementById("log-where");
     const text = log.firstChild || log.appendChild(document.createTextNode(""));
     log.scrollTop = log.scrollHeight;
     for (;;) {
@@ -146,10 +147,15 @@
         const answer = await fetch(`${log.dataset.log}?${new URLSearchParams({ ...place, wait: 20 })}`);
         if (!answer.ok) throw new Error(answer.statusText);
         const piece = await answer.json();
+        if (piece.why) {
+          where.textContent = piece.why;
+          await pause(15000);
+          continue;
+        }
         const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
         if (piece.text) text.data = (text.data + piece.text).slice(-1e6);
         if (bottom) log.scrollTop = log.scrollHeight;
-        if (piece.path) document.getElementById("log-where").textContent = `of lease ${piece.lease} on ${piece.node}, ${piece.path}`;
+        if (piece.path) where.textContent = `of lease ${piece.lease} on ${piece.node}, ${piece.path}`;
         ({ file, offset } = piece);
         if (piece.done) return;
         if (!piece.text) await pause(200);
