@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from .. import format as fmt
+from ..api.thread_pools import Kind
 from .components import Cell, bar, empty, grid, moment, risk, since, state, tile
 from .look import Look, look
 from .markup import Inside, Safe, h, join
@@ -51,9 +52,13 @@ class Filter:
 async def now(visit: Visit) -> Response:
     wanted = Filter.of(visit)
     seen = await look(visit.daemon)
+    body = await visit.run(Kind.LISTING, _body, wanted, seen)  # a queue may have thousands of jobs
+    return page(visit, "Now", body, stream=f"stream?{wanted.query()}")
+
+
+def _body(wanted: Filter, seen: Look) -> Safe:
     parts = [h("div", Safe(part), id=name) for name, part in render(wanted, seen).items()]
-    body = [h("h1", "Now"), parts[0], _form(wanted, seen), parts[1:]]
-    return page(visit, "Now", *body, stream=f"stream?{wanted.query()}")
+    return join(h("h1", "Now"), parts[0], _form(wanted, seen), parts[1:])
 
 
 def render(wanted: Filter, seen: Look) -> dict[str, str]:

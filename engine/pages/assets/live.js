@@ -153,6 +153,7 @@
           continue;
         }
         const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+        if (piece.text && !text.data && log.previousElementSibling.matches(".empty")) log.previousElementSibling.remove();
         if (piece.text) text.data = (text.data + piece.text).slice(-1e6);
         if (bottom) log.scrollTop = log.scrollHeight;
         if (piece.path) where.textContent = `of lease ${piece.lease} on ${piece.node}, ${piece.path}`;
