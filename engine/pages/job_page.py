@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response, StreamingResponse
 
@@ -23,6 +23,9 @@ from .components import Cell, Stay, bar, empty, facts, grid, lasted, moment, ris
 from .look import Look, look
 from .markup import Inside, Safe, h, join
 from .visit import Visit, at, page
+
+if TYPE_CHECKING:
+    from ..services import Services
 
 POINTS = 600  #: of a curve
 FOUND = 200  #: lines of a log that a search gives
@@ -69,13 +72,13 @@ def render_standing(number: int, seen: Look) -> dict[str, str]:
         told += [join("ends ", moment(row["est_end"], "soon")) if row["est_end"] else None]
         told += [h("span", "on ", ", ".join(seen.gpus_of.get(number, [])[:8]))]
     else:
-        told += [f"place {row['position']} in the queue" if row["position"] else None]
+        told += [row["reason"] or None, f"place {row['position']} in the queue" if row["position"] else None]
         told += [join("starts ", moment(row["est_start"], "soon")) if row["est_start"] else None]
     told += [join("deadline ", risk(row["risk"], row["deadline"])) if row["deadline"] else None]
     pieces = [h("li", piece) for piece in told if piece]
     return {
         "standing": h("ul", pieces, class_="standing"),
-        "version": f"{row['state']} {row['lease_id']} {row['held']} {row['priority']} {row['reason']}",
+        "version": f"{row['state']} {row['lease_id']} {row['held']} {row['priority']}",
     }
 
 
@@ -307,12 +310,32 @@ async def curves(visit: Visit) -> dict[str, Any]:
 
 
 async def log(visit: Visit) -> dict[str, Any]:
-    """More of a log, as soon as there is some."""
+    """More of a log, if there is some: read once for all who have come as far."""
+    ref, file = visit.path("ref"), visit.asked("file")[:40]
+    lines = None if file else LOG_LINES
+    place = Place(file, int(visit.number("offset") or 0)) if file else None
+    who = "" if ref.isdecimal() else visit.who.user  # of several jobs of a name one's own come first
     try:
-        piece = await api.logs(visit)
+        shared = await visit.daemon.snapshots.ask(
+            Kind.READ, ("log", ref, who, place), partial(_more, visit.daemon, ref, visit.who.user, place, lines), topics=()
+        )
+        piece: dict[str, Any] = shared or await api.logs(visit)
     except (Conflict, NotFound) as error:  # its host does not send it now: it may later
         return {"why": str(error)}
     return {**piece, "text": fmt.harmless(colourless(piece["text"]))}
+
+
+def _more(daemon: Services, ref: str, user: str, place: Place | None, lines: int | None) -> dict[str, Any] | None:
+    """The next piece of a log of this host; None: it is on another one."""
+    number = api.resolve(daemon.store, ref, user).job
+    source, over = api.log_source(daemon.store, number, None, None)
+    if source is None:
+        return {"text": "", "file": "", "offset": 0, "done": over, "path": None}
+    if not daemon.remote_logs.is_here(source):
+        return None
+    piece = read_log(source.path, place, lines)
+    where = {"file": piece.place.file, "offset": piece.place.offset, "done": over and not piece.text}
+    return {"text": piece.text, **where, **api.whereabouts(source)}
 
 
 async def stream(visit: Visit) -> Response:

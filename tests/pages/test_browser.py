@@ -68,7 +68,7 @@ class Watched:
         self.page.wait_for_selector("h1")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
 def test_every_page_fits_asks_nobody_else_and_can_be_read(daemon: DaemonProcess, chromium: Any, width: int, scheme: str) -> None:
     watched = Watched(chromium, link(daemon), width, scheme)
     for name, path in PAGES.items():
@@ -124,6 +124,7 @@ def test_it_says_that_the_daemon_was_killed_and_goes_on(daemon: DaemonProcess, c
     assert page.locator("#news").inner_text() == ""
 
 
+@pytest.mark.nightly
 def test_it_works_without_a_script(daemon: DaemonProcess, chromium: Any) -> None:
     watched = Watched(chromium, link(daemon), 420, "light", script=False)
     watched.see("jobs/116")

@@ -91,10 +91,22 @@
         if (version !== null && version !== html || html === "ended") reload().catch(() => {});
         version = html;
       } else if (part) {
-        if (!selecting(part)) replace(part, html);
+        late.delete(part);
+        if (selecting(part)) late.set(part, html);
+        else replace(part, html);
       }
     }
     for (const plots of document.querySelectorAll("[data-live]")) drawSoon(plots);
+  }
+
+  const late = new Map(); // parts that somebody was about to copy from
+
+  function catchUp() {
+    for (const [part, html] of late) {
+      if (selecting(part)) continue;
+      late.delete(part);
+      replace(part, html);
+    }
   }
 
   function selecting(part) { // what somebody is about to copy stays
@@ -142,9 +154,8 @@
         await new Promise((go) => document.addEventListener("visibilitychange", go, { once: true }));
         continue;
       }
-      const place = file ? { file, offset } : { lines: 400 };
-      try {
-        const answer = await fetch(`${log.dataset.log}?${new URLSearchParams({ ...place, wait: 20 })}`);
+            try {
+        const answer = await fetch(`${log.dataset.log}?${new URLSearchParams(file ? { file, offset } : {})}`);
         if (!answer.ok) throw new Error(answer.statusText);
         const piece = await answer.json();
         if (piece.why) {
@@ -159,7 +170,7 @@
         if (piece.path) where.textContent = `of lease ${piece.lease} on ${piece.node}, ${piece.path}`;
         ({ file, offset } = piece);
         if (piece.done) return;
-        if (!piece.text) await pause(200);
+        await pause(piece.text ? 1000 : 2000);
       } catch {
         await pause(3000);
       }
@@ -264,7 +275,7 @@
   // Beginning.
 
   tellTimes(document);
-  setInterval(() => { if (!document.hidden) tellTimes(document); }, 1000);
+  setInterval(() => { if (!document.hidden) { catchUp(); tellTimes(document); } }, 1000);
   open();
   document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else { tellTimes(document); open(); } });
   for (const log of document.querySelectorAll("[data-log]")) follow(log);
