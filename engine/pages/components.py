@@ -92,7 +92,7 @@ def bar(share: float | None, words: str) -> Safe:
     """A share as a bar, and in words."""
     if share is None:
         return h("span", words)
-    return join(h("progress", max=100, value=round(100 * min(max(share, 0), 1)), aria_label=words), " ", words)
+    return h("span", h("progress", max=100, value=round(100 * min(max(share, 0), 1)), aria_label=words), " ", words, class_="bar")
 
 
 MARKS = {
