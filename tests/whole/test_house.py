@@ -97,6 +97,7 @@ LIBRARIES = {
     "huggingface_hub": ("runners.backbones",),
     "pynvml": ("runners.host.gpus", "engine.cli.checks"),
     "ortools": ("policies",),
+    "ray": ("engine.hosts.ray_runners",),
     "sklearn": ("policies.autosched",),
     "causallearn": ("policies.autosched",),
 }
