@@ -32,7 +32,7 @@ from ...policies.autosched.search import (
 )
 from ...policies.autosched.search_space import Configuration, space_of
 from ...policies.contract import Floats
-from ..hosts.ray_runners import connect
+from ..hosts.ray_runners import connected
 from ..sim.simulation_error import SimulationError
 from .bounded_time import Hangs, bounded
 from .learning import Past, learnt_from
@@ -96,6 +96,11 @@ class Answer:
 
 def find(request: Request, told: Callable[[int, Trial], None] = lambda number, trial: None) -> Answer:
     """The search itself, in this process and thread. ValueError for a space that can't be, SearchFailed where nothing can be measured."""
+    with contextlib.nullcontext() if request.ray is None else connected(request.ray) as ray:
+        return _find(request, told, None if ray is None else TrialsOnRay(ray, trial))
+
+
+def _find(request: Request, told: Callable[[int, Trial], None], elsewhere: TrialsOnRay | None) -> Answer:
     policy, ends_at = request.situation.policy, time.monotonic() + request.seconds
     situation, predictor, durations = _predicted(request)
     in_force = dataclasses.asdict(registry.create(policy, request.in_force).config)  # type: ignore[attr-defined]
@@ -118,7 +123,6 @@ def find(request: Request, told: Callable[[int, Trial], None] = lambda number, t
     at_work = None if model is None else model.on(features, in_force)
     grouped = tried.jobs < situation.jobs
     now = time.monotonic()
-    elsewhere = None if request.ray is None else TrialsOnRay(connect(request.ray), trial)
     trials = Trials(policy, tried, ends_at - CHECKING * max(ends_at - now, 0.0) if grouped else ends_at, elsewhere)
     rows: list[tuple[Floats, Floats, float]] = []
 

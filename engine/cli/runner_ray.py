@@ -74,8 +74,8 @@ def up(
     where = str((folder or app.home.path / FOLDER).expanduser().absolute())
     offer = ray_runners.Offer(lent_nodes.require_url(client.url), where, pool, gpus, slots)
     token = lent_nodes.token_for_runners(client, token_file)
-    connected = ray_runners.connect(ray_address)
-    rows = _of(pool, ray_runners.up(connected, offer, nodes, token, wait))
+    with ray_runners.connected(ray_address) as cluster:
+        rows = _of(pool, ray_runners.up(cluster, offer, nodes, token, wait))
     if away := sum(row["state"] != "serves" for row in rows):
         note(f"{away} of {nodes} runners do not serve yet: Ray starts each when it has a node for it; see 'stoker runner ray list'")
     return Answer(rows, lambda: print_table(rows, COLUMNS, ""), done=f"{len(rows) - away} runners serve")
@@ -94,8 +94,8 @@ def list_(app: App, ray_address: str | None) -> Answer:
     """List the runners that actors of the cluster keep, as these tell."""
     from ..hosts import ray_runners
 
-    connected = ray_runners.connect(ray_address)
-    rows = [row for pool in ray_runners.pools(connected) for row in _of(pool, ray_runners.rows(connected, pool))]
+    with ray_runners.connected(ray_address) as cluster:
+        rows = [row for pool in ray_runners.pools(cluster) for row in _of(pool, ray_runners.rows(cluster, pool))]
     return Answer(rows, lambda: print_table(rows, COLUMNS, "no runners; start some with 'stoker runner ray up'"))
 
 
@@ -111,10 +111,9 @@ def down(app: App, pool: str, ray_address: str | None, timeout: float) -> Answer
     from ..hosts import lent_nodes, ray_runners
 
     lent_nodes.require_pool(pool)
-    connected = ray_runners.connect(ray_address)
-    if pool not in ray_runners.pools(connected):
-        raise NotFound(f"pool {pool!r} has no runners on this cluster; 'stoker runner ray list' shows them")
-    left, wrong = ray_runners.down(connected, pool, timeout)
-    errors = [Conflict(f"{words}; its runner may still serve: 'stoker runner list'") for words in wrong]
-    said = f"{', '.join(left)} {'have' if len(left) > 1 else 'has'} left" if left else ""
-    return Answer({"left": left}, lambda: write(f"{said}\n") if said else None, errors, done=said)
+    with ray_runners.connected(ray_address) as cluster:
+        if pool not in ray_runners.pools(cluster):
+            raise NotFound(f"pool {pool!r} has no runners on this cluster; 'stoker runner ray list' shows them")
+        left, wrong = ray_runners.down(cluster, pool, timeout)
+    said = f"{', '.join(left) or 'no runner'} {'have' if len(left) > 1 else 'has'} left; the nodes are given back"
+    return Answer({"left": left}, lambda: write(f"{said}\n"), [Conflict(words) for words in wrong], done=said)

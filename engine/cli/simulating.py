@@ -194,9 +194,8 @@ def _run(study: Study, processes: int | None, keeper: Keeper | None, head: str |
 
     runs: list[Recorded] = []
     ended = None
-    ray = None if head is None else _connected(head)
     try:
-        with _signals(), _progress(study) as told:
+        with _cluster(head) as ray, _signals(), _progress(study) as told:
             coming = run_study(study, processes or cores(), told) if ray is None else run_on_ray(ray, study, processes)
             with contextlib.closing(coming):
                 for outcome in coming:
@@ -222,10 +221,11 @@ def on_ray(given: Mapping[str, Any]) -> str | None:
     return head(given["ray_address"])
 
 
-def _connected(head: str) -> Any:
-    from ..hosts.ray_runners import connect
+def _cluster(head: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The library of Ray, connected; None: no head was named."""
+    from ..hosts.ray_runners import connected
 
-    return connect(head)
+    return contextlib.nullcontext() if head is None else connected(head)
 
 
 @contextlib.contextmanager

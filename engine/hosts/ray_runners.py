@@ -6,6 +6,7 @@ that a raylet or an actor dies ends no job, and is no proof of anything to the d
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -65,7 +66,7 @@ class Keeper:
         state = "serves" if runner is not None else "leaves" if self._leaving.is_set() else "starts"
         said = "" if runner is not None else self.said
         return {"node": self.node, "host": socket.gethostname(), "state": state, "starts": self.starts, "pid": runner,
-                "keeper": os.getpid(), "said": said}  # fmt: skip
+                "keeper": os.getpid(), "daemon": self.offer.url, "said": said}  # fmt: skip
 
     def take_token(self, token: str) -> None:
         """As an argument of a call it stands in no table of Ray's, as one of the actor's creation would."""
@@ -78,7 +79,7 @@ class Keeper:
         end = time.monotonic() + patience
         while (runner := self._runner()) is not None:
             if time.monotonic() > end:
-                raise TimeoutError(f"runner {self.node} still stops its jobs")
+                raise TimeoutError(f"runner {self.node} still stops its jobs, and leaves after that")
             os.kill(runner, signal.SIGTERM)  # told again it goes on
             time.sleep(0.3)
         return self.node
@@ -167,7 +168,7 @@ def _ray() -> Any:
     return ray
 
 
-_INSTALL = "pip install 'stoker[ray]', in the version of the cluster"
+_INSTALL = "pip install '.[ray]' in Stoker's source tree, in the version of the cluster"
 
 
 def head(address: str | None) -> str:
@@ -188,16 +189,25 @@ def head(address: str | None) -> str:
     return where
 
 
-def connect(address: str | None) -> Any:
-    """The library, connected to a cluster."""
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The library, connected to a cluster. What it prints meanwhile of its nodes is no answer of ours."""
     where, ray = head(address), _ray()
+    with contextlib.redirect_stdout(sys.stderr):
+        _connect(ray, where)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, where: str) -> None:
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # it advises against a group here, as `down` would be wrong in the other order
     try:
         ray.init(address=where, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (RuntimeError, ConnectionError, ValueError) as error:
         words = " ".join(str(error).split())[:300]
         raise Conflict(f"Ray at {where} is not to be had: {words}") from None
-    return ray
 
 
 def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict[str, Any]]:
@@ -210,9 +220,8 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
 
     name = GROUP + offer.pool
     known = _group(ray, name)
-    if known is not None and len(placement_group_table(known)["bundles"]) != nodes:
-        have = len(placement_group_table(known)["bundles"])
-        raise Conflict(f"pool {offer.pool!r} has runners on {have} nodes of this cluster: end them with 'stoker runner ray down' first")
+    if known is not None:
+        _require_same(offer, nodes, list(placement_group_table(known)["bundles"].values()), rows(ray, offer.pool))
     group = known or placement_group([offer.bundle()] * nodes, strategy="STRICT_SPREAD", lifetime="detached", name=name)
     kind = ray.remote(Keeper)
     own = {"num_cpus": offer.bundle()["CPU"], "num_gpus": offer.gpus or 0}
@@ -224,8 +233,8 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
         ).remote(offer)  # fmt: skip
     end = time.monotonic() + wait
     group.wait(max(wait, 0.1))
-    for keeper in _keepers(ray, name):
-        _ask(ray, keeper.take_token, end - time.monotonic(), token)
+    sent = [keeper.take_token.remote(token) for keeper in _keepers(ray, name)]
+    ray.wait(sent, num_returns=len(sent), timeout=max(end - time.monotonic(), 0.1))  # what went wrong `rows` tells
     while True:
         found = rows(ray, offer.pool)
         refused = [row for row in found if str(row["said"]).startswith("stoker")]
@@ -239,6 +248,19 @@ def up(ray: Any, offer: Offer, nodes: int, token: str, wait: float) -> list[dict
         time.sleep(0.3)
 
 
+def _require_same(offer: Offer, nodes: int, bundles: list[dict[str, float]], found: list[dict[str, Any]]) -> None:
+    """Conflict where the pool has other runners than those asked for."""
+    have = f"pool {offer.pool!r} has runners on {len(bundles)} nodes of this cluster"
+    if other := next((row["daemon"] for row in found if row["daemon"] not in ("", offer.url)), None):
+        raise Conflict(f"{have}, and they serve the daemon at {other}; name another --pool")
+    if len(bundles) != nodes or any(bundle != offer.bundle() for bundle in bundles):
+        lends = ", ".join(f"{amount:g} {kind}" for kind, amount in bundles[0].items())
+        raise Conflict(f"{have}, each with {lends}: end them first with 'stoker runner ray down --pool {offer.pool}'")
+
+
+_AWAY: dict[str, Any] = {"node": "", "host": "", "state": "away", "starts": 0, "pid": None, "keeper": None, "daemon": ""}
+
+
 def rows(ray: Any, pool: str) -> list[dict[str, Any]]:
     """What the actors of a pool tell."""
     asked = [(number, keeper.tell.remote()) for number, keeper in enumerate(_keepers(ray, GROUP + pool))]
@@ -248,19 +270,8 @@ def rows(ray: Any, pool: str) -> list[dict[str, Any]]:
         try:
             found.append({"actor": f"{GROUP}{pool}-{number}", **ray.get(answer, timeout=max(end - time.monotonic(), 0.1))})
         except ray.exceptions.RayError as error:
-            why = "there is no node for it, or that does not answer" if "Timeout" in type(error).__name__ else _words(error)
-            found.append(
-                {
-                    "actor": f"{GROUP}{pool}-{number}",
-                    "node": "",
-                    "host": "",
-                    "state": "away",
-                    "starts": 0,
-                    "pid": None,
-                    "keeper": None,
-                    "said": why,
-                }
-            )
+            why = "there is no node for it, or that does not answer" if isinstance(error, ray.exceptions.GetTimeoutError) else _words(error)
+            found.append({**_AWAY, "actor": f"{GROUP}{pool}-{number}", "said": why})
     return found
 
 
@@ -273,17 +284,21 @@ def pools(ray: Any) -> list[str]:
 
 
 def down(ray: Any, pool: str, patience: float) -> tuple[list[str], list[str]]:
-    """Let the runners hand their nodes back, end the actors, then the group; names of runners that have left, and what went wrong."""
+    """Let the runners hand their nodes back, end the actors, then the group; names of runners that have left, and what went wrong.
+
+    An actor that does not answer has no node yet, or its raylet is dead: what became of its runner the daemon knows.
+    """
     name = GROUP + pool
     keepers = list(_keepers(ray, name))
     left, wrong = [], []
-    asked = [keeper.leave.remote(patience) for keeper in keepers]
+    there = [keeper for keeper, row in zip(keepers, rows(ray, pool), strict=False) if row["state"] != "away"]
+    asked = [keeper.leave.remote(patience) for keeper in there]
     end = time.monotonic() + patience + ANSWERS
-    for number, answer in enumerate(asked):
+    for answer in asked:
         try:
             left.append(str(ray.get(answer, timeout=max(end - time.monotonic(), 0.1))))
         except ray.exceptions.RayError as error:
-            wrong.append(f"{name}-{number}: {_words(error)}")
+            wrong.append(_words(error))
     for keeper in keepers:  # before the group: else they would be started again for ever
         ray.kill(keeper)
     if (group := _group(ray, name)) is not None:
@@ -306,12 +321,7 @@ def _keepers(ray: Any, name: str) -> Iterator[Any]:
             return
 
 
-def _ask(ray: Any, method: Any, patience: float, *arguments: Any) -> None:
-    try:
-        ray.get(method.remote(*arguments), timeout=max(patience, 0.1))
-    except ray.exceptions.RayError:
-        pass  # what `rows` tells of it
-
-
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[-300:]
+    """Of what an actor raised, not of the way that it came."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]

@@ -272,8 +272,8 @@ def _environment() -> dict[str, str]:
 
 
 def _said(tool: str, text: str) -> str:
-    """The first complaint of a command, without its own name."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The complaint of a command that ended it, else its first, without its own name."""
+    lines = sorted((line.strip() for line in text.splitlines() if line.strip()), key=lambda line: " fatal: " not in line)
     return re.sub(rf"^{tool}: (error: |fatal: )?", "", lines[0]) if lines else ""
 
 

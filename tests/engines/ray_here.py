@@ -55,7 +55,7 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster(folder: Path) -> Iterator[RayCluster]:
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'stoker[ray]'")
+        pytest.skip("Ray is not installed: pip install '.[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     made = RayCluster.__new__(RayCluster)
     try:

@@ -23,12 +23,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ray"), pytest.mark.f
 COUNTS = "import os, time\nprint('pid', os.getpid(), [n for n in os.environ if n.startswith('RAY')], flush=True)\ntime.sleep(1000)"
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    with ray_here.ray_cluster(tmp_path_factory.mktemp("ray")) as made:
-        yield made
-
-
 @dataclass
 class Site:
     cluster: RayCluster
