@@ -75,6 +75,7 @@ def up(
     offer = ray_runners.Offer(lent_nodes.require_url(client.url), where, pool, gpus, slots)
     token = lent_nodes.token_for_runners(client, token_file)
     with ray_runners.connected(ray_address) as cluster:
+        lent_nodes.keep_token(Path(where) / "token", token)  # for nodes that join later, where they share this disk
         rows = _of(pool, ray_runners.up(cluster, offer, nodes, token, wait))
     if away := sum(row["state"] != "serves" for row in rows):
         note(f"{away} of {nodes} runners do not serve yet: Ray starts each when it has a node for it; see 'stoker runner ray list'")

@@ -57,7 +57,7 @@ class Keeper:
         self._gpus = list(_ray().get_gpu_ids()) if offer.gpus else None
         self.node = node_name()
         self.home = Home(Path(offer.folder))
-        self.starts, self.said = 0, "it has no token yet"
+        self.starts, self.said = 0, "it has no token; 'stoker runner ray up' again sends it"
         self._leaving = threading.Event()
         threading.Thread(target=self._keep, daemon=True).start()
 
