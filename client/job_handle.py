@@ -94,7 +94,8 @@ class Job:
     def exit_code(self) -> int | None:
         """Of its last attempt, negative: a signal; of several the first that is not 0."""
         codes = [row["exit_code"] for row in self.rows()]
-        return next((code for code in codes if code), codes[0])
+        found: int | None = next((code for code in codes if code), codes[0])
+        return found
 
     def wait(self, timeout: float | None = None, *, check: bool = True) -> Job:
         """Itself, once it has ended. JobFailed when it failed or was cancelled, unless ``check`` is False; LimitExceeded at the timeout.

@@ -133,10 +133,8 @@ def _collect(one: Any, namespace: Mapping[str, Any], head: dict[str, str], bodie
             head[name] = f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
         elif isinstance(value, types.FunctionType | type) and value.__module__ == "__main__" and "<locals>" not in value.__qualname__:
             _collect(value, namespace, head, bodies)
-        elif (module := getattr(value, "__module__", None)) and getattr(
-            sys.modules.get(module), getattr(value, "__name__", ""), None
-        ) is value:
-            head[name] = f"from {module} import {value.__name__} as {name}"
+        elif (found := _module_of(value)) is not None:
+            head[name] = f"from {found} import {value.__name__} as {name}"
         elif _is_plain(value):
             head[name] = f"{name} = {value!r}"
         else:
@@ -146,6 +144,13 @@ def _collect(one: Any, namespace: Mapping[str, Any], head: dict[str, str], bodie
             )
     bodies.pop(one.__name__)
     bodies[one.__name__] = text
+
+
+def _module_of(value: Any) -> str | None:
+    """The module from which a function or class is imported by its name."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    known = isinstance(module, str) and isinstance(name, str) and getattr(sys.modules.get(module), name, None) is value
+    return module if known else None
 
 
 def _text(one: Any) -> str:
