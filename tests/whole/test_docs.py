@@ -30,7 +30,7 @@ CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
+COMMAND = re.compile(r"(?<!from )\bstoker (?:--(?:home|url) \S+ )*([a-z][a-z-]*)((?: [a-z][a-z-]*)?)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -23,11 +23,13 @@ PARTS = ("client", "engine", "policies", "runners")
 
 #: What a part of the package may import of ours: the longest matching name decides. "" is the root module (the version).
 MAY_IMPORT = {
-    "": ("runners.worker.script", "client.magic"),
+    "": ("runners.worker.script",),
     "__main__": ("engine.cli.main",),
     "loaders": ("runners.loaders",),
     # What people import: over HTTP like everybody, and of nothing that takes long to import.
     "client": ("", "client", "engine.client", "engine.errors", "engine.home"),
+    # Commit and changes of the checkout, where what reads them is installed.
+    "client.submitting": ("", "client", "engine.client", "engine.errors", "engine.home", "engine.spec.provenance"),
     "policies": ("policies",),
     "runners": (
         "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
