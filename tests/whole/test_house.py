@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "loaders": ("runners.loaders",),
     "policies": ("policies",),
     "runners": (
-        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.identity", "engine.logfile", "engine.protocol",
-        "engine.spec.model", "engine.streams",
+        "", "runners", "engine.client", "engine.errors", "engine.home", "engine.hosts.bundles", "engine.identity", "engine.logfile",
+        "engine.protocol", "engine.spec.model", "engine.streams",
     ),
     "engine": ("", "engine", "policies"),
     "engine.store": ("engine.store", "engine.disk_room", "engine.errors", "engine.home", "engine.identity"),
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     ),
     "engine.fleet": (
         "engine.fleet", "engine.jobs", "engine.store", "engine.spec", "engine.estimation.speeds", "engine.errors", "engine.format",
-        "engine.home", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
+        "engine.home", "engine.hosts", "engine.identity", "engine.logfile", "engine.protocol", "policies.contract",
     ),
     "engine.scheduling": (
         "engine.scheduling", "engine.hosts", "engine.jobs", "engine.store", "engine.spec", "engine.errors", "engine.home",
